@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # PYTHON_ARGCOMPLETE_OK
-"""The front door of a checkout: finds the builder and its dependencies, then hands over to ``trainworks.cli``."""
+"""The front door of a checkout: finds the builder and its dependencies, then
+hands over to ``trainworks.cli``.
+"""
 
 import os
 import signal
@@ -13,7 +15,9 @@ ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
 def missing_dependencies() -> list[str]:
-    """Return the distributions of pyproject.toml that this Python lacks, or has in too old a version."""
+    """Return the distributions of pyproject.toml that this Python lacks, or has
+    in too old a version.
+    """
     import re
     import tomllib
     from importlib.metadata import PackageNotFoundError, version
@@ -37,16 +41,21 @@ def missing_dependencies() -> list[str]:
 
 
 def leave(_number: int, _frame: FrameType | None) -> None:
-    """End as Ctrl-C ends every command: before anything has started there is nothing to stop, and no traceback."""
+    """End as Ctrl-C ends every command: before anything has started there is
+    nothing to stop, and no traceback.
+    """
     os.write(2, b"\ninterrupted: nothing had been started\n")
     os._exit(130)
 
 
 def explain(error: ModuleNotFoundError) -> None:
-    """Start again with the environment of the checkout, or end with a hint, where dependencies are missing."""
+    """Start again with the environment of the checkout, or end with a hint,
+    where dependencies are missing.
+    """
     if not (missing := missing_dependencies()):
         raise error
-    # `exists` would end with a traceback where a folder on the way may not be read (another user's checkout).
+    # `exists` would end with a traceback where a folder on the way may not be
+    # read (another user's checkout).
     if os.access(ENVIRONMENT_PYTHON, os.X_OK) and Path(sys.prefix) != ROOT / ".venv":
         # `make setup` was run: its environment has what this Python lacks.
         os.execv(ENVIRONMENT_PYTHON, [str(ENVIRONMENT_PYTHON), *sys.argv])

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measures builds beside a plain Dockerfile of the same content: cold, with nothing changed, after a launcher change.
+"""Measures builds beside a plain Dockerfile of the same content: cold, with
+nothing changed, after a launcher change.
 
-What is cold in a cold build: no step is taken from the layer cache (`--no-cache`), and the cache mounts of our
-recipes (apt's and uv's files) are of this benchmark alone and are emptied before. The peer has none. What stays warm
-for both: the base image is in the engine's store, local wheel files are on this machine's disk, and a package mirror
-may remember what was asked before; ours goes first, so whatever the mirror then remembers helps the peer.
+What is cold in a cold build: no step is taken from the layer cache (`--no-cache`), and the cache
+mounts of our recipes (apt's and uv's files) are of this benchmark alone and are emptied before. The
+peer has none. What stays warm
+for both: the base image is in the engine's store, local wheel files are on this machine's disk, and
+a package mirror may remember what was asked before; ours goes first, so whatever the mirror then
+remembers helps the peer.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress
 
 FROZEN = ("src", *FOLDERS)
-"""What a build reads of a checkout; a copy of it is measured, so that nobody's editing gets in between."""
+"""What a build reads of a checkout.
+
+A copy of it is measured, so that nobody's editing gets in between.
+"""
 
 OWN_CACHES = "id=trainworks-benchmark-"
 CACHE = re.compile(r"--mount=type=cache,id=(?P<id>[^,\s]+),target=(?P<target>[^,\s]+)")
@@ -100,7 +106,10 @@ class Bench:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def ours(self, steps: str = "cached") -> tuple[float, dict[str, Any]]:
-        """Build ours as a process of its own; seconds from its start to its end, and what it says of the image."""
+        """Build ours as a process of its own.
+
+        Seconds from its start to its end, and what it says of the image.
+        """
         command = (
             *(
                 sys.executable,
@@ -142,7 +151,10 @@ class Bench:
         empty_caches(self.engine, self.plan, self.caches)
 
     def clean(self) -> None:
-        """Remove the images of this run; what the engine keeps of their steps is its own to collect."""
+        """Remove the images of this run.
+
+        What the engine keeps of their steps is its own to collect.
+        """
         for name in (self.tag, self.peer.tag, *sorted(self.made)):
             self.engine.remove(name)
 
@@ -224,7 +236,9 @@ def measure_cold(bench: Bench) -> list[Figure]:
 
 
 def measure_warm(bench: Bench, repeat: int) -> list[Figure]:
-    """Measure builds with nothing changed, and with one line of the launcher changed, ours and the peer in turns."""
+    """Measure builds with nothing changed, and with one line of the launcher
+    changed, ours and the peer in turns.
+    """
     noop: tuple[list[float], list[float]] = ([], [])
     change: tuple[list[float], list[float]] = ([], [])
     ran: set[str] = set()
@@ -294,7 +308,9 @@ def measure_quick(bench: Bench) -> list[Figure]:
 
 
 def same_content(bench: Bench) -> int:
-    """See that both images have the same Python files, and the peer works; how many packages they share.
+    """See that both images have the same Python files, and the peer works.
+
+    How many packages they share.
 
     Raises:
         SystemExit: They differ, so that nothing measured would compare.

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures how long a job of many hosts needs to start on its control channel, with and without the data-path trial.
+"""Measures how long a job of many hosts needs to start on its control channel,
+with and without the data-path trial.
 
-Every host of the job is an end of the channel as the launcher has it, with an address of its own on loopback. Four
-processes have a quarter of the ends each, on one loop each, which is harder than in a job: there each host has a
-process. Measured is the time from the first process's start until the leader lets the ranks start.
+Every host of the job is an end of the channel as the launcher has it, with an address of its own on
+loopback. Four processes have a quarter of the ends each, on one loop each, which is harder than in
+a job: there each host has a process. Measured is the time from the first process's start until the
+leader lets the ranks start.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ class End:
 def run_ends(
     control: Control, hosts: Sequence[str], store: int, told: Queue[tuple[float, list[str]]]
 ) -> None:
-    """Run some ends in this process until the ranks of all of them may start; tell when, and what went wrong."""
+    """Run some ends in this process until the ranks of all of them may start.
+
+    Tell when, and what went wrong.
+    """
     loop = Loop()
     ends = [End(loop, control, host, store) for host in hosts]
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Measures how long commands that build nothing take, as a multiple of `python -c pass` in the same run.
+"""Measures how long commands that build nothing take, as a multiple of `python
+-c pass` in the same run.
 
-All commands and Python alone take turns. `--before DIR` measures another checkout beside this one: the peer.
+All commands and Python alone take turns. `--before DIR` measures another
+checkout beside this one: the peer.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ COMMANDS = {
     "--until render": ((*TARGET, "--until", "render"), 0.0),
     "push --help": (("push", "--help"), 0.0),
 }
-"""What is measured: the words of the command line, and the most times that it may take; 0: nothing is promised."""
+"""What is measured: the words of the command line, and the most times that it may take.
+
+0: nothing is promised.
+"""
 
 
 def main() -> int:

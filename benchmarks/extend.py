@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measures `build.py extend` beside Dockerfiles that call uv: one gives the same three things, one installs only.
+"""Measures `build.py extend` beside Dockerfiles that call uv: one gives the
+same three things, one installs only.
 
-What is the same: packages, their lock with hashes, and bytecode. All begin without a lock, without a layer of their own
-and without a downloaded wheel, as the first time.
+What is the same: packages, their lock with hashes, and bytecode. All begin without a lock, without
+a layer of their own and without a downloaded wheel, as the first time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from trainworks.engine.scratch import private_folder
 from trainworks.host.settings import read_host_settings
 
 PROMISED = 1.3
-"""The most that `extend` may take of the time of the peer with lock and bytecode, both until the image is there."""
+"""The most that `extend` may take of the time of the peer with lock and
+bytecode, both until the image is there.
+"""
 
 LINES = ("transformers", "datasets", "accelerate")
 
@@ -96,7 +99,8 @@ def main(words: list[str]) -> int:
                     (folder / "Dockerfile").write_text(text, encoding="utf-8")
                     seconds = clock(lambda: engine.build(request, ignore))
                 else:
-                    # What wheels are built with decides which cache of the engine is used: a new one each time.
+                    # What wheels are built with decides which cache of the
+                    # engine is used: a new one each time.
                     more = (
                         "build" if name == "ours" else "test",
                         "--build-env",

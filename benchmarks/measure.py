@@ -1,4 +1,6 @@
-"""What the benchmarks share: times of whole processes, figures beside a peer, and the file that they are written to."""
+"""What the benchmarks share: times of whole processes, figures beside a peer, and the file that
+they are written to.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def load() -> str:
 
 
 def amount(values: Sequence[float], unit: str) -> str:
-    """Return the median of measurements for a table, with the smallest and the largest where there are several."""
+    """Return the median of measurements for a table, with the smallest and the
+    largest where there are several.
+    """
     if not values:
         return ""
     median = statistics.median(values)
@@ -152,7 +156,9 @@ def amount(values: Sequence[float], unit: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows, the first one the heads, as a Markdown table that reads well in a terminal too."""
+    """Return rows, the first one the heads, as a Markdown table that reads well
+    in a terminal too.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
@@ -191,7 +197,9 @@ def describe(section: Section) -> str:
 
 
 def write(name: str, section: Section, folder: Path = HERE) -> None:
-    """Record a section below ``folder``, in the place of an earlier one of its name, and write ``results.md`` anew."""
+    """Record a section below ``folder``, in the place of an earlier one of its name, and write
+    ``results.md`` anew.
+    """
     results = folder / "results.json"
     known: dict[str, Any] = (
         json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}

@@ -1,6 +1,8 @@
-"""Our build as a process: what ``build.py --until build`` does, under another tag, so that nobody's image is moved.
+"""Our build as a process: what ``build.py --until build`` does, under another
+tag, so that nobody's image is moved.
 
-Called by ``builds.py`` with a frozen copy of the checkout: ``ours.py ROOT ENGINE TAG cached|all FRAMEWORK CUDA``.
+Called by ``builds.py`` with a frozen copy of the checkout: ``ours.py ROOT
+ENGINE TAG cached|all FRAMEWORK CUDA``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The peer of the builds: one plain Dockerfile with one stage, as people write them, with the same content as ours."""
+"""The peer of the builds: one plain Dockerfile with one stage, as people write
+them, with the same content as ours.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,16 @@ ENTRYPOINT ["train"]
 PIP_ENVIRONMENT = """\
 export PIP_CONFIG_FILE=/run/secrets/pip.conf NETRC=/run/secrets/netrc \\
     && if [ -s /run/secrets/ca.pem ]; then export PIP_CERT=/run/secrets/ca.pem; fi"""
-"""The settings of this machine, as our own steps get them; on a machine without any, these lines do nothing."""
+"""The settings of this machine, as our own steps get them.
+
+On a machine without any, these lines do nothing.
+"""
 
 MORE_PACKAGES = ("gcc", "libc6-dev", "python3", "python3-dev", "python3-pip", "python3-venv")
-"""What people install to have pip and to build what has no wheel; ours has it in a build stage only."""
+"""What people install to have pip and to build what has no wheel.
+
+Ours has it in a build stage only.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Measures steps of the open smp's pipeline beside torch's own schedules, and a remote call beside torch's own RPC.
+"""Measures steps of the open smp's pipeline beside torch's own schedules, and a
+remote call beside torch's own RPC.
 
-Two ranks on this host with one thread each. Every step of ours is followed by one of torch's `Schedule1F1B` in the same
-processes, on the same blocks: so what else the machine does slows both. The ratio is what to compare. Measure on a
-quiet machine: two ranks need two cores.
+Two ranks on this host with one thread each. Every step of ours is followed by one of torch's
+`Schedule1F1B` in the same processes, on the same blocks: so what else the machine does slows both.
+The ratio is what to compare. Measure on a quiet machine: two ranks need two cores.
 
-`.venv/bin/python benchmarks/pipeline.py --write` runs the ranks with the Python that `make torch` installs.
+`.venv/bin/python benchmarks/pipeline.py --write` runs the ranks with the Python
+that `make torch` installs.
 """
 
 from __future__ import annotations
@@ -30,17 +32,22 @@ LIBRARY = ROOT / "smdistributed"
 MICROBATCHES = 8
 ACTIVE = 4
 WIDTH, ROWS, BLOCKS = 512, 512, 2
-"""Blocks of a transformer's feed-forward part, half of them on each rank: about 30 ms forward for each microbatch."""
+"""Blocks of a transformer's feed-forward part, half of them on each rank: about
+30 ms forward for each microbatch.
+"""
 
 STEPS = 2
 CALLS = 200
 
 
-# ---- a rank ----------------------------------------------------------------------------------------------------------
+# ---- a rank
+# ----------------------------------------------------------------------------------------------------------
 
 
 def rank_steps(schedule: str, rounds: int, device: str = "cpu", rows: int = ROWS) -> dict[str, Any]:
-    """Measure steps of one schedule of ours, and of torch's, between two ranks with a device of this kind."""
+    """Measure steps of one schedule of ours, and of torch's, between two ranks
+    with a device of this kind.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -140,7 +147,9 @@ def serve(value: Any) -> Any:
 
 
 def rank_calls(rounds: int) -> dict[str, Any]:
-    """Measure remote calls of a module with tiny tensors, without gradients and with a backward pass."""
+    """Measure remote calls of a module with tiny tensors, without gradients and
+    with a backward pass.
+    """
     import torch
     from torch import nn
     from torch.distributed import rpc
@@ -215,7 +224,8 @@ def rank_calls(rounds: int) -> dict[str, Any]:
     return {"forward": forward, "both": both, "peer": peer}
 
 
-# ---- the run ---------------------------------------------------------------------------------------------------------
+# ---- the run
+# ---------------------------------------------------------------------------------------------------------
 
 
 def measure(python: Path, *what: str, script: str = __file__) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Measures how long a job needs after the death of a rank: ours beside torchrun alone, same script, Python and torch.
+"""Measures how long a job needs after the death of a rank: ours beside torchrun
+alone, same script, Python and torch.
 
-Two CPU ranks train with gloo; in the first life rank 1 kills itself at its third step (SIGKILL), torchrun starts both
-again, and what is measured is the time from the death to the first step of the last rank. Three scenarios: one host;
-two hosts (network namespaces, root); and one host whose other rank has a handler of SIGTERM and waits where Python
-cannot run it, as in a collective of GPUs. Each is split at what the ranks say: their processes were started (read from
-proc), first line, torch imported, first step. Both take turns. Needs torch in .cache/peers/programs (`make peers`).
+Two CPU ranks train with gloo; in the first life rank 1 kills itself at its third step (SIGKILL),
+torchrun starts both again, and what is measured is the time from the death to the first step of the
+last rank. Three scenarios: one host; two hosts (network namespaces, root); and one host whose other
+rank has a handler of SIGTERM and waits where Python cannot run it, as in a collective of GPUs. Each
+is split at what the ranks say: their processes were started (read from proc), first line, torch
+imported, first step. Both take turns. Needs torch in .cache/peers/programs (`make peers`).
 
-`--ft-launcher PREFIX`: an environment with nvidia-resiliency-ext, whose `ft_launcher` is measured beside them.
+`--ft-launcher PREFIX`: an environment with nvidia-resiliency-ext, whose
+`ft_launcher` is measured beside them.
 """
 
 from __future__ import annotations
@@ -77,10 +80,12 @@ PARTS = ("started", "line", "imported", "step")
 
 @dataclass(frozen=True)
 class Turn:
-    """One job: when a rank died, and when the last rank came to each part of its next life, in seconds after that.
+    """One job: when a rank died, and when the last rank came to each part of
+    its next life, in seconds after that.
 
-    start: seconds from the start of the last process to the first step of the last rank, in the first life. lives: how
-    many it took after the death until the ranks trained again; 0: the job failed, and nothing else is known.
+    start: seconds from the start of the last process to the first step of the last rank, in the
+    first life. lives: how many it took after the death until the ranks trained again; 0: the job
+    failed, and nothing else is known.
     """
 
     after: Mapping[str, float]
@@ -90,7 +95,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Launch:
-    """A way to start the job. command: ``{mark}`` stands for the file that says that a rank died."""
+    """A way to start the job. command: ``{mark}`` stands for the file that says
+    that a rank died.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -173,7 +180,9 @@ LINES: tuple[tuple[str, tuple[str, ...], float], ...] = (
 
 
 def column(turns: Sequence[Turn], of: Sequence[str]) -> tuple[float, ...]:
-    """Return one measurement of the turns that ended well. of: a part, or the part and the one from which it counts."""
+    """Return one measurement of the turns that ended well. of: a part, or the
+    part and the one from which it counts.
+    """
     well = [turn.after for turn in turns if turn.lives]
     return tuple(after[of[0]] - (after[of[1]] if of[1:] else 0) for after in well)
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Measures a training step of the open smp's sharded data parallelism beside torch's `fully_shard`, used directly.
+"""Measures a training step of the open smp's sharded data parallelism beside
+torch's `fully_shard`, used directly.
 
-Two ranks on this host with one thread each. Every step of ours is followed by one of the peer's in the same processes,
-on the same blocks, microbatches, data and optimizer: so what else the machine does slows both. The ratio is what to
-compare. Measure on a quiet machine: two ranks need two cores.
+Two ranks on this host with one thread each. Every step of ours is followed by one of the peer's in
+the same processes, on the same blocks, microbatches, data and optimizer: so what else the machine
+does slows both. The ratio is what to compare. Measure on a quiet machine: two ranks need two cores.
 
-`.venv/bin/python benchmarks/sharding.py --write` runs the ranks with the Python that `make torch` installs.
+`.venv/bin/python benchmarks/sharding.py --write` runs the ranks with the Python
+that `make torch` installs.
 """
 
 from __future__ import annotations

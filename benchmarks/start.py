@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Measures how long a job waits: launcher start, planning for many hosts, and with `--image` Python's bytecode.
+"""Measures how long a job waits: launcher start, planning for many hosts, and
+with `--image` Python's bytecode.
 
-Start: from the start of the process `train` to the moment in which the user's script runs its first line, for our
-launcher and for the `train` of sagemaker-training 5.1.4, with the same script, the same Python for the script and the
-same platform files; and for that Python alone. The toolkit is installed with pip into a temporary environment.
+Start: from the start of the process `train` to the moment in which the user's script runs its first
+line, for our launcher and for the `train` of sagemaker-training 5.1.4, with the same script, the
+same Python for the script and the same platform files; and for that Python alone. The toolkit is
+installed with pip into a temporary environment.
 
-`--image NAME` (an image of ours that the engine has): the first `import torch` of a fresh container, which has to
-compile what it imports, beside the same image with all bytecode added.
+`--image NAME` (an image of ours that the engine has): the first `import torch` of a fresh
+container, which has to compile what it imports, beside the same image with all bytecode added.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def importing():
     return [time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime]
 print(json.dumps([importing(), importing()]))
 """
-"""Run by the system's Python in a fresh container: seconds and processor seconds of the first and the second import."""
+"""Run by the system's Python in a fresh container: seconds and processor
+seconds of the first and the second import.
+"""
 
 COMPILE = "compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib"
 BYTES = "find /opt/venv -name '*.pyc' -printf '%s\\n' | awk '{ sum += $1 } END { print sum + 0 }'"
@@ -187,7 +191,9 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
 
 
 def measure_bytecode(engine: Engine, image: str, repeat: int) -> list[Figure]:
-    """Measure what it costs that an image has no bytecode: in time at a job's start, and in bytes saved."""
+    """Measure what it costs that an image has no bytecode: in time at a job's
+    start, and in bytes saved.
+    """
 
     def ignore(_event: StepEvent) -> None:
         """Follow a build with no interest in its events."""

@@ -1,4 +1,6 @@
-"""Sphinx's settings for `make site`, which writes these pages, README.md and the pages they link to as HTML."""
+"""Sphinx's settings for `make site`, which writes these pages, README.md and
+the pages they link to as HTML.
+"""
 
 import re
 from pathlib import Path
@@ -8,7 +10,8 @@ from sphinx.environment import BuildEnvironment
 
 project = "trainworks"
 extensions = ["myst_parser"]
-# Pages link to each other by path, as a code host needs it. So the source folder is the root of the repository.
+# Pages link to each other by path, as a code host needs it. So the source
+# folder is the root of the repository.
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -42,13 +45,17 @@ NOT_SEARCHED = (
     "benchmarks/",
     "tests/",
 )
-"""Beginnings of the names of pages that the search leaves out: a user looks for how to do something."""
+"""Beginnings of the names of pages that the search leaves out: a user looks for
+how to do something.
+"""
 
 LINK = re.compile(r"\[([^]]+)\]\(([^)#]+)(#[^)]*)?\)")
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:
-    """Write ``llms.txt`` (llmstxt.org) from the tables of the index: each page with what a reader wants of it."""
+    """Write ``llms.txt`` (llmstxt.org) from the tables of the index: each page
+    with what a reader wants of it.
+    """
     if error:
         return
     source = Path(app.srcdir, "docs", "index.md")

@@ -1,4 +1,7 @@
-"""AWS as tests have it: moto's servers on loopback, and answers that refuse. AWS itself is never asked."""
+"""AWS as tests have it: moto's servers on loopback, and answers that refuse.
+
+AWS itself is never asked.
+"""
 
 from __future__ import annotations
 

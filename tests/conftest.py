@@ -1,4 +1,6 @@
-"""What the tests of the builder share: the checkout, its facts, and a copy of it that a test may spoil."""
+"""What the tests of the builder share: the checkout, its facts, and a copy of
+it that a test may spoil.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config: Its ``-m`` says whether images are built.
 
     Raises:
-        pytest.UsageError: There is too little disk to build images: say so once, and not in each of 400 tests.
+        pytest.UsageError: There is too little disk to build images: say so
+            once, and not in each of 400 tests.
     """
     if config.getoption("markexpr") not in ENGINES:
         return
@@ -46,10 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let engine tests of images and those of jobs run side by side: both wait more than they compute.
+    """Let engine tests of images and those of jobs run side by side: both wait
+    more than they compute.
 
-    A process takes the next file when it has ended one, those that take longest first. Whoever wants an image first
-    builds it, and the others wait (``image.support.build_once``).
+    A process takes the next file when it has ended one, those that take longest first. Whoever
+    wants an image first builds it, and the others wait (``image.support.build_once``).
 
     Args:
         config: Its ``-m`` says whether images are built.
@@ -81,11 +85,15 @@ LONGEST = (
     ),
     *("launcher/tests/test_launcher_scenarios.py", "launcher/tests/test_launcher_hang_engine.py"),
 )
-"""Scopes of engine tests that take longest: images are built in the first ones, which others use."""
+"""Scopes of engine tests that take longest: images are built in the first ones,
+which others use.
+"""
 
 
 def _scope(nodeid: str) -> str:
-    """Return what stays in one process: a file, and all clients of the SDK, whose networks have one name."""
+    """Return what stays in one process: a file, and all clients of the SDK,
+    whose networks have one name.
+    """
     return "tests/sdk" if nodeid.startswith("tests/sdk/") else nodeid.partition("::")[0]
 
 
@@ -118,7 +126,10 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def validate() -> Callable[[Any, Any], None]:
-    """Give jsonschema's function; with its formats it loads for two seconds, which other tests need not wait for."""
+    """Give jsonschema's function.
+
+    With its formats it loads for two seconds, which other tests need not wait for.
+    """
     import jsonschema
 
     return jsonschema.validate

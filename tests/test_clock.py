@@ -1,4 +1,6 @@
-"""The clock of the launcher's bounds: it gives way to other work on the machine, and not for ever."""
+"""The clock of the launcher's bounds: it gives way to other work on the
+machine, and not for ever.
+"""
 
 from __future__ import annotations
 

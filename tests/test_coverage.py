@@ -1,4 +1,6 @@
-"""What AWS's pages describe is a table, each row of it that works has a test, and none is lost without a word."""
+"""What AWS's pages describe is a table, each row of it that works has a test,
+and none is lost without a word.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`make gpu` without a GPU: the runner, its parts on CPUs with gloo, and what becomes of a report."""
+"""`make gpu` without a GPU: the runner, its parts on CPUs with gloo, and what
+becomes of a report.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,8 @@ def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
     assert record(report, tmp_path)[0] == 1
 
 
-# -- The row of docs/status.md ----------------------------------------------------------------------------------------
+# -- The row of docs/status.md
+# ----------------------------------------------------------------------------------------
 
 REPORT: dict[str, Any] = {
     "schema": 1,
@@ -184,7 +187,10 @@ REPORT: dict[str, Any] = {
 
 
 def record(report: dict[str, Any], folder: Path) -> tuple[int, str, list[dict[str, Any]]]:
-    """Run `tools/evidence.py gpu` on a report, in a checkout of its own; return its status, its errors, the records."""
+    """Run `tools/evidence.py gpu` on a report, in a checkout of its own.
+
+    Return its status, its errors, the records.
+    """
     (folder / "tools").mkdir()
     program = folder / "tools" / "evidence.py"
     program.write_bytes(EVIDENCE.read_bytes())

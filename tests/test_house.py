@@ -1,4 +1,6 @@
-"""Rules of the tree that no tool checks: facts are in ``images/``, and each list of files is the list of its rows."""
+"""Rules of the tree that no tool checks: facts are in ``images/``, and each
+list of files is the list of its rows.
+"""
 
 from __future__ import annotations
 

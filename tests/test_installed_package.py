@@ -1,4 +1,6 @@
-"""The package as `pip install` leaves it: the command works in any folder, on the rows and recipes of the wheel."""
+"""The package as `pip install` leaves it: the command works in any folder, on
+the rows and recipes of the wheel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PLAN = ("--framework", "pytorch", "--cuda", "cpu")
 
 @pytest.fixture(scope="module")
 def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Install the wheel into an environment of its own, which takes its dependencies from that of the tests."""
+    """Install the wheel into an environment of its own, which takes its
+    dependencies from that of the tests.
+    """
     folder = tmp_path_factory.mktemp("installed")
     build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
     subprocess.run(build, cwd=root, check=True, timeout=300, capture_output=True)
@@ -44,7 +48,8 @@ def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
     subprocess.run(install, check=True, timeout=300)
     (site_packages,) = environment.glob("lib/python*/site-packages")
-    # A path in a .pth file brings modules, but not the .pth files there: the editable install stays out.
+    # A path in a .pth file brings modules, but not the .pth files there: the
+    # editable install stays out.
     (site_packages / "dependencies.pth").write_text(
         f"{sysconfig.get_path('purelib')}\n", encoding="utf-8"
     )

@@ -1,4 +1,6 @@
-"""`tools/check`, which is `make check`: all that is wrong in one run, and for each refusal what to run."""
+"""`tools/check`, which is `make check`: all that is wrong in one run, and for
+each refusal what to run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
 
 @pytest.fixture
 def checked(root: Path, tmp_path: Path) -> Path:
-    """Give a folder with the script and programs that refuse everything if there is a file `refuse`."""
+    """Give a folder with the script and programs that refuse everything if
+    there is a file `refuse`.
+    """
     (tmp_path / "tools").mkdir()
     shutil.copy(root / "tools" / "check", tmp_path / "tools" / "check")
     for package in ("launcher", "smdistributed"):

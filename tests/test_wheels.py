@@ -1,4 +1,6 @@
-"""The three projects of this repository as wheels: each has every file of its tree, and the launcher's runs a job."""
+"""The three projects of this repository as wheels: each has every file of its tree, and the
+launcher's runs a job.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Hold tests/coverage.toml to the tests that are there, and run the quick ones that it names: `make coverage`.
+"""Hold tests/coverage.toml to the tests that are there, and run the quick ones
+that it names: `make coverage`.
 
-The table has what AWS's pages describe, a row for each item. Its last word is a test: a row that works has one, and a
-test that is gone is a failure. Each row that works is recorded by its words, so that none falls without a word of why.
-`--all` runs the tests of smdistributed and those with containers, too; `--record` adds what works now to the record.
+The table has what AWS's pages describe, a row for each item. Its last word is a test: a row that
+works has one, and a test that is gone is a failure. Each row that works is recorded by its words,
+so that none falls without a word of why. `--all` runs the tests of smdistributed and those with
+containers, too; `--record` adds what works now to the record.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "coverage.toml"
 RECORD = ROOT / "tests" / "coverage-worked.txt"
-"""The rows that work or have worked, a line each as ``named`` writes it. Lines are added, and none is taken away."""
+"""The rows that work or have worked, a line each as ``named`` writes it.
+
+Lines are added, and none is taken away.
+"""
 
 LIBRARY = "smdistributed/"
 """Where tests begin that run with the Python that has torch, in a folder of their own."""
@@ -98,7 +103,8 @@ def problems(table: Table, worked: Sequence[str], ids: Iterable[str] | None = No
     Args:
         table: The table.
         worked: The lines of the record.
-        ids: Ids of all tests of the suites that are looked at. None: whether tests are there is not asked.
+        ids: Ids of all tests of the suites that are looked at. None: whether
+            tests are there is not asked.
     """
     found = [problem for item in table.items for problem in _problems_of(item)]
     found += _fallen(table, worked)
@@ -190,7 +196,9 @@ def _with_parents(ids: Iterable[str]) -> set[str]:
 
 
 def collect(tests: Sequence[str]) -> list[str]:
-    """Return the ids of the tests in the files that these are in; the files that are there are asked.
+    """Return the ids of the tests in the files that these are in.
+
+    The files that are there are asked.
 
     Tests of smdistributed are left out where the Python with torch is not: `make torch` makes it.
     """

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Run a suite, and write what ran, where, and how it ended to evidence/: tools/evidence.py run SUITE "NAME: COMMAND"...
+"""Run a suite, and write what ran, where, and how it ended to evidence/: tools/evidence.py run
+SUITE "NAME: COMMAND"...
 
-Commands run one after the other until one fails, each by a shell. One that counts tests writes JUnit's XML to $JUNIT.
-`tools/evidence.py gpu report.json` makes a record of a report of `make gpu`. Add a record to git, and run `make docs`:
-then it is in docs/status.md. Only Python's own library is needed.
+Commands run one after the other until one fails, each by a shell. One that counts tests writes
+JUnit's XML to $JUNIT. `tools/evidence.py gpu report.json` makes a record of a report of `make gpu`.
+Add a record to git, and run `make docs`: then it is in docs/status.md. Only Python's own library is
+needed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ NAMES = 20
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """Return what `digest` of a record must be: the sha256 of everything else in it (`trainworks.proof.evidence`)."""
+    """Return what `digest` of a record must be: the sha256 of everything else in it
+    (`trainworks.proof.evidence`).
+    """
     rest = {name: value for name, value in record.items() if name != "digest"}
     return (
         "sha256:"
@@ -78,7 +82,10 @@ def write(
     more: Mapping[str, Any],
     where: Mapping[str, Any],
 ) -> Path:
-    """Write a record, and return its path. Seconds are whole: programs that copy JSON write 20.0 as 20."""
+    """Write a record, and return its path.
+
+    Seconds are whole: programs that copy JSON write 20.0 as 20.
+    """
     record: dict[str, Any] = {
         "schema": 1,
         "suite": suite,
@@ -144,7 +151,10 @@ def run(suite: str, steps: Sequence[str]) -> int:
 
 
 def of_gpu(report: Mapping[str, Any]) -> Path:
-    """Write the record of a report of tests/gpu/run.py. Raises ValueError for one that shows nothing of a GPU."""
+    """Write the record of a report of tests/gpu/run.py.
+
+    Raises ValueError for one that shows nothing of a GPU.
+    """
     if report.get("schema") != 1:
         raise ValueError("it is not a report of tests/gpu/run.py")
     if report["device"] != "cuda":

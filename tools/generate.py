@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
+"""Write everything in this repository that follows from the facts: `tools/generate.py`, or
+`--check` to compare only.
 
-- Tables of targets, versions, components, instance types and exit statuses, and the command line's help. Each
-  stands between two marks in README.md or in a page of docs/.
+- Tables of targets, versions, components, instance types and exit statuses, and the command line's
+  help. Each stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
 - Which later decisions change each decision of docs/adr.
@@ -39,11 +40,15 @@ MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generat
 
 
 PAGE = ("pytorch", "1.10.2", "cu113")
-"""The image of SageMaker's page about smp: the row whose components' proofs docs/tables/vendor.md lists."""
+"""The image of SageMaker's page about smp: the row whose components' proofs
+docs/tables/vendor.md lists.
+"""
 
 
 def components(facts: Facts) -> dict[str, str]:
-    """Return the tables of components: what each is, where it comes from, and what an image without it lacks."""
+    """Return the tables of components: what each is, where it comes from, and
+    what an image without it lacks.
+    """
     groups: dict[str, list[str]] = {"with": [], "without": [], "always": [], "vendor": []}
     for row in facts.components:
         when = "always" if row.required else "default" if row.default else "`--with`"
@@ -59,7 +64,9 @@ def components(facts: Facts) -> dict[str, str]:
 
 
 def proved(facts: Facts) -> str:
-    """Return each vendor's recipe, with its version in the image of SageMaker's page, and whether it was really run."""
+    """Return each vendor's recipe, with its version in the image of SageMaker's
+    page, and whether it was really run.
+    """
     (page,) = (row for row in facts.targets if (row.framework, row.version, row.cuda) == PAGE)
     versions = {
         step.component: step.version for step in make_plan(request_for(page, facts), facts).steps
@@ -95,7 +102,9 @@ def vendor_targets(facts: Facts) -> str:
 
 
 def drivers(facts: Facts) -> str:
-    """Return the oldest NVIDIA driver that each major version of CUDA runs on, and the cells that have it."""
+    """Return the oldest NVIDIA driver that each major version of CUDA runs on,
+    and the cells that have it.
+    """
     cells: dict[str, list[str]] = {}
     for row in facts.cudas:
         if row.minimum_driver:
@@ -110,7 +119,9 @@ def drivers(facts: Facts) -> str:
 
 
 def choice(facts: Facts) -> str:
-    """Return what one chooses among: of each CUDA the framework's version, the driver, and the end of its patches."""
+    """Return what one chooses among: of each CUDA the framework's version, the
+    driver, and the end of its patches.
+    """
     lines = [
         "| `--cuda` | framework | NVIDIA driver at least | patches until |",
         "|---|---|---|---|",
@@ -174,7 +185,10 @@ def compatibility_rules(facts: Facts) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what `trainworks-preflight` knows: instance types, the newest image; one row per line."""
+    """Return what `trainworks-preflight` knows: instance types, the newest image.
+
+    One row per line.
+    """
     rows_of_packages = [
         row for row in facts.targets if row.framework == "pytorch" and not row.image
     ]
@@ -222,7 +236,9 @@ def variables() -> str:
 
 
 def evidence() -> str:
-    """Return the newest record of each suite and machine in evidence/: those that git has, where this is a checkout."""
+    """Return the newest record of each suite and machine in evidence/: those
+    that git has, where this is a checkout.
+    """
     folder = ROOT / "evidence"
     listed = subprocess.run(
         ("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False
@@ -282,7 +298,10 @@ def exit_statuses() -> str:
 
 
 def filled(text: str, parts: Mapping[str, str]) -> str:
-    """Return a page with the text between marks of these names replaced; tests write the other parts."""
+    """Return a page with the text between marks of these names replaced.
+
+    Tests write the other parts.
+    """
     return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
 
 

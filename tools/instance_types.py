@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Compare images/instances.toml and families.toml with the types of SageMaker's API (botocore), and propose rows.
+"""Compare images/instances.toml and families.toml with the types of SageMaker's
+API (botocore), and propose rows.
 
-A missing type is printed as a row to fill in. The API does not say how many GPUs a type has and whether it has EFA.
-Take that from the EC2 guides, and name them as `source`. Exit status 1: the tables and the API differ.
+A missing type is printed as a row to fill in. The API does not say how many GPUs a type has and
+whether it has EFA. Take that from the EC2 guides, and name them as `source`. Exit status 1: the
+tables and the API differ.
 """
 
 from __future__ import annotations

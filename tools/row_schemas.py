@@ -1,4 +1,7 @@
-"""The JSON schemas of the files in images/, for editors that check TOML while it is typed; generate.py writes them."""
+"""The JSON schemas of the files in images/, for editors that check TOML while it is typed.
+
+Generate.py writes them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
         for each in dataclasses.fields(row_type)
     }
     required = list(shape.required)
-    # A file may say once, at its head, where all its rows come from; and what framework its rows are of.
+    # A file may say once, at its head, where all its rows come from; and what
+    # framework its rows are of.
     head = {"source"} if "source" in properties else set()
     if name == "framework":
         del properties["framework"]

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Write the batch of buildspec.yml from `build.py --list --format json`; `--check` compares only.
 
-CodeBuild reads a batch from the file before anything runs, so the file must contain the list of targets. Targets with
-unlocked inputs (`build.py check --format json`) are left out until they are locked.
+CodeBuild reads a batch from the file before anything runs, so the file must contain the list of
+targets. Targets with unlocked inputs (`build.py check --format json`) are left out until they are
+locked.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def filled(text: str, content: str) -> str:
 
 
 def with_tools(text: str, tools: Mapping[str, str]) -> str:
-    """Return a text whose variables ``NAME_IMAGE`` name the images of tools, with the digests that are recorded."""
+    """Return a text whose variables ``NAME_IMAGE`` name the images of tools,
+    with the digests that are recorded.
+    """
     lines = text.splitlines(keepends=True)
     for name, image in tools.items():
         begin = f"    {name.upper()}_IMAGE: "

@@ -27,7 +27,9 @@ MODES = {
 
 
 def write_digits(folder: Path) -> None:
-    """Write scikit-learn's bundled digits as `digits.csv`: 64 pixels, then the digit, one image a line."""
+    """Write scikit-learn's bundled digits as `digits.csv`: 64 pixels, then the
+    digit, one image a line.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -42,7 +44,10 @@ def write_digits(folder: Path) -> None:
 def prepare(
     folder: Path, *, mode: str, processes: int, host: str, hosts: tuple[str, ...], epochs: int = 5
 ) -> None:
-    """Write code, data and configuration below `folder`; anything the example left there before is replaced."""
+    """Write code, data and configuration below `folder`.
+
+    Anything the example left there before is replaced.
+    """
     for name in ("code", "input/config", "input/data/training", "model", "output"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     script, switches = MODES[mode]

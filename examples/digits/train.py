@@ -1,7 +1,8 @@
 """Trains a small network on scikit-learn's handwritten digits with DistributedDataParallel.
 
-Started by `train` under torchrun or under mpirun, on one host or several: where its rank comes from is the only
-difference. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to SM_MODEL_DIR.
+Started by `train` under torchrun or under mpirun, on one host or several: where its rank comes from
+is the only difference. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to
+SM_MODEL_DIR.
 """
 
 import argparse
@@ -16,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def join():
-    """Join the process group; torchrun sets RANK and WORLD_SIZE, Open MPI has its own names for them."""
+    """Join the process group.
+
+    Torchrun sets RANK and WORLD_SIZE, Open MPI has its own names for them.
+    """
     os.environ.setdefault("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     os.environ.setdefault("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
@@ -68,8 +72,9 @@ def main():
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     train(options, rank, world)
-    # The model holds the process group, in a cycle that only the collector ends. A group that outlives Python now and
-    # then aborts the process at its very end ("terminate called without an active exception").
+    # The model holds the process group, in a cycle that only the collector ends. A group that
+    # outlives Python now and then aborts the process at its very end ("terminate called without an
+    # active exception").
     gc.collect()
     distributed.barrier()
     distributed.destroy_process_group()

@@ -1,8 +1,8 @@
 """Trains a small network on scikit-learn's handwritten digits with smdistributed.dataparallel.
 
-A script for smddp as its guide wants it: the backend is imported, the rest is PyTorch's. Started by `train` under
-mpirun or under torchrun, on one host or several. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to
-SM_MODEL_DIR.
+A script for smddp as its guide wants it: the backend is imported, the rest is PyTorch's. Started by
+`train` under mpirun or under torchrun, on one host or several. Prints the mean loss of each epoch,
+and rank 0 writes `model.pt` to SM_MODEL_DIR.
 """
 
 import argparse

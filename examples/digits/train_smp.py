@@ -1,8 +1,10 @@
-"""Trains a small network on scikit-learn's handwritten digits, split over processes by smdistributed.modelparallel.
+"""Trains a small network on scikit-learn's handwritten digits, split over processes by
+smdistributed.modelparallel.
 
-A script for smp's first version: the library cuts the model into partitions, and `@smp.step` runs a step as a pipeline
-of microbatches. How many of both is in the job's hyperparameter `mp_parameters`. Started by `train` under mpirun, on
-one host or several. Prints the mean loss of each epoch, and rank 0 writes the whole model to SM_MODEL_DIR/model.pt.
+A script for smp's first version: the library cuts the model into partitions, and `@smp.step` runs a
+step as a pipeline of microbatches. How many of both is in the job's hyperparameter `mp_parameters`.
+Started by `train` under mpirun, on one host or several. Prints the mean loss of each epoch, and
+rank 0 writes the whole model to SM_MODEL_DIR/model.pt.
 """
 
 import argparse
@@ -27,7 +29,8 @@ def train_step(model, images, labels):
 def train(options, device):
     """Train, say how it goes, and on rank 0 save the model."""
     torch.manual_seed(0)
-    # Processes that hold parts of one model get the same images; each copy of the model gets its own share.
+    # Processes that hold parts of one model get the same images; each copy of
+    # the model gets its own share.
     images, labels = (
         part[smp.dp_rank() :: smp.dp_size()].to(device)
         for part in read_digits(os.environ["SM_CHANNEL_TRAINING"])

@@ -1,4 +1,7 @@
-"""Fails on the second rank: its label is none of the eleven classes. The README shows what a job of it prints."""
+"""Fails on the second rank: its label is none of the eleven classes.
+
+The README shows what a job of it prints.
+"""
 
 import torch
 

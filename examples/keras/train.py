@@ -1,8 +1,9 @@
-"""Trains a small Keras model on points that can be told apart, alone or with other processes, and saves it.
+"""Trains a small Keras model on points that can be told apart, alone or with
+other processes, and saves it.
 
-python train.py --epochs 5
-mpirun -np 2 python train.py --reduce mpi          each rank has its part of the points, gradients are averaged
-python train.py --reduce strategy                  on each host, with TF_CONFIG: MultiWorkerMirroredStrategy
+python train.py --epochs 5 mpirun -np 2 python train.py --reduce mpi          each rank has its part
+of the points, gradients are averaged python train.py --reduce strategy                  on each
+host, with TF_CONFIG: MultiWorkerMirroredStrategy
 """
 
 import argparse
@@ -27,7 +28,10 @@ def points(rank, world):
 
 
 def make_model():
-    """Return the model; the seed is set before, so that all processes begin with the same weights."""
+    """Return the model.
+
+    The seed is set before, so that all processes begin with the same weights.
+    """
     keras.utils.set_random_seed(1)
     return keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)]
@@ -53,7 +57,9 @@ def average_by_mpi():
 
 
 def average_by_strategy():
-    """Return rank, world size, and a function that averages gradients over the hosts of TF_CONFIG."""
+    """Return rank, world size, and a function that averages gradients over the
+    hosts of TF_CONFIG.
+    """
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     cluster = strategy.cluster_resolver
 

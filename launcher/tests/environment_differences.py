@@ -1,9 +1,11 @@
-"""Where the script's environment differs from sagemaker-training's on purpose: the one table of it, with the reasons.
+"""Where the script's environment differs from sagemaker-training's on purpose:
+the one table of it, with the reasons.
 
-Each row is a correction of what sagemaker-training exports. The test applies all rows to what the real package exports
-for an input and demands exactly what the launcher exports, for hundreds of inputs; and for each row it leaves that row
-out for the row's own example and demands that they differ, so that no row outlives its difference. The table in
-docs/tables/differences.md is made from the rows.
+Each row is a correction of what sagemaker-training exports. The test applies all rows to what the
+real package exports for an input and demands exactly what the launcher exports, for hundreds of
+inputs; and for each row it leaves that row out for the row's own example and demands that they
+differ, so that no row outlives its difference. The table in docs/tables/differences.md is made from
+the rows.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ ONE_HOST: dict[str, Json] = {
 class Case:
     """One input. ``{base}`` in a text stands for the base directory. None: the file does not exist.
 
-    archive: the code is in BASE/sourcedir.tar.gz and not in BASE/code. one_cpu: the process may use one CPU only.
+    archive: the code is in BASE/sourcedir.tar.gz and not in BASE/code. one_cpu:
+    the process may use one CPU only.
     """
 
     hyperparameters: Mapping[str, Json] | None = field(
@@ -78,7 +81,9 @@ class Case:
 
 
 class Exported:
-    """What one launcher exports, with SM_TRAINING_ENV decoded, so that a correction can change both places."""
+    """What one launcher exports, with SM_TRAINING_ENV decoded, so that a
+    correction can change both places.
+    """
 
     def __init__(self, base: str, cpus: int, variables: Mapping[str, str]) -> None:
         self.base = base
@@ -100,7 +105,10 @@ class Exported:
 
 @dataclass(frozen=True)
 class Difference:
-    """One row: what is about (variables), what each launcher says, why ours does; how to get ours from theirs."""
+    """One row: what is about (variables), what each launcher says, why ours does.
+
+    How to get ours from theirs.
+    """
 
     about: str
     theirs: str
@@ -521,7 +529,9 @@ ENDED = (
         Case(_hyperparameters(deep="[" * 2000 + "]" * 2000)),
     ),
 )
-"""Inputs that end sagemaker-training with a traceback and are jobs here: what, its exception, what we do, the input."""
+"""Inputs that end sagemaker-training with a traceback and are jobs here: what,
+its exception, what we do, the input.
+"""
 
 
 def table() -> str:

@@ -1,4 +1,6 @@
-"""Roles of the control channel in this process, on a loop, and a test's own end of a connection to them."""
+"""Roles of the control channel in this process, on a loop, and a test's own end
+of a connection to them.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def join(**changes: Json) -> bytes:
 
 
 class Peer:
-    """The other end of a connection, in the hands of a test: a host that has joined, and may say what it wants."""
+    """The other end of a connection, in the hands of a test: a host that has
+    joined, and may say what it wants.
+    """
 
     def __init__(self, loop: Loop, opened: socket.socket, seal: Seal) -> None:
         self.loop, self.opened, self.seal = loop, opened, seal

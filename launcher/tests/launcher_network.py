@@ -1,8 +1,10 @@
-"""Hosts as network namespaces on a bridge: what the engine tests of the launcher, and its benchmarks, share.
+"""Hosts as network namespaces on a bridge: what the engine tests of the
+launcher, and its benchmarks, share.
 
-A host is a network namespace with a PID, a UTS and a mount namespace of its own in it: as in a container, the launcher
-is process 1, with it everything on that host is gone, the host's own name is not the one that the platform gave it, and
-/tmp and /dev/shm are its own. Open MPI names its files there by host name and process id, which are those of others.
+A host is a network namespace with a PID, a UTS and a mount namespace of its own in it: as in a
+container, the launcher is process 1, with it everything on that host is gone, the host's own name
+is not the one that the platform gave it, and /tmp and /dev/shm are its own. Open MPI names its
+files there by host name and process id, which are those of others.
 """
 
 from __future__ import annotations
@@ -48,8 +50,11 @@ each_kept give
 umount /mnt
 exec "$@"
 """
-"""Makes the namespaces a host and runs a command in it. $1: what the host calls itself; $2: a directory that all hosts
-have, the tests' own files. The checkout and the peers' programs stay where they are if they are below /tmp."""
+"""Makes the namespaces a host and runs a command in it. $1: what the host calls itself.
+
+$2: a directory that all hosts have, the tests' own files. The checkout and the peers' programs stay
+where they are if they are below /tmp.
+"""
 
 
 _NUMBER = itertools.count()
@@ -71,7 +76,9 @@ def need(*programs: str) -> None:
 
 
 def engine_manifest(folder: Path, **more: str) -> Path:
-    """The manifest of a made-up image whose programs are this machine's, and ``more``, with the hostname shim."""
+    """The manifest of a made-up image whose programs are this machine's, and
+    ``more``, with the hostname shim.
+    """
     programs = {name: str(PREFIX / "bin" / name) for name in ("python", "mpirun", "torchrun")}
     for name in ("ssh", "sshd", "ssh-keygen"):
         programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
@@ -118,7 +125,9 @@ class Network:
 
 @contextlib.contextmanager
 def network_of(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
-    """So many namespaces on a bridge, in which algo-1, algo-2... can be resolved, or other names."""
+    """So many namespaces on a bridge, in which algo-1, algo-2... can be
+    resolved, or other names.
+    """
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     missing = [name for name in ("ip", "unshare") if not shutil.which(name)]
@@ -181,7 +190,8 @@ class Host(Launcher):
 
 
 def as_host(hostname: str, folder: Path) -> tuple[str, ...]:
-    """The words that run a command as process 1 of a host, which sees all files of the run of tests that folder is of.
+    """The words that run a command as process 1 of a host, which sees all files
+    of the run of tests that folder is of.
 
     Those files are below /tmp or /dev/shm, and tests share images and scripts among them.
     """
@@ -204,7 +214,8 @@ def job_on(
     before: Mapping[str, Sequence[str]] | None = None,
     config: Callable[[str], Mapping[str, Json]] = lambda _: {},
 ) -> Iterator[tuple[Host, ...]]:
-    """A launcher on each host of the network. started: those that come, default all. arguments: of ``train``.
+    """A launcher on each host of the network. started: those that come, default
+    all. arguments: of ``train``.
 
     before: words in front of a host's command, in its network.
     """
@@ -241,7 +252,9 @@ def two_namespaces() -> Iterator[Network]:
 def two_hosts(
     tmp_path: Path, network: Network, manifest: Path, script: str, hyperparameters: dict[str, Json]
 ) -> Iterator[tuple[Host, Host]]:
-    """Two launchers, each on its host, with the same wrong hostname and an interface that does not exist."""
+    """Two launchers, each on its host, with the same wrong hostname and an
+    interface that does not exist.
+    """
     wrong: dict[str, Json] = {"network_interface_name": "ethwe"}
     with job_on(
         network, tmp_path, script, hyperparameters, manifest=manifest, config=lambda _: wrong

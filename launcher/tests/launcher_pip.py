@@ -35,7 +35,9 @@ def wheel(
 
 
 def python_of_an_image(base: Path, installed: Mapping[str, str]) -> Path:
-    """A Python of its own, with the pip that runs the tests and with one-module distributions: name to version."""
+    """A Python of its own, with the pip that runs the tests and with one-module
+    distributions: name to version.
+    """
     venv.create(base, symlinks=True)
     site = base / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     (site / "pip").symlink_to(Path(pip.__file__).parent)

@@ -1,4 +1,6 @@
-"""Pods as network namespaces: a host with the name, the variables and the mounted files that a platform gives it."""
+"""Pods as network namespaces: a host with the name, the variables and the
+mounted files that a platform gives it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def start_pod(
 
 
 def write_stand_ins(folder: Path, manifest: Path) -> Mapping[str, str]:
-    """Install the links that stand in front of mpirun and sshd, as an image has them; variables that they need."""
+    """Install the links that stand in front of mpirun and sshd, as an image has them.
+
+    Variables that they need.
+    """
     library = folder / "lib"
     library.mkdir()
     (library / "trainworks_launcher").symlink_to(LAUNCHER / "trainworks_launcher")
@@ -63,10 +68,12 @@ def write_stand_ins(folder: Path, manifest: Path) -> Mapping[str, str]:
 
 
 def write_job_keys(folder: Path) -> Mapping[str, Path]:
-    """Write the key pair of an MPIJob as kubelet mounts a secret, and an account whose home has it; the mounts.
+    """Write the key pair of an MPIJob as kubelet mounts a secret, and an account whose home has it.
 
-    Source: kubeflow/mpi-operator, mpi_job_controller.go, newSSHAuthSecret (ECDSA, P-521) and setupSSHOnPod; Kubernetes'
-    secret volumes are folders of mode 0777 with links into ``..data``.
+    The mounts.
+
+    Source: kubeflow/mpi-operator, mpi_job_controller.go, newSSHAuthSecret (ECDSA, P-521) and
+    setupSSHOnPod; Kubernetes' secret volumes are folders of mode 0777 with links into ``..data``.
     """
     content = folder / "home/.ssh/..2026_11_22"
     content.mkdir(parents=True)
@@ -87,7 +94,10 @@ def write_job_keys(folder: Path) -> Mapping[str, Path]:
 
 
 def write_ssh_folder(folder: Path) -> Mapping[str, Path]:
-    """Write /etc/ssh as an image has it: no host key, sessions with the image's PATH; the mounts."""
+    """Write /etc/ssh as an image has it: no host key, sessions with the image's PATH.
+
+    The mounts.
+    """
     made = folder / "ssh"
     made.mkdir()
     path = f"{PREFIX}/bin:/usr/bin:/bin"

@@ -1,6 +1,8 @@
-"""A Slurm cluster for engine tests: Debian's slurmctld, munged, and one slurmd in each host of ``launcher_network``.
+"""A Slurm cluster for engine tests: Debian's slurmctld, munged, and one slurmd in each host of
+``launcher_network``.
 
-Nothing is installed or changed on the machine: configuration, state, key and sockets are in a folder of the test.
+Nothing is installed or changed on the machine: configuration, state, key and
+sockets are in a folder of the test.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from trainworks_testing.clock import start_clock
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "munged")
 START_SECONDS = 60.0
 
-# proctrack/pgid: signals go to a task's own process group, not to the ranks below it, as with proctrack/cgroup, which
-# clusters have and which needs a cgroup hierarchy to itself.
+# proctrack/pgid: signals go to a task's own process group, not to the ranks below it, as with
+# proctrack/cgroup, which clusters have and which needs a cgroup hierarchy to itself.
 
 _CONFIGURATION = """
 ClusterName=test
@@ -174,7 +176,8 @@ def _configure(made: Slurm, cpus: int) -> None:
 def _on(network: Network, host: str, command: str) -> tuple[str, ...]:
     """A daemon in a host's network, with the host's name, whose processes all end with it."""
     space = ("unshare", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c")
-    # The shell stays process 1 and reaps orphans. slurmd does not: the group of a job with one would never be empty.
+    # The shell stays process 1 and reaps orphans. slurmd does not: the group of a job with one
+    # would never be empty.
     return network.inside(host, *space, f"hostname {host} && {command}; exit $?")
 
 
@@ -192,7 +195,10 @@ def _start(stack: contextlib.ExitStack, words: Sequence[str]) -> None:
 
 
 def _until(done: object, made: Slurm) -> None:
-    """Wait for a cluster that answers; skip, with what its logs say, where this machine cannot run one."""
+    """Wait for a cluster that answers.
+
+    Skip, with what its logs say, where this machine cannot run one.
+    """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if done():  # type: ignore[operator]

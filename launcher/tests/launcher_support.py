@@ -1,4 +1,6 @@
-"""What the launcher's tests share: made-up environments for pure tests, real launcher processes for the others."""
+"""What the launcher's tests share: made-up environments for pure tests, real
+launcher processes for the others.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ atexit.register(time.sleep, 0.3)
 """
 """How a script of a test begins that uses gloo: its end waits for gloo's threads.
 
-Without that one of a few good ranks is aborted after its last line ("terminate called without an active exception"):
-a thread of gloo still frees a tensor when Python ends (pytorch issue 190489). It is torch's fault, not the launcher's.
+Without that one of a few good ranks is aborted after its last line ("terminate called without an
+active exception"): a thread of gloo still frees a tensor when Python ends (pytorch issue 190489).
+It is torch's fault, not the launcher's.
 """
 
 TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
@@ -205,7 +208,8 @@ class Launcher:
         }
         env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": ""})
         if not prefix:
-            # A launcher that a test kills leaves its directory behind: let it be one of the test's, with a short name.
+            # A launcher that a test kills leaves its directory behind: let it
+            # be one of the test's, with a short name.
             scratch = base / "tmp"
             if not scratch.exists():
                 made = tempfile.mkdtemp(prefix="tw-")
@@ -246,7 +250,10 @@ class Launcher:
             self.process.stdout.close()
 
     def read_until(self, words: str, count: int = 1) -> None:
-        """Read until ``words`` were printed ``count`` times. Fails with all output if the process ends before."""
+        """Read until ``words`` were printed ``count`` times.
+
+        Fails with all output if the process ends before.
+        """
         while self.output.count(words.encode()) < count:
             assert self._read(), f"{words!r} was never printed:\n{self.text}"
 
@@ -268,7 +275,9 @@ class Launcher:
         assert_within(seconds, self.started, self.ended, self.text)
 
     def signal_process_one(self, number: int) -> None:
-        """Signal the launcher itself where it is process 1 of a PID namespace, below ``unshare``."""
+        """Signal the launcher itself where it is process 1 of a PID namespace,
+        below ``unshare``.
+        """
         os.kill(self.process_one(), number)
 
     def process_one(self) -> int:

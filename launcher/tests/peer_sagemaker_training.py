@@ -1,8 +1,10 @@
-"""Run by the Python of sagemaker-training's own virtual environment: what the real package exports, for many inputs.
+"""Run by the Python of sagemaker-training's own virtual environment: what the
+real package exports, for many inputs.
 
-Reads a JSON list of ``{"base": directory, "variables": {...}}`` from standard input, writes a JSON list of
-``{"variables": {...}, "arguments": [...]}`` or ``{"error": type, "text": ...}``. One process for all inputs, because
-the import alone takes half a second; the module is loaded anew for each, since it reads the base directory on import.
+Reads a JSON list of ``{"base": directory, "variables": {...}}`` from standard input, writes a JSON
+list of ``{"variables": {...}, "arguments": [...]}`` or ``{"error": type, "text": ...}``. One
+process for all inputs, because the import alone takes half a second; the module is loaded anew for
+each, since it reads the base directory on import.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""Run by the SDK's own Python: prints the two files that ModelTrainer's classes make of some jobs, as JSON."""
+"""Run by the SDK's own Python: prints the two files that ModelTrainer's classes
+make of some jobs, as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Asks the SageMaker Python SDK itself what it makes of a ``distribution``, where its second line is installed.
+"""Asks the SageMaker Python SDK itself what it makes of a ``distribution``,
+where its second line is installed.
 
-The SDK answers in a process of its own, without credentials, and sends nothing: its import looks for credentials on the
-network, writes lines of its own, and changes the dicts that it is given.
+The SDK answers in a process of its own, without credentials, and sends nothing: its import looks
+for credentials on the network, writes lines of its own, and changes the dicts that it is given.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _START = "import sys; sys.path += sys.argv[1:]; import real_sdk; real_sdk.answer
 
 
 class Case(NamedTuple):
-    """What an estimator is given; ``version`` is the framework's, ``""`` if not known (TensorFlow's needs it)."""
+    """What an estimator is given.
+
+    ``version`` is the framework's, ``""`` if not known (TensorFlow's needs it).
+    """
 
     distribution: Mapping[str, Json]
     groups: Sequence[Group]

@@ -1,6 +1,9 @@
-"""Stands in for nvidia-smi: two healthy GPUs, or with the fault that NVML_FAULT names. No machine of the tests has one.
+"""Stands in for nvidia-smi: two healthy GPUs, or with the fault that NVML_FAULT names.
 
-Statuses are those of nvidia-smi(1). A driver before 535 does not know `clocks_event_reasons`, and ends with 2.
+No machine of the tests has one.
+
+Statuses are those of nvidia-smi(1). A driver before 535 does not know
+`clocks_event_reasons`, and ends with 2.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ def value(name: str, second: bool) -> str:
 
 
 def busy() -> str:
-    """Return the use of the first GPU: more the second time, when the FIFO of NVML_USE is opened."""
+    """Return the use of the first GPU: more the second time, when the FIFO of
+    NVML_USE is opened.
+    """
     told = os.environ["NVML_USE"]
     mark = Path(f"{told}-before")
     if not mark.exists():

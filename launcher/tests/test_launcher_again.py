@@ -1,4 +1,7 @@
-"""All hosts start again together after a failure that another try may cure; never ranks of two tries at once."""
+"""All hosts start again together after a failure that another try may cure.
+
+Never ranks of two tries at once.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,10 @@ signal.pause()
 def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(
     tmp_path: Path, named: str
 ) -> None:
-    """One of the hosts sees the file; both tell the same. A checkpoint without a step leaves the time."""
+    """One of the hosts sees the file; both tell the same.
+
+    A checkpoint without a step leaves the time.
+    """
     variables = shared(tmp_path, TRAINWORKS_HEARTBEAT_FILE=str(tmp_path / "beat"))
     script = SCRIPT + BEAT.replace("step=7.ckpt", named)
     with two_hosts(tmp_path, script, variables=variables) as (leader, worker):
@@ -358,7 +364,8 @@ def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) 
     assert made.text.count("a try\n") == 4, made.text
 
 
-# ----------------------------------------------------------------------------------------------- pauses between tries
+# -----------------------------------------------------------------------------------------------
+# pauses between tries
 def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> None:
     variables = {
         "PATH": "",
@@ -399,11 +406,15 @@ def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:
     assert "try 5 from" not in leader.text
 
 
-# ---------------------------------------------------------------------------------------- a file system that is dead
+# ----------------------------------------------------------------------------------------
+# a file system that is dead
 def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
     tmp_path: Path,
 ) -> None:
-    """A FIFO without a writer blocks its reader, as a dead file system does. To begin anew would be wrong."""
+    """A FIFO without a writer blocks its reader, as a dead file system does.
+
+    To begin anew would be wrong.
+    """
     script = SCRIPT + (
         'if host == os.environ["DIES"]:\n'
         '    os.mkfifo(shared / "checkpoints" / "step-7.ckpt")\n'
@@ -426,7 +437,9 @@ def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
 
 @contextlib.contextmanager
 def silent_file_system(place: Path) -> Iterator[None]:
-    """A file system over a directory whose server answers nothing, not even that it is there (fuse(4))."""
+    """A file system over a directory whose server answers nothing, not even
+    that it is there (fuse(4)).
+    """
     try:
         server = os.open("/dev/fuse", os.O_RDWR)
     except OSError as error:
@@ -443,7 +456,10 @@ def silent_file_system(place: Path) -> Iterator[None]:
 
 
 def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: Path) -> None:
-    """It dies under the checkpoints and the heartbeat file; then a rank fails, and later a stop signal comes."""
+    """It dies under the checkpoints and the heartbeat file.
+
+    Then a rank fails, and later a stop signal comes.
+    """
     script = (
         SCRIPT + 'while not (shared / "now").exists(): time.sleep(0.05)\nraise ValueError(host)\n'
     )
@@ -479,12 +495,16 @@ def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -
     assert "ZeroDivisionError" in made.text
 
 
-# --------------------------------------------------------------------------------------------------------- /dev/shm
+# ---------------------------------------------------------------------------------------------------------
+# /dev/shm
 OWN_MEMORY = (
     *("unshare", "--fork", "--pid", "--mount", "--ipc", "--mount-proc", "--kill-child"),
     *("sh", "-c", 'mount -t tmpfs "$0" /dev/shm && echo before > /dev/shm/before && exec "$@"'),
 )
-"""A container's /dev/shm. The next word is the name of the file system: an engine calls it ``shm``."""
+"""A container's /dev/shm.
+
+The next word is the name of the file system: an engine calls it ``shm``.
+"""
 
 LEAVES_MEMORY = """
 import mmap, os, signal

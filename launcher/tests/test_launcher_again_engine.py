@@ -1,4 +1,5 @@
-"""Starting again on two hosts with their own processes, in each mode: a rank, a launcher, a whole host is killed.
+"""Starting again on two hosts with their own processes, in each mode: a rank, a
+launcher, a whole host is killed.
 
 ``TRAINWORKS_AGAIN=20 pytest -s -m engine`` does each death so often.
 """

@@ -1,6 +1,7 @@
 """What mpirun's agent starts on another host: by way of both launchers, and ended with the job.
 
-A stand-in for mpirun: any program that runs the agent of its command line with a host and words, as Open MPI does.
+A stand-in for mpirun: any program that runs the agent of its command line with
+a host and words, as Open MPI does.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path:
 
 
 def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, as mpirun's daemons do; with mpirun, and with a launcher that is killed."""
+    """Also what has left its session, as mpirun's daemons do.
+
+    With mpirun, and with a launcher that is killed.
+    """
     mpirun = "run('echo started $$; exec sleep 1000')\nrun('setsid sleep 1001 >/dev/null 2>&1 &')\n"
     ends = {"TERM": "signal.pause()", "KILL": "signal.pause()", "itself": "os.kill(os.getpid(), 9)"}
     for name, end in ends.items():
@@ -187,7 +191,10 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
 def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(
     tmp_path: Path,
 ) -> None:
-    """Both hosts run it, as docs/migrate.md says. The status is that of the first one, and of its ranks."""
+    """Both hosts run it, as docs/migrate.md says.
+
+    The status is that of the first one, and of its ranks.
+    """
     script = CALLER.partition("if os.environ")[0] + (
         "if os.environ['SM_CURRENT_HOST'] == '{leader}':\n"
         "    open({came!r}).readline()\n"
@@ -223,7 +230,9 @@ def test_a_mpirun_that_only_another_host_calls_starts_nothing_and_says_so(tmp_pa
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="NOT TESTED: no mpirun is here")
 def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_path: Path) -> None:
-    """A real Open MPI, which asks for more slots than there are and ends with a status that says nothing."""
+    """A real Open MPI, which asks for more slots than there are and ends with a
+    status that says nothing.
+    """
     write_inputs(tmp_path, "", {}, {})
     (tmp_path / "code/run.sh").write_text(
         "mpirun --allow-run-as-root --host localhost:1 -np 7 true\n", encoding="utf-8"
@@ -290,11 +299,15 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
         assert f"the launchers of this job talk on port 7999 of one, {said}\n" in made.text
 
 
-# ------------------------------------------------------------------------------------------------ a daemon that is lost
+# ------------------------------------------------------------------------------------------------
+# a daemon that is lost
 def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
     tmp_path: Path,
 ) -> None:
-    """The starts of a daemon leave other processes behind; one of these may fail while the daemon comes up."""
+    """The starts of a daemon leave other processes behind.
+
+    One of these may fail while the daemon comes up.
+    """
     told: list[str] = []
     alive = [True]
     shown = output.Output()

@@ -1,4 +1,6 @@
-"""Hyperparameters to arguments: a table per style, and each style read back by the program it was made for."""
+"""Hyperparameters to arguments: a table per style, and each style read back by
+the program it was made for.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,10 @@ def test_the_value_style_is_what_sagemaker_training_gives(tmp_path: Path) -> Non
 
 @pytest.mark.engine
 def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
-    """What the SDK's driver makes of a hyperparameters file, and what we make of it; the order may differ."""
+    """What the SDK's driver makes of a hyperparameters file, and what we make of it.
+
+    The order may differ.
+    """
     users = many(st.dictionaries(NAMES, VALUES, max_size=4), 300)
     raw: list[Json] = [{name: json.dumps(value) for name, value in user.items()} for user in users]
     program = (

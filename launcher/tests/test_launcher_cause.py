@@ -314,7 +314,10 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
 def test_an_exception_that_the_program_survived_is_a_note(
     tmp_path: Path, later: str, end: str
 ) -> None:
-    """An optional import failed in a child, and was handled; NCCL's watchdog ends a rank by abort."""
+    """An optional import failed in a child, and was handled.
+
+    NCCL's watchdog ends a rank by abort.
+    """
     made = run(tmp_path, LONG_AGO + later + end)
     assert NOT_FOUND not in made.failure.splitlines()[0]
     assert f"before that, {NOT_FOUND}" in made.failure or NOT_FOUND in made.failure
@@ -420,7 +423,8 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
     assert told in text
 
 
-# --------------------------------------------------------------------------------------- a rank that ended too early
+# --------------------------------------------------------------------------------------- a rank
+# that ended too early
 IMPROPERLY = """\
 --------------------------------------------------------------------------
 PROGRAM has exited due to process rank 3 with PID 34 on
@@ -525,7 +529,8 @@ def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(
         assert "in load" in made.failure
 
 
-# ---------------------------------------------------------------------------------------------- the user's own starter
+# ----------------------------------------------------------------------------------------------
+# the user's own starter
 TORCHRUN = """\
 W1125 16:47:10.646000 14273 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1 closing signal
 E1125 16:47:10.647000 14273 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: CODE) local_rank: 1
@@ -553,9 +558,11 @@ NO_OTHERS: Mapping[str, tuple[str, str]] = {}
 def own_starter(
     base: Path, said: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS
 ) -> None:
-    """The inputs of a host whose script starts its ranks itself, and fails with what their starter said.
+    """The inputs of a host whose script starts its ranks itself, and fails with
+    what their starter said.
 
-    Hosts have one script: with ``others`` it is for each of them what it runs first and what is said there.
+    Hosts have one script: with ``others`` it is for each of them what it runs
+    first and what is said there.
     """
     config: dict[str, Json] = {"hosts": [*others], "current_host": host} if others else {}
     write_inputs(base, "", {"sagemaker_program": "run.sh"}, config)

@@ -1,4 +1,6 @@
-"""Which checkpoint a job that starts again goes on from: layouts of the common writers, whole and cut off."""
+"""Which checkpoint a job that starts again goes on from: layouts of the common
+writers, whole and cut off.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks before the first step: a stand-in for nvidia-smi with every fault, real file systems, real clocks."""
+"""Checks before the first step: a stand-in for nvidia-smi with every fault,
+real file systems, real clocks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def found(asked: Checks, seen: Seen) -> list[tuple[str, str]]:
     return [(finding.severity, finding.what) for finding in rules.judge(asked, seen)]
 
 
-# ------------------------------------------------------------------------------------------------- what figures mean
+# -------------------------------------------------------------------------------------------------
+# what figures mean
 OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12.4 needs"
 
 
@@ -170,7 +173,8 @@ def test_one_of_several_tasks_on_a_host_checks_it() -> None:
     assert [made.checks is not None for made in plans] == [True, False]
 
 
-# ------------------------------------------------------------------------------------------------ NVIDIA's driver
+# ------------------------------------------------------------------------------------------------
+# NVIDIA's driver
 CUDA = """#include <stdlib.h>
 #include <string.h>
 int cuInit(unsigned flags) {
@@ -271,7 +275,9 @@ def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(tmp_path: Path
 
 
 def test_a_driver_that_never_answers_is_left_behind(smi: Path) -> None:
-    """It may have to start its GPUs first, one after the other: there is no persistence daemon here."""
+    """It may have to start its GPUs first, one after the other: there is no
+    persistence daemon here.
+    """
     code, lines, seconds = check(MODERN, host(smi, "hang"))
     assert code == 0
     assert lines[0].startswith("warning: the NVIDIA driver does not answer within 8.5 s")
@@ -285,7 +291,8 @@ def test_a_container_without_the_program_is_told_how_to_get_it() -> None:
     assert line.startswith("warning: nvidia-smi is not in this container: ")
 
 
-# ----------------------------------------------------------------------------------------------------- a whole job
+# -----------------------------------------------------------------------------------------------------
+# a whole job
 def gpu_host(tmp_path: Path, smi: Path, fault: str, minimum_driver: str = "") -> dict[str, str]:
     """Variables of a host with two GPUs."""
     components: Json = {"cuda": {"version": "12.4"}}

@@ -1,4 +1,7 @@
-"""``train check bandwidth`` on two hosts, by a real mpirun; a stand-in for nccl-tests' program. Marked ``engine``."""
+"""``train check bandwidth`` on two hosts, by a real mpirun; a stand-in for nccl-tests' program.
+
+Marked ``engine``.
+"""
 
 from __future__ import annotations
 

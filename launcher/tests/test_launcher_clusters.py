@@ -1,4 +1,6 @@
-"""Kubernetes' operators, AWS Batch, dstack and SkyPilot: from the variables that they set to the plan, by table."""
+"""Kubernetes' operators, AWS Batch, dstack and SkyPilot: from the variables
+that they set to the plan, by table.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ TRAIN_JOB = {
     "PET_MASTER_PORT": "29500",
     "JOB_COMPLETION_INDEX": "{index}",
 }
-"""kubeflow/trainer at 2026-08-21: pkg/runtime/framework/plugins/torch/torch.go, EnforceMLPolicy; the last is set by
-Kubernetes, for a JobSet is made of Indexed Jobs."""
+"""kubeflow/trainer at 2026-08-21: pkg/runtime/framework/plugins/torch/torch.go, EnforceMLPolicy.
+
+The last is set by Kubernetes, for a JobSet is made of Indexed Jobs.
+"""
 
 PYTORCH_JOB = {
     "PYTHONUNBUFFERED": "1",
@@ -38,7 +42,9 @@ PYTORCH_JOB = {
     "PET_NPROC_PER_NODE": "auto",
     "PET_NNODES": "2",
 }
-"""kubeflow/training-operator, release-1.9: pkg/controller.v1/pytorch/envvar.go, setPodEnv, and master.go."""
+"""kubeflow/training-operator, release-1.9: pkg/controller.v1/pytorch/envvar.go,
+setPodEnv, and master.go.
+"""
 
 ELASTIC = {
     "PYTHONUNBUFFERED": "1",
@@ -47,7 +53,10 @@ ELASTIC = {
     "PET_NNODES": "2:2",
     "PET_NPROC_PER_NODE": "1",
 }
-"""The same with an elasticPolicy and no master: elastic.go, Generate. A pod's host name is its own name."""
+"""The same with an elasticPolicy and no master: elastic.go, Generate.
+
+A pod's host name is its own name.
+"""
 
 BATCH = {
     "AWS_BATCH_JOB_ID": "11111111-2222-3333-4444-555555555555#{index}",
@@ -91,7 +100,9 @@ MPI_JOB = {
     "NVIDIA_VISIBLE_DEVICES": "",
     "NVIDIA_DRIVER_CAPABILITIES": "",
 }
-"""kubeflow/mpi-operator, mpi_job_controller.go: launcherEnvVars, ompiEnvVars, openMPISlotsEnv, nvidiaDisableEnvVars."""
+"""kubeflow/mpi-operator, mpi_job_controller.go: launcherEnvVars, ompiEnvVars, openMPISlotsEnv,
+nvidiaDisableEnvVars.
+"""
 
 HOSTFILE = "pi-worker-0.pi.default.svc slots=4\npi-worker-1.pi.default.svc slots=4\n"
 """The same, newConfigMap."""
@@ -264,7 +275,9 @@ def test_a_launcher_that_is_a_worker_too_is_one_of_the_hosts() -> None:
 
 @pytest.mark.parametrize("platform", [TRAIN_JOB, BATCH, DSTACK, SKYPILOT, MPI_JOB, INDEXED])
 def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> None:
-    """Each variable that matters is needed: without it the job is refused, and never started as another one."""
+    """Each variable that matters is needed: without it the job is refused, and
+    never started as another one.
+    """
     given = of_host(platform, 1)
     found = described(platform)
     assert found.problems == ()

@@ -1,7 +1,8 @@
-"""Jobs of two hosts with the variables that Kubeflow, AWS Batch and dstack set, under real torchrun and mpirun.
+"""Jobs of two hosts with the variables that Kubeflow, AWS Batch and dstack set,
+under real torchrun and mpirun.
 
-Two network namespaces are the pods or nodes. The variables are those of launcher/tests/test_launcher_clusters.py, where
-their sources are.
+Two network namespaces are the pods or nodes. The variables are those of
+launcher/tests/test_launcher_clusters.py, where their sources are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def start(
     hostname: str,
     words: Sequence[str],
 ) -> Host:
-    """Start ``train`` on a host of the network, in the directory of the code and with nothing below /opt/ml."""
+    """Start ``train`` on a host of the network, in the directory of the code
+    and with nothing below /opt/ml.
+    """
     name = network.hosts[index]
     base = folder / f"base-{index}"
     variables = {
@@ -134,7 +137,10 @@ def test_mpirun_on_two_nodes_of_aws_batch(tmp_path: Path) -> None:
 
 
 def test_the_leaders_name_resolves_late(tmp_path: Path) -> None:
-    """A headless service has a pod's name only once the pod is ready; even the pod itself does not know it before."""
+    """A headless service has a pod's name only once the pod is ready.
+
+    Even the pod itself does not know it before.
+    """
     names = ("pi-node-0-0.pi", "pi-node-0-1.pi")
     need("python", "torchrun")
     engine_manifest(tmp_path)

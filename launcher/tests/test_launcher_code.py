@@ -39,7 +39,8 @@ PROJECT = Code(
 PYTHON, BASH = "/usr/bin/python", "/usr/bin/bash"
 
 
-# ------------------------------------------------------------------------------------------------------- entry points
+# -------------------------------------------------------------------------------------------------------
+# entry points
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
@@ -161,7 +162,8 @@ def test_a_lock_that_no_installation_reads_is_said() -> None:
         assert said not in plan(environment(code=read)).warnings
 
 
-# ---------------------------------------------------------------------------------------------------- where code is
+# ----------------------------------------------------------------------------------------------------
+# where code is
 def planned(
     base: Path, location: str = "", program: str = "train.py", **variables: str
 ) -> NodePlan:
@@ -183,7 +185,9 @@ def planned(
 
 
 def warned(made: NodePlan) -> list[str]:
-    """What it warns of, but for the results: pytest's own folders may be in memory, which keeps nothing."""
+    """What it warns of, but for the results: pytest's own folders may be in
+    memory, which keeps nothing.
+    """
     return [
         line for line in made.warnings if not line.startswith("results end with this container: ")
     ]
@@ -332,7 +336,8 @@ def test_the_entry_point_is_found_beside_any_number_of_files(tmp_path: Path) -> 
     assert planned(tmp_path, program="z/train.py").argv == ("/usr/bin/python3", "z/train.py")
 
 
-# ------------------------------------------------------------------------------------------------- malicious archives
+# -------------------------------------------------------------------------------------------------
+# malicious archives
 KINDS = {
     "file": tarfile.REGTYPE,
     "directory": tarfile.DIRTYPE,
@@ -372,7 +377,10 @@ def listing(directory: Path) -> dict[str, str]:
 
 
 def try_to_unpack(place: Path, members: Sequence[Member]) -> tuple[bool, dict[str, str]]:
-    """Unpack into ``place/root``; (whether it was accepted, what is in the root then). Nothing outside may change."""
+    """Unpack into ``place/root``; (whether it was accepted, what is in the root then).
+
+    Nothing outside may change.
+    """
     place.mkdir()
     outside = place / "outside"
     outside.mkdir()
@@ -416,7 +424,8 @@ DEEP = "/".join(f"{letter}" * 200 for letter in "abcdefghijklmnopqrstuvwxy")
             "it links out of the directory",
         ),
         ([("link", "a", "b"), ("link", "b", "a")], "it links out of the directory"),
-        # Python's own filter let these through, or was walked around: CVE-2025-4138, -4330, -4517, CVE-2024-12718.
+        # Python's own filter let these through, or was walked around:
+        # CVE-2025-4138, -4330, -4517, CVE-2024-12718.
         (
             [("link", "d/e/s", "../../f"), ("hard", "h", "d/e/s")],
             "it is a hard link to something that is not a file of the archive",
@@ -531,7 +540,9 @@ def test_a_broken_archive_is_one_line_and_never_a_traceback(
 def test_a_damaged_archive_is_refused_or_all_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Cut short, or with a changed byte: never a part of the files, and never other bytes in them."""
+    """Cut short, or with a changed byte: never a part of the files, and never
+    other bytes in them.
+    """
     place = tmp_path_factory.mktemp("damaged")
     files = {f"f{number}.py": bytes(range(256)) * (number + 1) for number in range(4)}
     content = bytearray(pack(place / "a.tar.gz", files).read_bytes())
@@ -584,7 +595,8 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_fills_it(tmp_path:
     assert list((tmp_path / "root").iterdir()) == []
 
 
-# --------------------------------------------------------------------------------------------------- real processes
+# ---------------------------------------------------------------------------------------------------
+# real processes
 ECHO = "import json, sys; print('GOT', json.dumps(sys.argv[1:]), flush=True)"
 NASTY = {
     "a": "two  words",
@@ -604,7 +616,9 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 
 
 def test_a_project_is_built_in_a_copy_of_its_own(tmp_path: Path) -> None:
-    """Hosts that share the code do not build into each other, and nothing is left there: it may not be written."""
+    """Hosts that share the code do not build into each other, and nothing is
+    left there: it may not be written.
+    """
     code = tmp_path / "code"
     files = {
         **project_files(),
@@ -652,7 +666,9 @@ def arguments_received(made: Launcher) -> list[list[str]]:
 
 
 def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -> Launcher:
-    """Run a program that prints its arguments, with arguments that a shell would not leave alone."""
+    """Run a program that prints its arguments, with arguments that a shell
+    would not leave alone.
+    """
     files = PROGRAMS[program]
     archive = pack(base / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
     asked = {

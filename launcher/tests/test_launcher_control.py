@@ -1,4 +1,5 @@
-"""The control channel against everybody who may connect: hosts with and without the secret, strangers, floods.
+"""The control channel against everybody who may connect: hosts with and without
+the secret, strangers, floods.
 
 Real sockets and real launchers on loopback; what is sent is bounded in number and time.
 """
@@ -79,7 +80,8 @@ SECRET = "0123456789abcdef-a-long-one"
 WAIT = "import signal; print('ready', flush=True); signal.pause()"
 
 
-# --------------------------------------------------------------------------------------------------------- pure parts
+# ---------------------------------------------------------------------------------------------------------
+# pure parts
 def transcript() -> proof.Transcript:
     return proof.Transcript("job", "algo-2", "a" * 64, "b" * 64)
 
@@ -212,7 +214,8 @@ def test_the_secret_is_in_no_plan_and_in_no_text_of_the_environment(tmp_path: Pa
     assert SECRET not in plan(environment(hosts=("a", "b"), host="a", job_secret=SECRET)).to_json()
 
 
-# ------------------------------------------------------------------------------------- roles in this process, on a loop
+# ------------------------------------------------------------------------------------- roles in
+# this process, on a loop
 NETWORK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -292,7 +295,8 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         assert heard.said == ["welcome"]
 
 
-# ------------------------------------------------------------------------------------------------- the job's identity
+# -------------------------------------------------------------------------------------------------
+# the job's identity
 def identity_with(
     host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object
 ) -> Json:
@@ -370,7 +374,10 @@ def test_an_edited_script_and_another_image_make_another_job(tmp_path: Path) -> 
 
 
 def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differs() -> None:
-    """Two jobs on one network, with the same hosts, program and mode; and a launcher of another version."""
+    """Two jobs on one network, with the same hosts, program and mode.
+
+    And a launcher of another version.
+    """
     with leader_on_a_loop() as (loop, control, _, heard):
         for job, words in (({**JOB, "job name": "try-1"}, "job name"), (None, "launcher version")):
             with socket.create_connection((LEADER, control.port)) as it:
@@ -381,7 +388,8 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
         assert heard.said == ["welcome"]
 
 
-# ------------------------------------------------------------------------------------------------------------- seals
+# -------------------------------------------------------------------------------------------------------------
+# seals
 @pytest.mark.parametrize(
     "how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"]
 )
@@ -460,7 +468,8 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
         assert (outcome.host, outcome.text) == ("x y", "real 31m red \nnext ")
 
 
-# ------------------------------------------------------------------------------------------------------------ a worker
+# ------------------------------------------------------------------------------------------------------------
+# a worker
 def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
     with contextlib.ExitStack() as stack:
         made = FakeLeader(stack)
@@ -497,7 +506,10 @@ def test_a_leader_that_does_not_start_anew_is_lost() -> None:
 
 
 def test_every_address_of_the_leaders_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first address of the name answers nothing; a resolver cannot be made to say so without root."""
+    """The first address of the name answers nothing.
+
+    A resolver cannot be made to say so without root.
+    """
     with contextlib.ExitStack() as stack:
         real, dead = socket.getaddrinfo, stack.enter_context(socket.socket())
         dead.bind((LEADER, 0))  # bound and not listening: refused
@@ -529,9 +541,12 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(
         assert "it has no TRAINWORKS_JOB_SECRET, and the leader has one" in "".join(at_leader.log)
 
 
-# ------------------------------------------------------------------------------------------------------------ outages
+# ------------------------------------------------------------------------------------------------------------
+# outages
 class Relay:
-    """What lies between two hosts: forwards connections, until it is told to swallow what they say."""
+    """What lies between two hosts: forwards connections, until it is told to
+    swallow what they say.
+    """
 
     def __init__(self, loop: Loop, port: int, stack: contextlib.ExitStack) -> None:
         self.loop, self.port, self.stack = loop, port, stack
@@ -565,7 +580,10 @@ class Relay:
             there.shutdown(socket.SHUT_RDWR)
 
     def stall(self, *, both: bool = True) -> None:
-        """Swallow what the present connections say, or only their way to the leader; new ones are forwarded."""
+        """Swallow what the present connections say, or only their way to the leader.
+
+        New ones are forwarded.
+        """
         self.stalled.update(self.open if both else self.open[::2])
 
     def heal(self) -> None:
@@ -581,8 +599,9 @@ class Relay:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool) -> None:
-    """As the kernel's is, whose tries to send again get rarer: questions on fresh connections are signs of life, for
-    both sides, and what was sent meanwhile comes when the connection does."""
+    """As the kernel's is, whose tries to send again get rarer: questions on fresh connections are
+    signs of life, for both sides, and what was sent meanwhile comes when the connection does.
+    """
     limits = Limits(heartbeat=1.2)
     with contextlib.ExitStack() as stack:
         loop, control, leader, at_leader = stack.enter_context(leader_on_a_loop(limits=limits))
@@ -753,7 +772,8 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -
             assert "were not prepared" not in "".join(outcome.text for outcome in heard.outcomes)
 
 
-# --------------------------------------------------------------------------------------------- real launchers, loopback
+# ---------------------------------------------------------------------------------------------
+# real launchers, loopback
 @contextlib.contextmanager
 def hosts(
     tmp_path: Path,
@@ -765,7 +785,9 @@ def hosts(
     variables: Mapping[str, str] | None = None,
     own: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[tuple[Launcher, ...]]:
-    """Launchers of one job. started: the hosts that are, default all. own: variables of single hosts."""
+    """Launchers of one job. started: the hosts that are, default all. own:
+    variables of single hosts.
+    """
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), **(variables or {})}
     with contextlib.ExitStack() as stack:
         made = []
@@ -918,7 +940,8 @@ def test_a_second_host_of_the_same_name_changes_nothing(tmp_path: Path) -> None:
         assert (leader.wait(), worker.wait()) == (143, 143)
 
 
-# ------------------------------------------------------------------------------- jobs that may go on with fewer hosts
+# -------------------------------------------------------------------------------
+# jobs that may go on with fewer hosts
 TORCHRUN = """#!/bin/sh
 # A stand-in for torchrun that starts its rank again: what matters here is what the launchers tell each other.
 echo "words: $*"
@@ -1011,7 +1034,8 @@ def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
     assert time.monotonic() - made[0].started < TIME_OUT
 
 
-# ---------------------------------------------------------------------------------------- launchers of other versions
+# ----------------------------------------------------------------------------------------
+# launchers of other versions
 def test_a_host_with_an_older_launcher_is_told_so_and_not_of_a_secret() -> None:
     """An older launcher sends no number of the protocol."""
     with (

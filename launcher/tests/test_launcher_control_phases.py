@@ -1,4 +1,6 @@
-"""The phases of the control channel's two ends: what each event does in each of them, to real roles on loopback."""
+"""The phases of the control channel's two ends: what each event does in each of
+them, to real roles on loopback.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,12 @@ TABLES: tuple[Table[IntEnum], ...] = (phases.LEADER, phases.WORKER, phases.SEARC
 
 
 def read(matrix: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield (event, phase, next phase, what the supervisor hears) of each cell of a table; "." is left out.
+    """Yield (event, phase, next phase, what the supervisor hears) of each cell of a table.
 
-    A cell is the next phase, "-" if it stays, and after a "+" what is heard. "error" is an error of the program.
+    "." is left out.
+
+    A cell is the next phase, "-" if it stays, and after a "+" what is heard.
+    "error" is an error of the program.
     """
     heading, *rows = (line for line in matrix.splitlines() if line.strip())
     for row in rows:
@@ -87,7 +92,8 @@ def test_what_does_not_count_changes_nothing_and_what_must_count_is_an_error() -
     assert made.now.name == "STOPPING"
 
 
-# ---------------------------------------------------------------------------------------------------------- the leader
+# ----------------------------------------------------------------------------------------------------------
+# the leader
 OF_LEADER = """
 event           GATHERING       RUNNING         STOPPING        FINISHED        LINGERING       LEAVING
 ready           -               -               -               -               -               -
@@ -125,7 +131,9 @@ def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
 
 
 def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
-    """Let a stranger come: when the leader has dropped it, it has read what the others said before."""
+    """Let a stranger come: when the leader has dropped it, it has read what the
+    others said before.
+    """
     with socket.create_connection((LEADER, port)) as stranger:
         send(stranger, b"hello\n")
         until(peer.loop, lambda: "dropped a connection" in "".join(heard.log))
@@ -165,7 +173,8 @@ def test_what_an_event_does_to_the_leader(
         assert [one.replace(" ", "_") for one in heard.said[before:]] == said
 
 
-# ---------------------------------------------------------------------------------------------------------- the worker
+# ----------------------------------------------------------------------------------------------------------
+# the worker
 OF_WORKER = """
 event           JOINING         PREPARING       READY           BOUND           FINISHED        LEAVING
 go              .               -               BOUND+go        -               -               -
@@ -200,7 +209,9 @@ def bring_worker(phase: str, made: FakeLeader, peer: Peer | None) -> None:
 
 
 def say(made: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
-    """Say something to a worker, and wait until it has read it: what the channel does not know comes to `told`."""
+    """Say something to a worker, and wait until it has read it: what the
+    channel does not know comes to `told`.
+    """
     told = len(made.heard.told)
     peer.say(message, {"type": "mark"})
     until(made.loop, lambda: any(kind == "mark" for _, kind, _ in made.heard.told[told:]))
@@ -241,7 +252,8 @@ def test_what_an_event_does_to_a_worker(
         assert made.heard.said[before:] == said
 
 
-# ---------------------------------------------------------------------------------------------------------- the search
+# ----------------------------------------------------------------------------------------------------------
+# the search
 OF_SEARCH = """
 event           ASKED       ANSWERED
 challenge       dropped     dropped

@@ -1,4 +1,6 @@
-"""Devices are what this container may open, and what a user sets is held to them as what the launcher sets is."""
+"""Devices are what this container may open, and what a user sets is held to
+them as what the launcher sets is.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,15 @@ from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.asked import checks_of
 from trainworks_launcher.supervise import supervisor
 
-# ----------------------------------------------------------------------------------------------------------------- EFA
+# -----------------------------------------------------------------------------------------------------------------
+# EFA
 NAMES = ("rdmap16s27", "rdmap32s27", "rdmap48s27")
 
 
 def host_with_efa(root: Path, *, by_class: bool = True, mapped: bool = True) -> tuple[str, str]:
-    """A host's listing of three EFA devices and one that is none, whose nodes are in another order."""
+    """A host's listing of three EFA devices and one that is none, whose nodes
+    are in another order.
+    """
     (root / "dev").mkdir()
     for number, name in enumerate(("mlx5_0", *reversed(NAMES))):
         node = f"uverbs{number}"
@@ -183,7 +188,8 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- GPUs
+# ----------------------------------------------------------------------------------------------------------------
+# GPUs
 @pytest.mark.parametrize(
     ("value", "count", "visible"),
     [
@@ -250,7 +256,8 @@ def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
     assert (asked.gpus, asked.row_gpus, asked.visible_gpus) == (1, 0, ("0",))
 
 
-# ---------------------------------------------------------------------------------------------------------------- NUMA
+# ----------------------------------------------------------------------------------------------------------------
+# NUMA
 class Sockets(NamedTuple):
     """A host's own listing of its GPUs and NUMA nodes, and what this process may use."""
 
@@ -366,7 +373,8 @@ def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
         plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=given, manifest=image))
 
 
-# ---------------------------------------------------------------------------------------------------------- CPU limits
+# ----------------------------------------------------------------------------------------------------------
+# CPU limits
 @pytest.mark.parametrize(
     ("membership", "files", "quota"),
     [

@@ -1,4 +1,6 @@
-"""What the SDK makes of a ``distribution``: by a table, and beside the real SDK, which is asked where it is there."""
+"""What the SDK makes of a ``distribution``: by a table, and beside the real
+SDK, which is asked where it is there.
+"""
 
 from __future__ import annotations
 

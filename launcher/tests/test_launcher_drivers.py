@@ -1,4 +1,6 @@
-"""ModelTrainer's files: what they say becomes the same job as the older lines' hyperparameters say."""
+"""ModelTrainer's files: what they say becomes the same job as the older lines'
+hyperparameters say.
+"""
 
 from __future__ import annotations
 

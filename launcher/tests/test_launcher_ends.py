@@ -1,6 +1,8 @@
-"""How a job ends whose starter is wrong about its ranks, or outlives them: real processes under stand-ins for starters.
+"""How a job ends whose starter is wrong about its ranks, or outlives them: real processes under
+stand-ins for starters.
 
-The stand-ins keep the order of words and the variables of mpirun and torchrun. Then they do what a test says.
+The stand-ins keep the order of words and the variables of mpirun and torchrun.
+Then they do what a test says.
 """
 
 from __future__ import annotations
@@ -165,7 +167,10 @@ def test_a_starter_that_somebody_ends_is_not_told_as_a_rank(tmp_path: Path) -> N
 
 
 def test_the_status_of_a_rank_is_known_also_after_its_starter_has_taken_it(tmp_path: Path) -> None:
-    """mpirun reaps its ranks at once, and here it says nothing. A kernel before 6.15 may lose that race."""
+    """mpirun reaps its ranks at once, and here it says nothing.
+
+    A kernel before 6.15 may lose that race.
+    """
     with job(
         tmp_path, "mpi", WAIT_FOR_ALL + "sys.exit(1)", LAST_FAILS.replace("END", "os._exit(17)")
     ) as made:

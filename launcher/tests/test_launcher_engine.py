@@ -1,8 +1,8 @@
 """Jobs under the real Open MPI and torchrun: one host, and two hosts as two network namespaces.
 
 Marked ``engine``. They need root, iproute2, util-linux, and a virtual environment with Open MPI,
-mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. What is missing is skipped and
-said.
+mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. What is
+missing is skipped and said.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> N
 def test_a_failing_rank_on_the_second_host(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
-    """One status and one cause on both hosts, from the last words of the rank itself, which only its host has."""
+    """One status and one cause on both hosts, from the last words of the rank
+    itself, which only its host has.
+    """
     need("mpirun")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]

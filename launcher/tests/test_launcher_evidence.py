@@ -1,4 +1,7 @@
-"""The table of evidence: which rank failed first, row by row; and what kind of evidence one process is."""
+"""The table of evidence: which rank failed first, row by row.
+
+And what kind of evidence one process is.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def seen(
     cause: str = "",
     ended: float | None = None,
 ) -> Suspect:
-    """Evidence of a rank: ``b3`` is rank 3 on host b. ended: when its process did, default when the trouble began."""
+    """Evidence of a rank: ``b3`` is rank 3 on host b. ended: when its process
+    did, default when the trouble began.
+    """
     outcome = Outcome(
         SUCCEEDED if kind is Kind.LEFT else FAILED, status, place[0], cause, int(place[1:])
     )
@@ -118,7 +123,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
             TORCHRUN,
             "a0",
         ),  # torchrun's comes after 30 s
-        # Nobody can say which of two ends by SIGTERM on two hosts came first: a starter of all hosts can.
+        # Nobody can say which of two ends by SIGTERM on two hosts came first: a
+        # starter of all hosts can.
         ([terminated(1.0, "a0"), terminated(1.1, "b3")], MPIRUN._replace(rank=3), "b3"),
         ([terminated(1.0, "b3"), recorded(1.1, "a0", 15)], MPIRUN._replace(rank=3), "b3"),
         # A rank whose status its starter took, and tells.
@@ -138,7 +144,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), recorded(1.5, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([unseen(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([unseen(2.5, "a3"), peer(2.0, "a2")], NOBODY, "a2"),  # perhaps ended by the starter
-        # Row 3: what blames another process never beats an own failure, however much earlier it was.
+        # Row 3: what blames another process never beats an own failure, however
+        # much earlier it was.
         ([peer(1.0, "a0"), recorded(9.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0"), died(9.0, "b3", 139)], NOBODY, "b3"),
         ([peer(2.0, "a0"), peer(1.0, "b3")], NOBODY, "b3"),

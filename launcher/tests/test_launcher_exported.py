@@ -1,4 +1,7 @@
-"""What the script is given: the job's host, groups and log level as variables; what cannot be one is refused."""
+"""What the script is given: the job's host, groups and log level as variables.
+
+What cannot be one is refused.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ KNOWN = {
     "ml.g5.48xlarge": PLAIN,
     "ml.g4dn.12xlarge": PLAIN,
 }
-"""What the guides say of instance types that people ask about; the other rows have to agree with themselves."""
+"""What the guides say of instance types that people ask about.
+
+The other rows have to agree with themselves.
+"""
 
 
 def image(**changes: Json) -> Manifest:
@@ -90,7 +93,9 @@ def image(**changes: Json) -> Manifest:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_every_instance_type(row: dict[str, Json]) -> None:
-    """Its own devices seen, its devices hidden, and planned from elsewhere: what is set, and that each has a reason."""
+    """Its own devices seen, its devices hidden, and planned from elsewhere:
+    what is set, and that each has a reason.
+    """
     name = str(row["name"])
     expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
     assert expected == KNOWN.get(name, expected)
@@ -196,7 +201,10 @@ def test_network_interfaces_that_exist_are_used(given: str, expected: str, said:
 def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
     changed: Mapping[str, Any], expected: str | None
 ) -> None:
-    """Each host has its own variable, where nobody names an interface; mpirun would spread that of the leader."""
+    """Each host has its own variable, where nobody names an interface.
+
+    Mpirun would spread that of the leader.
+    """
     several = {
         "devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"),
         "hosts": ("a", "b"),
@@ -217,7 +225,9 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
 def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
     kind: str, left_out: str
 ) -> None:
-    """But on a type whose devices read no remote memory: libfabric aborts where that is asked for."""
+    """But on a type whose devices read no remote memory: libfabric aborts where
+    that is asked for.
+    """
     recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
     asked: dict[str, Json] = {
         "sagemaker_mpi_enabled": True,

@@ -1,5 +1,7 @@
-"""What a host brings in before the start: code from S3, a project, requirements from private indexes. Real pip, real
-S3 server, real clients; and no secret in an argument of any process or in the log."""
+"""What a host brings in before the start: code from S3, a project, requirements from private
+indexes. Real pip, real S3 server, real clients; and no secret in an argument of any process or in
+the log.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,12 @@ ARN = "arn:aws:codeartifact:eu-west-1:123456789012:repository/shared/wheels"
 
 
 class Index(http.server.ThreadingHTTPServer):
-    """A package index with one wheel, for those who know the token; and the two calls of CodeArtifact that lead there.
+    """A package index with one wheel, for those who know the token.
 
-    Whoever asks it is looked at: ``seen`` has every command line of the machine, while pip was asking, with the token.
+    And the two calls of CodeArtifact that lead there.
+
+    Whoever asks it is looked at: ``seen`` has every command line of the machine, while pip was
+    asking, with the token.
     """
 
     daemon_threads = True
@@ -170,7 +175,8 @@ USES_GREETING = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ requirements
+# ------------------------------------------------------------------------------------------------------
+# requirements
 def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
@@ -204,7 +210,10 @@ def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
 def test_what_pip_would_use_is_used(
     tmp_path: Path, variables: Mapping[str, str], file: str
 ) -> None:
-    """Every way in which people tell pip about their index; the password is in no argument of any process."""
+    """Every way in which people tell pip about their index.
+
+    The password is in no argument of any process.
+    """
     authority = make_authority(tmp_path) if file == "tls" else None
     with serving(Index(authority)) as index:
         (tmp_path / "wheels").mkdir()
@@ -241,7 +250,9 @@ def test_what_pip_would_use_is_used(
 def test_an_index_that_cannot_be_reached_is_the_reason(
     tmp_path: Path, variables: Mapping[str, str], reason: str
 ) -> None:
-    """In the first line: a host without a network, or behind a proxy that shows its own certificate."""
+    """In the first line: a host without a network, or behind a proxy that shows
+    its own certificate.
+    """
     with serving(Index(make_authority(tmp_path))) as index:
         values = {"closed": free_port(), "address": index.address}
         given = {name: value.format_map(values) for name, value in variables.items()}
@@ -332,7 +343,8 @@ def test_a_project_of_setuptools(tmp_path: Path) -> None:
     assert "GOT 2.0 old" in made.text
 
 
-# ------------------------------------------------------------------------------------------------------ CodeArtifact
+# ------------------------------------------------------------------------------------------------------
+# CodeArtifact
 def test_the_arn_of_a_repository() -> None:
     assert parse_repository(ARN) == Repository("eu-west-1", "123456789012", "shared", "wheels")
     assert parse_repository(ARN.replace("arn:aws:", "arn:aws-cn:")).domain == "shared"
@@ -399,7 +411,10 @@ def programs_with(client: str) -> dict[str, str]:
 def test_codeartifact_gives_a_token_that_nobody_sees(
     tmp_path: Path, index: Index, client: str
 ) -> None:
-    """The real clients and the real pip; CodeArtifact itself is a service of this test, for moto has none."""
+    """The real clients and the real pip.
+
+    CodeArtifact itself is a service of this test, for moto has none.
+    """
     programs = programs_with(client)
     (tmp_path / ".netrc").write_text(
         "machine other.example login me password unrelated\n", encoding="utf-8"
@@ -447,7 +462,8 @@ def test_codeartifact_that_refuses_is_the_reason(tmp_path: Path, client: str) ->
     assert "Could not connect to the endpoint URL" in made.failure
 
 
-# ---------------------------------------------------------------------------------------------------------------- S3
+# ----------------------------------------------------------------------------------------------------------------
+# S3
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
     """A real S3 server with a bucket; its address."""
@@ -488,7 +504,10 @@ def upload(address: str, place: Path, key: str, files: Mapping[str, str]) -> str
 
 
 def job_from(address: str, base: Path, location: str, client: str, **more: str) -> Launcher:
-    """A job whose code is at ``location``, to its end; nobody may show the secret in a command line meanwhile."""
+    """A job whose code is at ``location``, to its end.
+
+    Nobody may show the secret in a command line meanwhile.
+    """
     programs = programs_with(client)
     write_inputs(
         base, "print('baked in')", {"sagemaker_submit_directory": location, "epochs": "3"}, {}

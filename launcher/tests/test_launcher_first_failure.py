@@ -1,7 +1,8 @@
 """Which rank failed first: real ranks that miss each other, and take their time to end.
 
-A stand-in for torchrun starts them, and ends them as torchrun does: it acts on the end of a process, sends SIGTERM to
-the other ranks of its host, and names the process whose end it has seen first.
+A stand-in for torchrun starts them, and ends them as torchrun does: it acts on the end of a
+process, sends SIGTERM to the other ranks of its host, and names the process whose end it has seen
+first.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
 def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
     tmp_path: Path, hosts: int
 ) -> None:
-    """What the runtime of C++ prints of an exception is all that is known of it: NCCL and gloo end a rank so."""
+    """What the runtime of C++ prints of an exception is all that is known of
+    it: NCCL and gloo end a rank so.
+    """
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as made:
         assert_told(made, 1, LABEL)
 
@@ -195,7 +198,9 @@ def test_a_rank_of_another_host_that_has_noted_nothing_yet_is_awaited(
 def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
     tmp_path: Path,
 ) -> None:
-    """Python has no hook for ``raise SystemExit``: that the rank had left first is known, and its status is not."""
+    """Python has no hook for ``raise SystemExit``: that the rank had left first
+    is known, and its status is not.
+    """
     with job_of(tmp_path, script_of(f"raise SystemExit({LICENCE!r})", SLOW_HANDLER), 1) as made:
         assert_told(made, 1, "had left its program, and other ranks went on")
     assert f"rank 0 on host 127.0.0.1 failed after that: RuntimeError: {MISSED}" in made[0].failure
@@ -222,7 +227,9 @@ def test_programs_that_find_each_other_themselves_are_asked_too(
 def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(
     tmp_path: Path, handler: str
 ) -> None:
-    """It has a record of its own, and that is an effect: its starter had told it to end for its peer."""
+    """It has a record of its own, and that is an effect: its starter had told
+    it to end for its peer.
+    """
     slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
     with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as made:
         assert_told(made, 1, MISSED, rank=0)

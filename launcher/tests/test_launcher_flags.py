@@ -342,7 +342,9 @@ WORDS = st.one_of(
 
 
 def options_in(argv: Sequence[str], known: Mapping[str, int]) -> Iterator[str]:
-    """Yield the options of a command line: ``-am --oversubscribe`` is a file of that name, and no option."""
+    """Yield the options of a command line: ``-am --oversubscribe`` is a file of
+    that name, and no option.
+    """
     words = iter(argv)
     for word in words:
         yield word

@@ -1,8 +1,9 @@
 """TensorFlow, MXNet and torch_xla jobs as real processes, with stand-ins for the frameworks.
 
-The frameworks are not installed here. Each stand-in is a package of a few lines that does what the real one does with
-what it is given: TensorFlow's server listens on its address of TF_CONFIG, ``import mxnet`` serves where DMLC_ROLE says
-so. What is shown is that the processes are started with the right words and ended with the job, and no more.
+The frameworks are not installed here. Each stand-in is a package of a few lines that does what the
+real one does with what it is given: TensorFlow's server listens on its address of TF_CONFIG,
+``import mxnet`` serves where DMLC_ROLE says so. What is shown is that the processes are started
+with the right words and ended with the job, and no more.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ def job(
     instance_type: str = "local",
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[list[Launcher]]:
-    """One launcher per host, with the packages where the image's Python finds them. groups: name -> hosts."""
+    """One launcher per host, with the packages where the image's Python finds
+    them. groups: name -> hosts.
+    """
     image = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     shared = {
         "TRAINWORKS_CONTROL_PORT": str(free_port()),
@@ -268,7 +271,9 @@ def test_torch_xla_starts_the_processes_of_each_host(tmp_path: Path) -> None:
 def test_a_host_outside_the_distribution_runs_the_program_and_ends_with_the_job(
     tmp_path: Path, failing: str | None
 ) -> None:
-    """The first host is the one outside, so the channel's leader is the second, the distribution's first."""
+    """The first host is the one outside, so the channel's leader is the second,
+    the distribution's first.
+    """
     outside, first, second = ADDRESSES
     packages = frameworks(tmp_path / "packages", tensorflow="")
     script = f"""

@@ -1,8 +1,9 @@
-"""Whatever the platform's files, the variables and the options say: a well-formed plan, or a refusal that tells what
-is wrong and where. Never a traceback.
+"""Whatever the platform's files, the variables and the options say: a well-formed plan, or a
+refusal that tells what is wrong and where. Never a traceback.
 
-The default run is short. ``TRAINWORKS_FUZZ_EXAMPLES=20000 python -m pytest launcher/tests/test_launcher_fuzz.py`` goes
-deeper; every defect that was found so has a test of its own below.
+The default run is short. ``TRAINWORKS_FUZZ_EXAMPLES=20000 python -m pytest
+launcher/tests/test_launcher_fuzz.py`` goes deeper; every defect that was found so has a test of its
+own below.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def as_delivered(values: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 def mostly(
     likely: st.SearchStrategy[Any], odd: st.SearchStrategy[Any] | None = None
 ) -> st.SearchStrategy[Any]:
-    """A plausible value nearly always: with anything everywhere no example would get past the first check."""
+    """A plausible value nearly always: with anything everywhere no example
+    would get past the first check.
+    """
     other = as_delivered(ANY | DEEP) if odd is None else odd
     return st.sampled_from([True] * 24 + [False]).flatmap(
         lambda plausible: likely if plausible else other
@@ -230,7 +233,10 @@ VARIABLE_WORDS = words(
 VARIABLE_TEXT = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), max_size=12
 ) | st.sampled_from(["", "\udcff", "a\udc80b", "x" * 5000, '{"a": 1}', *VARIABLE_WORDS])
-"""What a process's environment can hold: no NUL; bytes that are not UTF-8 are lone surrogates from U+DC80 on."""
+"""What a process's environment can hold: no NUL.
+
+Bytes that are not UTF-8 are lone surrogates from U+DC80 on.
+"""
 
 READ = [
     value
@@ -429,7 +435,8 @@ def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
     assert_plan_or_clear_refusal(outcome(machine, {**files(asked, config), **written}, {}))
 
 
-# --------------------------------------------------------------------------------------- what was found, each by name
+# ---------------------------------------------------------------------------------------
+# what was found, each by name
 def files(
     hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
 ) -> dict[str, bytes | None]:

@@ -1,4 +1,6 @@
-"""Hangs, without torch: which look shows progress, which rank differs, and a real program that waits for ever."""
+"""Hangs, without torch: which look shows progress, which rank differs, and a
+real program that waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ BACKWARD = stack(
     MAIN,
 )
 
-# ---------------------------------------------------------------------------------------------------------- the odd one
+# ----------------------------------------------------------------------------------------------------------
+# the odd one
 Where = tuple[tuple[Thread, ...], str, str, str]  # stacks, state, the kernel's words, a path
 WAITS: Where = (ALL_REDUCE, "S", "which waits for a lock or another thread", "")
 
@@ -161,7 +164,9 @@ def natively(*names_: str) -> tuple[Thread, ...]:
 def test_who_waits_for_others_is_read_from_compiled_code_too(
     frames: Sequence[str], what: str
 ) -> None:
-    """mpi4py's calls are no Python frames: the rank that waits in one is not to blame, though it is alone."""
+    """mpi4py's calls are no Python frames: the rank that waits in one is not to
+    blame, though it is alone.
+    """
     together = stack(("together", SCRIPT, 7), MAIN)
     waiting = row_of(0, "algo-1", together, "R", "which computes or spins", "", natively(*frames))
     assert (waiting.kind, waiting.what, waiting.place) == ("collective", what, "train.py:7")
@@ -347,7 +352,8 @@ def test_rows_survive_the_way_to_the_leader() -> None:
     assert naming.read_documents("algo-2", "nonsense") == []
 
 
-# ---------------------------------------------------------------------------------------------------- signs of progress
+# ----------------------------------------------------------------------------------------------------
+# signs of progress
 BEFORE = Look(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_REDUCE)})
 
 
@@ -380,9 +386,11 @@ def polling(
     sleeps: bool = True,
     now: tuple[Thread, ...] = (),
 ) -> tuple[Look, Look]:
-    """Two looks at a rank that waits for a file: its loop has another counter, and stops at another line.
+    """Two looks at a rank that waits for a file: its loop has another counter,
+    and stops at another line.
 
-    waited: seconds of 30 in which its main thread had no CPU, though it was ready to run."""
+    waited: seconds of 30 in which its main thread had no CPU, though it was ready to run.
+    """
     begin = (10**9, 10**9)
     old = Process(
         "1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, wrote=0, sleeps=sleeps
@@ -455,9 +463,12 @@ def test_what_counts_as_progress(before: Look, now: Look, sign: str) -> None:
 
 @pytest.mark.parametrize("python", [False, True])
 def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
-    """It takes a CPU for some time, again and again, and sleeps in between. On a crowded host each time takes longer.
+    """It takes a CPU for some time, again and again, and sleeps in between.
 
-    What it says about the program stays the same, as it is measured over some of its rounds."""
+    On a crowded host each time takes longer.
+
+    What it says about the program stays the same, as it is measured over some of its rounds.
+    """
     for seed in range(500):
         draw = random.Random(seed)
         runs, sleeps, crowd = draw.uniform(0.001, 0.1), draw.uniform(0, 0.3), draw.uniform(1, 100)
@@ -540,9 +551,13 @@ def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
     assert all(signs(-1, -2, -1, -2)), "the variables are not known: it may count"
 
 
-# --------------------------------------------------------------------------------------------------------------- stacks
+# ---------------------------------------------------------------------------------------------------------------
+# stacks
 def test_stacks_of_py_spy() -> None:
-    """A local variable of a loop counts; those of the standard library do not, for a wait counts its seconds."""
+    """A local variable of a loop counts.
+
+    Those of the standard library do not, for a wait counts its seconds.
+    """
 
     def dump(step: str, left: str) -> str:
         def frame(name: str, file: str, variable: str, value: str) -> dict[str, object]:
@@ -566,7 +581,9 @@ def test_stacks_of_py_spy() -> None:
 
 
 def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
-    """A worker of a data loader, whose data set sleeps for each sample, and one that waits for a file for ever."""
+    """A worker of a data loader, whose data set sleeps for each sample, and one
+    that waits for a file for ever.
+    """
     loader = DATA.replace("dataloader", "_utils/worker")
 
     def look(at: float, batch: str, attempt: str) -> Look:
@@ -603,7 +620,8 @@ def test_stacks_of_faulthandler() -> None:
     assert stacks.from_faulthandler("") == ()
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
+# -------------------------------------------------------------------------------------------------------------
+# settings
 def test_settings() -> None:
     def limit(**variables: str) -> float:
         return plan(environment(variables={"PATH": "/bin", **variables})).limits.hang
@@ -656,7 +674,8 @@ def test_torchs_flight_recorder_is_on_unless_the_user_says_something(
     assert files == (["/opt/ml/output/data/flight-recorder-rank-"] if found else [])
 
 
-# ------------------------------------------------------------------------------------------------------ a real program
+# ------------------------------------------------------------------------------------------------------
+# a real program
 WAITING = """
 import os, sys
 for name in sys.argv[2].split(","):
@@ -700,8 +719,9 @@ take("/no/such/lock")
 def test_a_rank_that_polls_or_loops_makes_no_progress(
     tmp_path: Path, script: str, place: str
 ) -> None:
-    """A lock that another rank holds: the counter of the attempts moves, and a thread beside it samples something. And
-    an endless loop, which stops at another line at each look."""
+    """A lock that another rank holds: the counter of the attempts moves, and a thread beside it
+    samples something. And an endless loop, which stops at another line at each look.
+    """
     write_inputs(tmp_path, script, {}, {})
     manifest = write_manifest(
         tmp_path / "image.json", {"python": sys.executable}
@@ -761,7 +781,9 @@ def get(seconds):
 
 
 def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> None:
-    """Its workers may be on other hosts: what it prints of them is a sign, whichever thread prints it."""
+    """Its workers may be on other hosts: what it prints of them is a sign,
+    whichever thread prints it.
+    """
     package = tmp_path / "lib/python3/site-packages/cluster.py"
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
@@ -806,7 +828,10 @@ def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> Non
 
 
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
-    """With faulthandler, as where there is no py-spy; with a sitecustomize of the user's, which is still imported."""
+    """With faulthandler, as where there is no py-spy.
+
+    With a sitecustomize of the user's, which is still imported.
+    """
     write_inputs(tmp_path, WAITING, {"fifos": "first,second"}, {})
     (tmp_path / "code/sitecustomize.py").write_text(
         "print('the users own sitecustomize', flush=True)\n"
@@ -839,7 +864,10 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
 
 
 def test_a_job_that_hangs_fails_with_a_status_of_its_own(tmp_path: Path) -> None:
-    """With py-spy, which the environment of the checkout has; the heartbeat file keeps the job alive until it stops."""
+    """With py-spy, which the environment of the checkout has.
+
+    The heartbeat file keeps the job alive until it stops.
+    """
     script = """
 import os, threading, time
 def work():
@@ -906,9 +934,13 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     assert f'os.memfd_create("{signals.MEMORY}")' in text
 
 
-# ---------------------------------------------------------------------------------- a look that does not end as planned
+# ---------------------------------------------------------------------------------- a look that
+# does not end as planned
 class _Blind:
-    """Eyes that see nothing twice: the first look raises, the second one never returns. Then they see a program."""
+    """Eyes that see nothing twice: the first look raises, the second one never returns.
+
+    Then they see a program.
+    """
 
     def __init__(self, never: Path) -> None:
         self.looks = 0

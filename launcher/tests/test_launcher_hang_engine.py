@@ -1,6 +1,7 @@
 """Jobs that hang, and jobs that only look so: real ranks with torch and gloo on two hosts.
 
-Hosts are network namespaces (``launcher_network``). The rank that differs is rank 3, on the second host.
+Hosts are network namespaces (``launcher_network``). The rank that differs is
+rank 3, on the second host.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def text_of(hosts: Sequence[Host]) -> str:
 
 
 def begin_of_hang(hosts: Sequence[Host], since: float) -> float:
-    """Return when the odd rank began to hang; skip where the ranks took longer than the limit to start."""
+    """Return when the odd rank began to hang.
+
+    Skip where the ranks took longer than the limit to start.
+    """
     found = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
     if not found and (crowd := crowd_since(since)) > CROWD:
         pytest.skip(
@@ -291,7 +295,10 @@ together()
 
 
 def test_a_rank_of_mpi_that_hangs_is_named(network: Network, tmp_path: Path) -> None:
-    """The other ranks spin in MPI: their CPU time is no sign of life. Host algo-2 has ranks, and no command."""
+    """The other ranks spin in MPI: their CPU time is no sign of life.
+
+    Host algo-2 has ranks, and no command.
+    """
     need("mpirun")
     script = """
 import threading, time
@@ -380,9 +387,11 @@ with socket.create_server(("", 9099)) as server:
 def test_a_job_that_only_looks_so_is_left_alone(
     network: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    """One rank works for more than twice the limit without output, and the others wait in a barrier.
+    """One rank works for more than twice the limit without output, and the
+    others wait in a barrier.
 
-    It measures: a rank that hardly gets a processor within the limit does look as if it did nothing.
+    It measures: a rank that hardly gets a processor within the limit does look
+    as if it did nothing.
     """
     began = start_clock()
     need("cc")
@@ -468,7 +477,10 @@ def list_all():
 list_all()
 """,
 }
-"""What a rank does for longer than the limit while the other one waits for it. More: the test of two hosts, above."""
+"""What a rank does for longer than the limit while the other one waits for it.
+
+More: the test of two hosts, above.
+"""
 
 
 class Store(http.server.BaseHTTPRequestHandler):

@@ -1,7 +1,9 @@
-"""24 simulated hours of jobs of many kinds: the real watch of two hosts, with a clock and processes that are made up.
+"""24 simulated hours of jobs of many kinds: the real watch of two hosts, with a
+clock and processes that are made up.
 
-A job is a list of what it does one after the other, each with its seconds, and prints after some of them. Only rank 0,
-on the first host, prints. No alarm is right while it works; after a stop at any moment the warning must come in time.
+A job is a list of what it does one after the other, each with its seconds, and prints after some of
+them. Only rank 0, on the first host, prints. No alarm is right while it works; after a stop at any
+moment the warning must come in time.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Part(NamedTuple):
 
     Attributes:
         seconds: How long.
-        does: "steps" of Python on both hosts; "call", which shows nothing; "compiled", a call of compiled code on the
-            second host, which only its stacks show; "writes" a checkpoint on
-            the first host; "compiles" in another program there; "elsewhere": only the second host works.
+        does: "steps" of Python on both hosts; "call", which shows nothing; "compiled", a call of
+            compiled code on the second host, which only its stacks show; "writes" a checkpoint on
+            the first host; "compiles" in another program there; "elsewhere": only the second host
+            works.
         prints: Whether a line comes after it.
     """
 
@@ -75,7 +78,9 @@ def evaluation(draw: random.Random) -> Iterator[Part]:
 
 
 def slow_start(draw: random.Random) -> Iterator[Part]:
-    """A few lines, tokenization in calls that show nothing, then a compilation, and another one for a new shape."""
+    """A few lines, tokenization in calls that show nothing, then a compilation,
+    and another one for a new shape.
+    """
     for _ in range(20):
         yield Part(1)
     for _ in range(6):
@@ -96,7 +101,10 @@ def growing_epochs(draw: random.Random) -> Iterator[Part]:
 
 
 def buffered(draw: random.Random) -> Iterator[Part]:
-    """Output of a pipe: nothing for more than a tenth of the limit, then many lines. It is never steady."""
+    """Output of a pipe: nothing for more than a tenth of the limit, then many lines.
+
+    It is never steady.
+    """
     while True:
         yield Part(draw.uniform(60, 100))
         for _ in range(30):
@@ -185,7 +193,9 @@ class World(loops.Loop):
         self.now = end
 
     def works(self, host: int) -> tuple[int, int, int]:
-        """Return what has changed until now: of a stack, of bytes, of CPU time of other programs."""
+        """Return what has changed until now: of a stack, of bytes, of CPU time
+        of other programs.
+        """
         now = min(self.now, self.stops)
         part = bisect.bisect(self.ends, now)
         does = self.parts[part].does
@@ -287,7 +297,9 @@ def test_a_day_of_jobs_that_work_has_no_alarm(live: Callable[[World], None], job
 def test_a_job_that_stops_is_seen_after_the_limit(
     live: Callable[[World], None], job: Job, seed: int
 ) -> None:
-    """The looks of the second host take half as long again where one of them saw it work just before the stop."""
+    """The looks of the second host take half as long again where one of them
+    saw it work just before the stop.
+    """
     stops = random.Random(seed).uniform(HOUR / 2, HOUR)
     world = World(job, seed, 2 * EACH, stops)
     live(world)

@@ -1,7 +1,9 @@
-"""Hard deaths of one rank of two hosts under mpirun, again and again: its status, host and rank on both hosts.
+"""Hard deaths of one rank of two hosts under mpirun, again and again: its
+status, host and rank on both hosts.
 
-Marked ``engine``. TRAINWORKS_HARD_DEATHS=40 is the whole series (about ten minutes); by default there is one death of
-each kind. Every second one is beside a load of eight processes. What it needs: see ``test_launcher_engine.py``.
+Marked ``engine``. TRAINWORKS_HARD_DEATHS=40 is the whole series (about ten minutes); by default
+there is one death of each kind. Every second one is beside a load of eight processes. What it
+needs: see ``test_launcher_engine.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Plain hosts, with real processes on two hosts that are network namespaces: no /opt/ml, no scheduler, late names.
+"""Plain hosts, with real processes on two hosts that are network namespaces: no /opt/ml, no
+scheduler, late names.
 
 Marked ``engine``; see test_launcher_engine for what is needed.
 """
@@ -86,7 +87,10 @@ def test_both_hosts_end_with_one_status(network: Network, tmp_path: Path, status
 
 
 def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
-    """Results go to the working directory. Two hosts that are one machine: each by a name of its own."""
+    """Results go to the working directory.
+
+    Two hosts that are one machine: each by a name of its own.
+    """
     if os.geteuid() != 0 or os.access(names.BASE_DIRECTORY, os.F_OK):
         pytest.skip("needs root, to become another user, and a machine without /opt/ml")
     (tmp_path / "train.py").write_text(
@@ -149,7 +153,9 @@ def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) 
 def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     network: Network, tmp_path: Path, own: str, chosen: bool
 ) -> None:
-    """As Debian's installer writes it (127.0.1.1): gloo would listen there, and no other host would reach it."""
+    """As Debian's installer writes it (127.0.1.1): gloo would listen there, and
+    no other host would reach it.
+    """
     (tmp_path / "train.py").touch()
     known = [f"{network.address(name)} {name}" for name in network.hosts]
     known += [f"{own} {os.uname().nodename}"] if own else []

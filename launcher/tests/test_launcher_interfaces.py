@@ -1,4 +1,6 @@
-"""Which interface a host of several takes: real network namespaces with an interface, a host name and /etc/hosts."""
+"""Which interface a host of several takes: real network namespaces with an
+interface, a host name and /etc/hosts.
+"""
 
 from __future__ import annotations
 

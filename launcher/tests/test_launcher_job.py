@@ -1,4 +1,6 @@
-"""From the environment to a job: what is accepted, what is refused, and that all problems are told at once."""
+"""From the environment to a job: what is accepted, what is refused, and that
+all problems are told at once.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ PACKAGE = LAUNCHER / "trainworks_launcher"
 PREFLIGHT = LAUNCHER / "trainworks_preflight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
-"""Path of a Python 3.8 for the compatibility test; without it the newest pyenv one is looked for."""
+"""Path of a Python 3.8 for the compatibility test.
+
+Without it the newest pyenv one is looked for.
+"""
 
 
 def oldest_python() -> str:
@@ -74,7 +77,10 @@ RUN_BY_THE_USERS_PYTHON = {
     "ray_node.py": {"ray"},
     "sitecustomize.py": {"sitecustomize"},
 }
-"""By the one that has boto3, which was looked up before, or that runs pip; and what they import of it."""
+"""By the one that has boto3, which was looked up before, or that runs pip.
+
+And what they import of it.
+"""
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,8 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
     ids=lambda path: str(path.relative_to(LAUNCHER)),
 )
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
-    """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep.
+    """No instance name, no URL, no shell, no assignment to the process's
+    environment, no fixed sleep.
 
     The name of SVG's namespace is not an address.
     """
@@ -225,9 +232,11 @@ def test_help_explains_the_settings_that_people_set_and_its_second_page_every_on
 
 
 def test_it_starts_quickly(tmp_path: Path) -> None:
-    """From the start to the end of an empty script, in CPU seconds beside those of a few modules of Python's own.
+    """From the start to the end of an empty script, in CPU seconds beside those
+    of a few modules of Python's own.
 
-    It takes twice as many as they do, on a busy machine as on a quiet one, where a second is worth another amount.
+    It takes twice as many as they do, on a busy machine as on a quiet one,
+    where a second is worth another amount.
     """
     write_inputs(tmp_path, "", {}, {})
 

@@ -1,6 +1,8 @@
-"""Logs of many ranks, and what is known of the ranks: real processes that print, fail, hang and are stopped.
+"""Logs of many ranks, and what is known of the ranks: real processes that
+print, fail, hang and are stopped.
 
-A stand-in for torchrun starts the ranks: it keeps torchrun's order of words and its variables, and costs nothing.
+A stand-in for torchrun starts the ranks: it keeps torchrun's order of words and
+its variables, and costs nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def ranks(
 
 
 def test_lines_of_eight_ranks_stay_whole_and_have_one_prefix_each(tmp_path: Path) -> None:
-    """Multi-byte text cut anywhere, two pieces per line, CR LF, empty lines, and a line that no pipe holds."""
+    """Multi-byte text cut anywhere, two pieces per line, CR LF, empty lines,
+    and a line that no pipe holds.
+    """
     script = """
 import os
 rank = int(os.environ["RANK"])
@@ -181,7 +185,9 @@ def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path
 
 
 def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_path: Path) -> None:
-    """Nobody reads our output until the job has decided its end: the pipe is full, and the traceback behind it."""
+    """Nobody reads our output until the job has decided its end: the pipe is full, and the
+    traceback behind it.
+    """
     script = "print('x' * 150_000)\nraise ValueError('behind a full pipe')"
     write_inputs(tmp_path, script, {}, {})
     with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
@@ -193,7 +199,8 @@ def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_pat
     assert made.output == b"x" * 150_000 + b"\n"
 
 
-# ------------------------------------------------------------------------------------------------------ failing ranks
+# ------------------------------------------------------------------------------------------------------
+# failing ranks
 def test_the_failing_rank_its_status_and_its_own_last_words(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
@@ -322,10 +329,14 @@ def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Pa
     )
 
 
-# ---------------------------------------------------------------------------------------------------- values by file
+# ----------------------------------------------------------------------------------------------------
+# values by file
 @pytest.mark.parametrize("count", [0, 2])
 def test_sixty_hyperparameters_of_2400_characters_train(tmp_path: Path, count: int) -> None:
-    """More than the platform allows in all. SM_HPS is over the kernel's limit of one string, so it comes by file."""
+    """More than the platform allows in all.
+
+    SM_HPS is over the kernel's limit of one string, so it comes by file.
+    """
     script = """
 import json, os, sys
 assert "SM_HPS" not in os.environ
@@ -347,7 +358,8 @@ print("all there")
     assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
 
 
-# ------------------------------------------------------------------------------------------------------ hidden failures
+# ------------------------------------------------------------------------------------------------------
+# hidden failures
 @pytest.mark.parametrize(
     ("line", "warned"),
     [
@@ -372,7 +384,8 @@ def test_a_shell_that_hides_a_traceback_is_warned(line: str, warned: bool, tmp_p
     assert (said in made.text) is warned
 
 
-# ----------------------------------------------------------------------------------------------------------- long texts
+# -----------------------------------------------------------------------------------------------------------
+# long texts
 STATE_DICT = """
 keys = ", ".join(f'"model.layers.{number}.mlp.down_proj.weight"' for number in range(1440))
 raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(s) in state_dict: {keys}. ")

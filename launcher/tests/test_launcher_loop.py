@@ -8,7 +8,9 @@ from trainworks_launcher.supervise.loop import READ, Loop
 
 
 def test_a_callback_may_close_a_socket_that_is_ready_in_the_same_round() -> None:
-    """Two connections end at once, and the first to be served closes both: a data path that is over does so."""
+    """Two connections end at once, and the first to be served closes both: a
+    data path that is over does so.
+    """
     loop = Loop()
     pairs = [socket.socketpair() for _ in range(2)]
     served = []

@@ -1,4 +1,7 @@
-"""The modes: what each refuses, and the parts of its plan that matter; whole plans are in test_launcher_plan."""
+"""The modes: what each refuses, and the parts of its plan that matter.
+
+Whole plans are in test_launcher_plan.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ def program_of(made: NodePlan) -> tuple[str, ...]:
     return made.argv[made.argv.index("--") + 1 :]
 
 
-# ------------------------------------------------------------------------------------------------- choosing the mode
+# -------------------------------------------------------------------------------------------------
+# choosing the mode
 @pytest.mark.parametrize("switch", sorted(SWITCHES))
 def test_a_switch_chooses_its_mode(switch: str) -> None:
     assert make_job(environment({switch: "true"})).placement.mode == SWITCHES[switch]
@@ -109,7 +113,8 @@ def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected:
     assert expected in refusal(gpus(asked))
 
 
-# ------------------------------------------------------------------------------------------------- facts of the image
+# -------------------------------------------------------------------------------------------------
+# facts of the image
 @pytest.mark.parametrize(
     ("asked", "version", "refused"),
     [
@@ -211,7 +216,8 @@ def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
     assert not any("has no" in line and library in line for line in there.warnings)
 
 
-# ------------------------------------------------------------------------------------------------------------ counts
+# ------------------------------------------------------------------------------------------------------------
+# counts
 @pytest.mark.parametrize(
     ("asked", "devices", "kind", "expected"),
     [
@@ -265,7 +271,8 @@ def test_devices_that_are_not_seen_are_said() -> None:
     )
 
 
-# --------------------------------------------------------------------------------------------------- model parallelism
+# ---------------------------------------------------------------------------------------------------
+# model parallelism
 @pytest.mark.parametrize(
     ("parameters", "refused"),
     [
@@ -422,7 +429,10 @@ def test_the_degrees_of_smp_divide_the_processes(
 def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
     sharded: Json, torch: str, *, library: bool, refused: bool
 ) -> None:
-    """The library would refuse it on every rank; of a value of another type the plan says so itself."""
+    """The library would refuse it on every rank.
+
+    Of a value of another type the plan says so itself.
+    """
     protected = {
         **({model_parallel.OPEN_LIBRARY: "1.0"} if library else {}),
         **({"torch": torch} if torch else {}),
@@ -561,7 +571,8 @@ def test_nccl_is_set_for_smp_by_the_version_of_torch(
     assert (env.get("NCCL_PROTO"), env.get("NCCL_ALGO")) == expected
 
 
-# ---------------------------------------------------------------------------------------------------- data parallelism
+# ----------------------------------------------------------------------------------------------------
+# data parallelism
 @pytest.mark.parametrize("asked", [SMDDP, DDP])
 def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> None:
     made = gpus(asked, programs=MappingProxyType(SMDDP_PROGRAMS))
@@ -608,7 +619,8 @@ def test_smddp_takes_the_instance_type_that_the_sdk_knows() -> None:
     assert plan(made).env["SAGEMAKER_INSTANCE_TYPE"] == "ml.other.xlarge"
 
 
-# ------------------------------------------------------------------------------------------------- torchrun on Neuron
+# -------------------------------------------------------------------------------------------------
+# torchrun on Neuron
 def test_neuron_cores_are_the_processes_of_torchrun() -> None:
     made = plan(
         environment(
@@ -639,7 +651,8 @@ def test_torchrun_starts_programs_that_are_not_pythons(program: str) -> None:
     assert argv[-1].endswith(program)
 
 
-# ---------------------------------------------------------------------------------------------------------------- XLA
+# ----------------------------------------------------------------------------------------------------------------
+# XLA
 def test_xla_is_for_scripts_on_gpus() -> None:
     text = refusal(environment({**XLA, "sagemaker_program": "run.sh"}, hosts=TWO))
     expected = (
@@ -650,7 +663,8 @@ def test_xla_is_for_scripts_on_gpus() -> None:
     assert [words for words in expected if words not in text] == []
 
 
-# --------------------------------------------------------------------------------------------------- parameter servers
+# ---------------------------------------------------------------------------------------------------
+# parameter servers
 @pytest.mark.parametrize(
     ("framework", "components", "beside"),
     [
@@ -699,7 +713,8 @@ def test_the_schedulers_port_is_a_port(port: Json) -> None:
         assert "is not a TCP port (hyperparameter _ps_port)" in refusal(made)
 
 
-# ---------------------------------------------------------------------------------------------- heterogeneous clusters
+# ----------------------------------------------------------------------------------------------
+# heterogeneous clusters
 def clusters(
     hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object
 ) -> Environment:

@@ -1,7 +1,8 @@
-"""Modes under the real Open MPI: a distribution over some of the hosts, and smddp's wrapper in front of every rank.
+"""Modes under the real Open MPI: a distribution over some of the hosts, and smddp's wrapper in
+front of every rank.
 
-Marked ``engine``; see test_launcher_engine for what is needed. smddp itself is not installed: its ``smddprun`` is a
-stand-in that says where it was put and becomes the program.
+Marked ``engine``; see test_launcher_engine for what is needed. smddp itself is not installed: its
+``smddprun`` is a stand-in that says where it was put and becomes the program.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ if "--fail" in sys.argv:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """The manifest of a made-up image whose programs are this machine's, and a stand-in for smddprun."""
+    """The manifest of a made-up image whose programs are this machine's, and a
+    stand-in for smddprun.
+    """
     need("mpirun", "python")
     wrapper = tmp_path / "smddprun"
     wrapper.write_text(
@@ -55,7 +58,10 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("fail", [False, True])
 def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fail: bool) -> None:
-    """mpirun, its keys and rank 0 are on the group's first host; the host outside it ends with all, and ends all."""
+    """mpirun, its keys and rank 0 are on the group's first host.
+
+    The host outside it ends with all, and ends all.
+    """
     asked: dict[str, Json] = {
         "sagemaker_mpi_enabled": "true",
         PER_HOST: "2",

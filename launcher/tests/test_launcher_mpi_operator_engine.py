@@ -1,7 +1,8 @@
-"""MPIJob: a launcher pod and two worker pods that run ``/usr/sbin/sshd -De``, with real mpirun, ssh and sshd.
+"""MPIJob: a launcher pod and two worker pods that run ``/usr/sbin/sshd -De``,
+with real mpirun, ssh and sshd.
 
-The pods have the operator's own variables and files (kubeflow/mpi-operator, mpi_job_controller.go: launcherEnvVars,
-workerEnvVars, ompiEnvVars, newConfigMap, setupSSHOnPod).
+The pods have the operator's own variables and files (kubeflow/mpi-operator, mpi_job_controller.go:
+launcherEnvVars, workerEnvVars, ompiEnvVars, newConfigMap, setupSSHOnPod).
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_mpirun_starts_ranks_on_workers_that_run_sshd(job: Job) -> None:
-    """As existing manifests have it: the launcher's command is mpirun. A worker comes late, and so does its name."""
+    """As existing manifests have it: the launcher's command is mpirun.
+
+    A worker comes late, and so does its name.
+    """
     first, late = WORKERS
     job.network.resolves(LAUNCHER_POD, LAUNCHER_POD, first)
     with contextlib.ExitStack() as pods:
@@ -165,7 +169,10 @@ def test_train_on_the_launcher_pod_starts_the_ranks_of_the_workers(job: Job, sta
 
 @pytest.mark.parametrize("command", ["mpirun", "train"])
 def test_a_launcher_that_is_a_worker_too_needs_no_ssh_to_itself(job: Job, command: str) -> None:
-    """RunLauncherAsWorker; the usual MPI runtime of a TrainJob. No sshd runs on the launcher pod."""
+    """RunLauncherAsWorker; the usual MPI runtime of a TrainJob.
+
+    No sshd runs on the launcher pod.
+    """
     (job.folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     real = (str(job.folder / "mpirun"), "--allow-run-as-root", f"{PREFIX}/bin/python", "-c", SUM)
     words = (

@@ -1,7 +1,7 @@
 """The command lines that we write, started by the real mpirun of both lines of Open MPI.
 
-Marked ``engine``. Open MPI 5 comes from TRAINWORKS_TEST_PREFIX, Open MPI 4 from the distribution's package (mpirun on
-the system's PATH). What is missing is skipped and said.
+Marked ``engine``. Open MPI 5 comes from TRAINWORKS_TEST_PREFIX, Open MPI 4 from the distribution's
+package (mpirun on the system's PATH). What is missing is skipped and said.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
     """An option at the end of the line: what it lacks says how many words it takes."""
     path, _ = mpirun(dialect)
     wrong = []
-    # These print or wait, whatever else is said. 5.0 dies of a signal where some options lack their words, and calls a
-    # letter unknown that lacks its value.
+    # These print or wait, whatever else is said. 5.0 dies of a signal where some options lack their
+    # words, and calls a letter unknown that lacks its value.
     left_out = {"h", "help", "V", "version", "dvm"} | (MCA_OPTIONS - {"mca", "prtemca", "pmixmca"})
     if dialect.major == 5:
         left_out |= {"amca"} | {
@@ -157,7 +157,9 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
     ],
 )
 def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> None:
-    """Ours, and what users write: in the documents of SageMaker and of Horovod, and for other lines of Open MPI."""
+    """Ours, and what users write: in the documents of SageMaker and of Horovod,
+    and for other lines of Open MPI.
+    """
     path, version = mpirun(dialect)
     per_host = 1 if "pernode -x" in options else 2
     asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": per_host}
@@ -199,7 +201,8 @@ def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialec
 def complaints(said: str, *usual: str) -> list[str]:
     """The lines with a complaint, but for those with usual words.
 
-    Open MPI 5 complains of setpgid where an agent has started before its parent could make it a group leader.
+    Open MPI 5 complains of setpgid where an agent has started before its parent
+    could make it a group leader.
     """
     lines = (
         line
@@ -238,7 +241,9 @@ def network() -> Iterator[Network]:
 def test_the_whole_world_starts_on_two_hosts(
     tmp_path: Path, network: Network, dialect: Dialect, options: str
 ) -> None:
-    """Ranks need no MPI library for this, so it holds without mpi4py: each rank says where it is."""
+    """Ranks need no MPI library for this, so it holds without mpi4py: each rank
+    says where it is.
+    """
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
     manifest = write_manifest(
@@ -303,7 +308,9 @@ ADDRESSED = "10.77.0.1 slots=2\\n10.77.0.2 slots=2\\n"
 def called(
     tmp_path: Path, network: Network, dialect: Dialect, hidden: str = "", **script: str
 ) -> tuple[list[int], list[str]]:
-    """Run a job without a distribution, whose program on one host calls mpirun for both; (statuses, texts).
+    """Run a job without a distribution, whose program on one host calls mpirun for both.
+
+    (statuses, texts).
 
     hidden: a program that is empty on algo-2.
     """
@@ -377,7 +384,10 @@ def test_another_host_than_the_first_starts_nothing_and_says_so(
 
 
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:
-    """Debian writes 127.0.1.1 for a machine's own name; bound to it, no other host could reach the leader."""
+    """Debian writes 127.0.1.1 for a machine's own name.
+
+    Bound to it, no other host could reach the leader.
+    """
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
     asked = "from trainworks_launcher.given.routes import interface_that_reaches as find; print(find(*{}))"

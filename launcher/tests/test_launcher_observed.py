@@ -1,4 +1,6 @@
-"""The launcher in an image without a manifest: `pip install`, and what it says of the image's own Python."""
+"""The launcher in an image without a manifest: `pip install`, and what it says
+of the image's own Python.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,10 @@ def python_of(version: str) -> str:
 
 
 def make_environment(folder: Path, python: str) -> Path:
-    """Make a virtual environment, with the launcher as pip installs it; return its site-packages."""
+    """Make a virtual environment, with the launcher as pip installs it.
+
+    Return its site-packages.
+    """
     made = (python, "-m", "venv", "--without-pip", str(folder))
     subprocess.run(made, check=True, timeout=300, capture_output=True)
     (site_packages,) = folder.glob("lib/python3*/site-packages")

@@ -1,6 +1,8 @@
-"""Outages of the network between two hosts, which are network namespaces: packets are dropped for a while, or for good.
+"""Outages of the network between two hosts, which are network namespaces:
+packets are dropped for a while, or for good.
 
-Marked ``engine``. Needs root, iproute2, util-linux and iptables. All outages happen at the same time, to a job each.
+Marked ``engine``. Needs root, iproute2, util-linux and iptables. All outages happen at the same
+time, to a job each.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def drop(network: Network, host: str, chains: tuple[str, ...], action: str) -> N
 
 
 def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -> None:
-    """8, 9 and 11 s at the limit of 12 s, on the leader's side and on the worker's, and in one direction only."""
+    """8, 9 and 11 s at the limit of 12 s, on the leader's side and on the
+    worker's, and in one direction only.
+    """
     need("iptables")
     mark = tmp_path / "end"
     with contextlib.ExitStack() as stack:

@@ -188,7 +188,8 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
             "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],3]\n  Errorcode: 7\n",
             (3, 7),
         ),
-        # An abort is told when it happens; the summary at the end may name another rank, which died of it.
+        # An abort is told when it happens; the summary at the end may name
+        # another rank, which died of it.
         (
             (
                 "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Errorcode: 7\n"
@@ -388,7 +389,9 @@ def test_the_highest_memory_of_a_container_is_the_kernels_word(
 def test_memory_of_a_group_with_other_processes_is_not_the_jobs(
     tmp_path: Path, others: str, highest: int | None
 ) -> None:
-    """A plain host: the group is the login session's, or that of the service that started the job."""
+    """A plain host: the group is the login session's, or that of the service
+    that started the job.
+    """
     (tmp_path / "cgroup").write_text("0::/a\n", encoding="ascii")
     (tmp_path / "fs" / "a").mkdir(parents=True)
     (tmp_path / "fs" / "a" / "memory.peak").write_text("4096\n", encoding="ascii")

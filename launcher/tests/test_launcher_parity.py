@@ -1,6 +1,8 @@
-"""The script's environment beside the real sagemaker-training's, for many inputs: equal, but for one table of reasons.
+"""The script's environment beside the real sagemaker-training's, for many inputs: equal, but for
+one table of reasons.
 
-``TRAINWORKS_PARITY_CASES`` (default 300) and ``TRAINWORKS_PARITY_SEED`` choose the generated inputs.
+``TRAINWORKS_PARITY_CASES`` (default 300) and ``TRAINWORKS_PARITY_SEED`` choose
+the generated inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ needs_peer = pytest.mark.skipif(
 )
 
 
-# ---------------------------------------------------------------------------------- inputs on the disk
+# ----------------------------------------------------------------------------------
+# inputs on the disk
 def write(base: Path, case: Case) -> dict[str, str]:
     """The case as the platform would mount it; its variables."""
     for directory in ("input/config", "code", "other"):
@@ -99,7 +102,10 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 
 
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
-    """What the launcher makes of one input. Interfaces and programs are said, not probed: machines differ in them."""
+    """What the launcher makes of one input.
+
+    Interfaces and programs are said, not probed: machines differ in them.
+    """
     environment = read_environment({**variables, "SAGEMAKER_BASE_DIR": str(base)})
     devices = environment.devices._replace(interfaces=("eth0", "lo"), reaching="eth0")
     return make_job(
@@ -139,7 +145,8 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return found
 
 
-# ------------------------------------------------------------------------------ inputs, made by chance
+# ------------------------------------------------------------------------------
+# inputs, made by chance
 NAMES = (
     "epochs",
     "batch-size",
@@ -321,7 +328,8 @@ def generate(chance: random.Random) -> Case:
     return Case(hyperparameters, config, channels, variables)
 
 
-# ----------------------------------------------------------------------------------------------- tests
+# -----------------------------------------------------------------------------------------------
+# tests
 @needs_peer
 @pytest.mark.engine
 def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path) -> None:

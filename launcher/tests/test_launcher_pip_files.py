@@ -1,4 +1,6 @@
-"""pip's settings and requirements files, read without pip's modules, beside pip itself, which is the oracle."""
+"""pip's settings and requirements files, read without pip's modules, beside pip
+itself, which is the oracle.
+"""
 
 from __future__ import annotations
 

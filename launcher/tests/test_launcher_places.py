@@ -1,4 +1,6 @@
-"""The directories that a script is told to write to: there and writable before it starts, or the job is refused."""
+"""The directories that a script is told to write to: there and writable before
+it starts, or the job is refused.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ as_root = pytest.mark.skipif(
 
 @pytest.fixture
 def room() -> Iterator[Path]:
-    """A directory that every user can enter, with a copy of the launcher: pytest's own are for one user."""
+    """A directory that every user can enter, with a copy of the launcher:
+    pytest's own are for one user.
+    """
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         directory.chmod(0o755)
@@ -186,7 +190,9 @@ def test_a_temporary_directory_without_execution_is_told(
 def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
     tmp_path: Path,
 ) -> None:
-    """A socket in it has a path that the kernel refuses: multiprocessing makes them, and so do data loaders."""
+    """A socket in it has a path that the kernel refuses: multiprocessing makes
+    them, and so do data loaders.
+    """
     long = tmp_path / ("x" * 80)
     long.mkdir()
     script = """
@@ -353,7 +359,8 @@ def test_a_checkpoint_directory_is_made_too(
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
 
 
-# ------------------------------------------------------------------------------------------------ which places are kept
+# ------------------------------------------------------------------------------------------------
+# which places are kept
 DOCKER = """\
 110 80 0:43 / / rw,relatime - overlay overlay rw,lowerdir=/a,upperdir=/b
 111 110 0:46 / /proc rw - proc proc rw
@@ -529,7 +536,8 @@ def test_each_result_goes_to_the_first_place_that_keeps_it(
     assert lost.format(*[tmp_path] * 2) in found.warning if lost else found.warning == ""
 
 
-# ----------------------------------------------------------------------------------------------------------- full disks
+# -----------------------------------------------------------------------------------------------------------
+# full disks
 FILL = """
 import os
 with open(os.environ["SM_MODEL_DIR"] + "/model.pt", "wb", buffering=0) as opened:

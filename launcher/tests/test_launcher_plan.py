@@ -1,4 +1,5 @@
-"""Plans, shown: one golden file for each kind, and in one file how the other scenarios differ from it.
+"""Plans, shown: one golden file for each kind, and in one file how the other
+scenarios differ from it.
 
 After a wanted change run ``make golden`` and read the difference.
 """
@@ -55,7 +56,9 @@ SMDDP_PROGRAMS = {
 
 
 def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
-    """A host of a job of two hosts with eight GPUs and EFA, in an image that has every framework and library."""
+    """A host of a job of two hosts with eight GPUs and EFA, in an image that
+    has every framework and library.
+    """
     made = environment(
         {switch: "true", "epochs": "3"},
         hosts=TWO,
@@ -192,7 +195,10 @@ def test_golden_plan(name: str, golden: Callable[[str, str], None]) -> None:
 
 
 def test_golden_differences(golden: Callable[[str, str], None]) -> None:
-    """Of each other scenario what differs; SM_ variables are those of a real peer (test_launcher_parity)."""
+    """Of each other scenario what differs.
+
+    SM_ variables are those of a real peer (test_launcher_parity).
+    """
     lines: list[str] = []
     for name, like in LIKE.items():
         one, other = (SCENARIOS[each]().to_json().splitlines() for each in (like, name))
@@ -263,7 +269,10 @@ def test_planning_has_no_effects() -> None:
     ],
 )
 def test_planning_thousands_of_hosts_is_quick(switch: str, words: tuple[str, str]) -> None:
-    """Every host in a group, so that the groups are gone through as well; the host last in the list for torchrun."""
+    """Every host in a group, so that the groups are gone through as well.
+
+    The host last in the list for torchrun.
+    """
     import time
 
     hosts = [f"algo-{number}" for number in range(1, 4097)]

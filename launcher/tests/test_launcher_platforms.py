@@ -1,4 +1,7 @@
-"""Platforms: from environment variables to the job's hosts, by table. Real schedulers have tests of their own."""
+"""Platforms: from environment variables to the job's hosts, by table.
+
+Real schedulers have tests of their own.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def described(variables: Mapping[str, str], hostname: str = "box") -> Descriptio
 
 
 def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> NodePlan:
-    """The plan of ``train [--mode MODE]`` on a host with these variables, as ``read_environment`` puts it together."""
+    """The plan of ``train [--mode MODE]`` on a host with these variables, as
+    ``read_environment`` puts it together.
+    """
     found = described(variables)
     assert not found.problems
     asked = Invocation(("train.py", "--lr", "1e-3"), mode)
@@ -60,7 +65,8 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
     return plan(made._replace(**changes))  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------------- recognition
+# ---------------------------------------------------------------------------------------------------------
+# recognition
 @pytest.mark.parametrize(
     ("variables", "config", "platform", "words"),
     [
@@ -113,7 +119,8 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.split() == []
 
 
-# --------------------------------------------------------------------------------------------------------------- hosts
+# ---------------------------------------------------------------------------------------------------------------
+# hosts
 @pytest.mark.parametrize(
     ("variables", "hostname", "hosts", "host"),
     [
@@ -204,7 +211,8 @@ def test_incomplete_platform_is_refused_with_all_that_is_missing(
     assert refused.value.status == 64
 
 
-# --------------------------------------------------------------------------------------------------------------- Slurm
+# ---------------------------------------------------------------------------------------------------------------
+# Slurm
 @pytest.mark.parametrize(
     ("listed", "hosts"),
     [
@@ -327,7 +335,8 @@ def test_gpus_that_slurm_gives(variables: dict[str, str], gpus: int | None) -> N
     assert described({**SLURM_NODE, **variables}).gpus == gpus
 
 
-# -------------------------------------------------------------------------------------------------------- command line
+# --------------------------------------------------------------------------------------------------------
+# command line
 def test_program_of_the_command_line_needs_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

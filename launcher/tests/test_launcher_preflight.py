@@ -351,7 +351,8 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- advice
+# -------------------------------------------------------------------------------------------------------------
+# advice
 def test_one_host_with_smddp(tmp_path: Path) -> None:
     advice = advice_of(run(words(tmp_path, SMDDP, count=1)))
     assert "use torch_distributed" in advice["smddp on one host"]
@@ -464,14 +465,16 @@ def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
     assert not [words for words in said if "processors" in words]
     said = [str(problem) for problem in run(words(tmp_path, TORCH, *option)).problems]
     assert [words for words in said if "has amd64 processors, and the image is for arm64" in words]
-    # Graviton types are none of SageMaker training's: no family of the table takes one for a host like others.
+    # Graviton types are none of SageMaker training's: no family of the table
+    # takes one for a host like others.
     assert (
         "ml.c7g.xlarge is not in the instance table"
         in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
     )
 
 
-# --------------------------------------------------------------------------------------------------------- any input
+# ---------------------------------------------------------------------------------------------------------
+# any input
 KEYS = st.sampled_from(
     (
         *(
@@ -538,7 +541,8 @@ def test_any_dict_gets_an_answer_and_never_a_traceback(
     shutil.rmtree(folder)
 
 
-# --------------------------------------------------------------------------------------------------------------- tips
+# ---------------------------------------------------------------------------------------------------------------
+# tips
 PAGE_OF_TIPS = (LAUNCHER.parent / "docs" / "tips.md").read_text(encoding="utf-8")
 
 

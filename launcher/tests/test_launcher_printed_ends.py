@@ -1,4 +1,6 @@
-"""Thirty-nine ends as the tools of training jobs print them: real processes that end so, under the real launcher."""
+"""Thirty-nine ends as the tools of training jobs print them: real processes
+that end so, under the real launcher.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ DIES = "raise ValueError('loss is nan')\n"
 
 
 def dies(after: str = "", before: str = "", death: str = DIES) -> str:
-    """A script that dies, and what its libraries print to the standard error before and after that."""
+    """A script that dies, and what its libraries print to the standard error
+    before and after that.
+    """
     return f"{IMPORTS}os.write(2, {before.encode()!r})\natexit.register(os.write, 2, {after.encode()!r})\n{death}"
 
 

@@ -316,7 +316,10 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
 def test_without_a_directory_for_temporary_files_the_job_is_refused(
     tmp_path: Path, memory: bool
 ) -> None:
-    """Only the results can be written, and in Docker /dev/shm too; never is anything put into the user's code."""
+    """Only the results can be written, and in Docker /dev/shm too.
+
+    Never is anything put into the user's code.
+    """
     if os.geteuid() != 0:
         pytest.skip("mount namespaces need root")
     write_inputs(
@@ -385,7 +388,10 @@ def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
 def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(
     tmp_path: Path, name: str
 ) -> None:
-    """With the execute bit; as `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts."""
+    """With the execute bit.
+
+    As `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts.
+    """
     write_inputs(tmp_path, "", {"sagemaker_program": name, "lr": "0.1"}, {})
     (tmp_path / "code" / name).write_bytes(b'echo "started $0 with $*"\nexit 4\n')
     (tmp_path / "code" / name).chmod(0o755)
@@ -464,7 +470,8 @@ def test_plan_prints_json_and_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists()
 
 
-# ---------------------------------------------------------------------------------------------------------- two hosts
+# ----------------------------------------------------------------------------------------------------------
+# two hosts
 @contextlib.contextmanager
 def two_hosts(
     tmp_path: Path,
@@ -698,9 +705,11 @@ def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: P
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- PID 1
+# -------------------------------------------------------------------------------------------------------------
+# PID 1
 def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -> None:
-    """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the script, the status is the script's.
+    """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the
+    script, the status is the script's.
 
     A zombie that stays keeps the script from its end, and SIGKILL comes after 5 s.
     """
@@ -752,7 +761,8 @@ def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None
     assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
 
 
-# ------------------------------------------------------------------------------- what the end of a job may not wait for
+# ------------------------------------------------------------------------------- what the end of a
+# job may not wait for
 AUDITED = """
 import os, runpy, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -767,7 +777,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> None:
-    """A process that hangs in a driver holds the lock that such a read waits for; proc(5), stat, has none."""
+    """A process that hangs in a driver holds the lock that such a read waits for.
+
+    Proc(5), stat, has none.
+    """
     opened = tmp_path / "opened"
     program = (sys.executable, "-ISc", AUDITED, str(opened), *TRAIN[2:])
     script = (
@@ -823,7 +836,9 @@ HOME = "import os\nprint('home', os.environ.get('PYTHONHOME'), flush=True)\n"
 
 @pytest.mark.parametrize("mode", ["none", "torch_distributed"])
 def test_pythonhome_of_another_python_is_left_out_with_a_line(tmp_path: Path, mode: str) -> None:
-    """A scheduler may hand on the environment of the host: each Python would end with 1 before its first line."""
+    """A scheduler may hand on the environment of the host: each Python would
+    end with 1 before its first line.
+    """
     variables = {"PYTHONHOME": "/opt/another/python", "PATH": os.environ["PATH"]}
     if mode == "none":
         write_inputs(tmp_path, HOME, {}, {})

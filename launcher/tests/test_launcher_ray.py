@@ -1,7 +1,8 @@
-"""Ray's head and workers beside a program: what is planned, and real processes with a stand-in for Ray.
+"""Ray's head and workers beside a program: what is planned, and real processes
+with a stand-in for Ray.
 
-The stand-in is named ``ray``, on the manifest's list of programs: its head listens and counts those who connect, its
-workers connect. The real Ray is in ``test_launcher_ray_engine.py``.
+The stand-in is named ``ray``, on the manifest's list of programs: its head listens and counts those
+who connect, its workers connect. The real Ray is in ``test_launcher_ray_engine.py``.
 """
 
 from __future__ import annotations
@@ -261,7 +262,10 @@ def test_the_version_of_ray_is_that_of_the_python_that_runs_it(tmp_path: Path) -
 def job(
     tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variables: str
 ) -> Iterator[list[Launcher]]:
-    """Two launchers whose Ray is the stand-in. Its Python finds the library without a variable, as an image's does."""
+    """Two launchers whose Ray is the stand-in.
+
+    Its Python finds the library without a variable, as an image's does.
+    """
     (tmp_path / "library/ray").mkdir(parents=True)
     (tmp_path / "library/ray/__init__.py").touch()
     (tmp_path / "library/ray/_raylet.py").write_text(LIBRARY, encoding="utf-8")

@@ -1,7 +1,7 @@
 """The real Ray on two hosts: tasks, an actor, Ray Train with gloo, on Slurm, and what dies of it.
 
-Marked ``engine``. Needs the environment that ``tools/set-up-peers ray`` makes. A start takes Ray some twenty seconds
-of one processor, so a job shows several things.
+Marked ``engine``. Needs the environment that ``tools/set-up-peers ray`` makes. A start takes Ray
+some twenty seconds of one processor, so a job shows several things.
 """
 
 from __future__ import annotations
@@ -131,11 +131,15 @@ DEATHS = {
     "an exception": (1, "ValueError: the batch is empty"),
     "a host": (66, "lost host algo-2"),
 }
-"""What dies, the job's status, and words of the first lines of the failure on each host that is left."""
+"""What dies, the job's status, and words of the first lines of the failure on
+each host that is left.
+"""
 
 
 LATE = "The current node timed out during startup"
-"""What Ray says when its own start took more than 30 s, a limit without a setting (ray/_private/node.py)."""
+"""What Ray says when its own start took more than 30 s, a limit without a setting
+(ray/_private/node.py).
+"""
 
 TURNS = 6
 

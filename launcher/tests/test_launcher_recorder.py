@@ -1,6 +1,8 @@
-"""The records of torch's flight recorder: which rank lacks which call, and how ranks are asked for them.
+"""The records of torch's flight recorder: which rank lacks which call, and how
+ranks are asked for them.
 
-The four recorded faults of 16 GPUs are those of NVIDIA's nvidia-resiliency-ext: TRAINWORKS_TEST_NVRX names a checkout.
+The four recorded faults of 16 GPUs are those of NVIDIA's nvidia-resiliency-ext:
+TRAINWORKS_TEST_NVRX names a checkout.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def test_the_ranks_of_nvidias_recorded_faults_are_named(fault: str) -> None:
     assert all("EXPERT_MODEL_PARALLEL_GROUP" in line for line in found.lines)
 
 
-# ------------------------------------------------------------------------------------------------- records of our own
+# -------------------------------------------------------------------------------------------------
+# records of our own
 Made = tuple[str, int, str, str]  # group, number, call, state
 WORLD, PAIR = "0", "7"
 
@@ -99,7 +102,8 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
         pytest.param([(DONE, WAITS)] * 3 + [(DONE,)], [LAST], (3,), id="one"),
         pytest.param([(DONE, WAITS)] * 3 + [()], [LAST], (3,), id="none"),
         pytest.param(
-            # Rank 2 lacks the call of all, but only because it waits for rank 3, which has left out another one.
+            # Rank 2 lacks the call of all, but only because it waits for rank
+            # 3, which has left out another one.
             [(DONE, WAITS)] * 2 + [(DONE, (PAIR, 1, "all_gather", "started")), (DONE,)],
             [f"rank 3 has not called {SIZES}, in which ranks 0,1 wait"],
             (3,),
@@ -223,7 +227,8 @@ def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one
     )
 
 
-# ------------------------------------------------------------------------------------------------------ ranks are asked
+# ------------------------------------------------------------------------------------------------------
+# ranks are asked
 RANK = """
 import os, select, sys
 pipe, file, record = sys.argv[1:4]
@@ -240,7 +245,10 @@ with open(file, "wb", buffering=0) as opened:  # in two parts: it is read in bet
 
 
 def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) -> None:
-    """As torch makes both. Rank 0 answers, rank 1 has no pipe, nobody reads that of rank 2, and rank 3 is silent."""
+    """As torch makes both.
+
+    Rank 0 answers, rank 1 has no pipe, nobody reads that of rank 2, and rank 3 is silent.
+    """
     recorder = Recorder(f"{tmp_path}/pipe-", f"{tmp_path}/record-")
     (tmp_path / "record-0").write_bytes(dump(WAITS))  # of an earlier stall
     os.utime(tmp_path / "record-0", (1, 1))
@@ -290,7 +298,8 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
         without.remove()
 
 
-# ------------------------------------------------------------------------------------------------------------------ RAS
+# ------------------------------------------------------------------------------------------------------------------
+# RAS
 TABLE = """
 Job summary
 ===========

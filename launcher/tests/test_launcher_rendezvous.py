@@ -1,6 +1,8 @@
-"""No platform is not one host: variables of others that say that a job has several hosts, or several ranks.
+"""No platform is not one host: variables of others that say that a job has
+several hosts, or several ranks.
 
-Each set is either taken as what it says, or refused with what to set. It never starts as one job for each host.
+Each set is either taken as what it says, or refused with what to set. It never
+starts as one job for each host.
 """
 
 from __future__ import annotations
@@ -302,7 +304,8 @@ def test_a_host_that_is_twice_in_a_hostfile_has_all_its_slots() -> None:
     assert platforms.describe(twice).processes_per_host == 4
 
 
-# -------------------------------------------------------------------------------------------------- Slurm's MPI server
+# --------------------------------------------------------------------------------------------------
+# Slurm's MPI server
 PMIX = {
     "PMIX_NAMESPACE": "slurm.pmix.77.0",
     "PMIX_RANK": "0",
@@ -358,7 +361,8 @@ def test_an_mpi_program_in_tasks_without_pmi_is_warned(
     assert any("each of them will be rank 0 of 1" in warning for warning in read.warnings) is warned
 
 
-# ------------------------------------------------------------------------------------------ variables of unknown makers
+# ------------------------------------------------------------------------------------------
+# variables of unknown makers
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
@@ -486,7 +490,8 @@ def test_hyperpods_agent_brings_its_own_rendezvous(
     assert refused.problems, "for any other program the hosts are missing"
 
 
-# ------------------------------------------------------------------------------------------------ jobs in one directory
+# ------------------------------------------------------------------------------------------------
+# jobs in one directory
 def test_each_job_of_a_scheduler_has_results_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,6 @@
-"""A job's requirements do not replace what the image was built around: the real uv, with wheels of the test."""
+"""A job's requirements do not replace what the image was built around: the real
+uv, with wheels of the test.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def refused(made: Launcher, reason: str) -> None:
 
 
 def replaced(image: Image, name: str, version: str, *requires: str, module: str = "") -> None:
-    """Write into the image's distribution what it requires, and what its module says of its version."""
+    """Write into the image's distribution what it requires, and what its module
+    says of its version.
+    """
     (site,) = image.base.glob("venv/lib/python*/site-packages")
     for old in site.glob(f"{name}-*.dist-info"):
         shutil.rmtree(old)
@@ -214,7 +218,8 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
     assert f"trainworks: {said}\n" in made.text
 
 
-# ------------------------------------------------------------------------------------------------------- what is kept
+# -------------------------------------------------------------------------------------------------------
+# what is kept
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
     """An older image: as it always was, the newest wins."""
     image.document = {}
@@ -249,7 +254,8 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "symbols": "1.0"}
 
 
-# ------------------------------------------------------------------------------------------------ direct contradictions
+# ------------------------------------------------------------------------------------------------
+# direct contradictions
 @pytest.mark.parametrize(
     ("requirements", "said"),
     [
@@ -401,7 +407,8 @@ def test_files_of_other_tools_are_refused_with_what_converts_them(
     assert said in image.program("-r", name).stderr
 
 
-# ---------------------------------------------------------------------------------------------------- without uv in it
+# ----------------------------------------------------------------------------------------------------
+# without uv in it
 def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
     made = image.run("vision\n")
@@ -410,7 +417,8 @@ def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     assert image.versions() == {**PROTECTED, "vision": "1.1"}
 
 
-# -------------------------------------------------------------------------------------------- contradictions of others
+# --------------------------------------------------------------------------------------------
+# contradictions of others
 def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_answered(
     image: Image,
 ) -> None:
@@ -433,7 +441,9 @@ WHEEL_OF_PROJECT = """
 
 
 def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
-    """A project whose build backend is its own, so that pip needs no index. build: what building runs."""
+    """A project whose build backend is its own, so that pip needs no index.
+    build: what building runs.
+    """
     head = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n" + (
         f"Requires-Dist: {requires}\\n" if requires else ""
     )
@@ -451,7 +461,10 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
 
 
 def test_a_project_that_wants_another_torch(image: Image) -> None:
-    """Its own file says it where it is static; what only its build says is the resolver's to refuse."""
+    """Its own file says it where it is static.
+
+    What only its build says is the resolver's to refuse.
+    """
     files = source_of("project", "torch==2.1")
     dynamic = files["pyproject.toml"].replace(
         'version = "1.0"\n', 'version = "1.0"\ndynamic = ["dependencies"]\n'
@@ -472,7 +485,8 @@ def test_a_project_that_wants_another_torch(image: Image) -> None:
     assert image.versions() == {**PROTECTED, "plain": "1.0", "project": "1.0"}
 
 
-# ---------------------------------------------------------------------------------------------------------- companions
+# ----------------------------------------------------------------------------------------------------------
+# companions
 def test_a_companion_that_was_built_for_another_torch_is_refused(image: Image) -> None:
     refused(
         image.run("plain\ntorchvision\n"),
@@ -487,7 +501,8 @@ def test_a_companion_that_fits_is_taken_where_it_is_found(image: Image, wheels: 
     assert image.versions() == {**PROTECTED, "torchvision": "0.28.0+cpu"}
 
 
-# ---------------------------------------------------------------------------------------------- what cannot be compiled
+# ----------------------------------------------------------------------------------------------
+# what cannot be compiled
 def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: Image) -> None:
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
     made = image.run("plain\n")
@@ -501,7 +516,10 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
     "line", ["./thing", "thing @ {uri}", "thing/", "./thing[extra]; python_version > '3'"]
 )
 def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
-    """Hosts that share the code would build into each other; a folder beside it is there as well."""
+    """Hosts that share the code would build into each other.
+
+    A folder beside it is there as well.
+    """
     code = image.base / "code"
     file, content = wheel("thing", "", "1.0", ())
     (code / "thing").mkdir(parents=True)
@@ -609,7 +627,8 @@ def test_a_file_in_another_encoding(image: Image) -> None:
     assert image.program("-r", "r.txt").returncode == 0
 
 
-# ------------------------------------------------------------------------------------ what uv reads of a project itself
+# ------------------------------------------------------------------------------------
+# what uv reads of a project itself
 SELF = """
 [project]
 name = "client"
@@ -680,7 +699,10 @@ def test_a_script_says_what_it_requires(image: Image) -> None:
 
 
 def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
-    """They are of one machine. Those of other programs in that folder count: git and keyring read them there."""
+    """They are of one machine.
+
+    Those of other programs in that folder count: git and keyring read them there.
+    """
     own = image.base / ".config" / "uv" / "uv.toml"
     own.parent.mkdir(parents=True)
     own.write_text('constraint-dependencies = ["core<2"]\n')
@@ -708,7 +730,8 @@ def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- shown beforehand
+# -----------------------------------------------------------------------------------------------------
+# shown beforehand
 def made_for(document: Mapping[str, Json]) -> Environment:
     found = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
     return environment(

@@ -1,4 +1,6 @@
-"""Restarts: which round of the ranks got a step further than those before it, and when a job is ended for none."""
+"""Restarts: which round of the ranks got a step further than those before it,
+and when a job is ended for none.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
     assert [lives.further() for _ in range(3)] == [True] * 3
 
 
-# ------------------------------------------------------------------------------------------------------- who gives up
+# -------------------------------------------------------------------------------------------------------
+# who gives up
 FURTHER, NOTHING = True, False
 FAILURE = Outcome(
     FAILED,

@@ -1,7 +1,9 @@
-"""What every host of a job ends with, whatever happens: the promises of the launcher, under the real programs.
+"""What every host of a job ends with, whatever happens: the promises of the
+launcher, under the real programs.
 
-Hosts are network namespaces (``launcher_network``), the processes are Open MPI's and torchrun's own. The bounds
-are the ones that were promised; what torchrun itself takes, to load torch and to end, is measured and taken off.
+Hosts are network namespaces (``launcher_network``), the processes are Open MPI's and torchrun's
+own. The bounds are the ones that were promised; what torchrun itself takes, to load torch and to
+end, is measured and taken off.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ host = os.environ["SM_CURRENT_HOST"]
 def say(*words):
     print(*words, time.monotonic(), flush=True)
 """
-"""The start of scripts: who am I, in either mode, without torch or MPI, which would take seconds to load."""
+"""The start of scripts: who am I, in either mode, without torch or MPI, which
+would take seconds to load.
+"""
 
 WAITING = RANKS + 'say("ready")\nwhile True: signal.pause()\n'
 
@@ -67,7 +71,9 @@ def text_of(hosts: Sequence[Host]) -> str:
 
 
 def moments(hosts: Sequence[Host], word: str) -> list[float]:
-    """When the ranks said a word, in seconds of the clock that all processes of this machine share."""
+    """When the ranks said a word, in seconds of the clock that all processes of
+    this machine share.
+    """
     return [
         float(found) for found in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
     ]
@@ -85,8 +91,10 @@ def read_ready(hosts: Sequence[Host]) -> None:
 
 
 def seconds_until_torchruns_rank(folder: Path) -> float:
-    """What torchrun itself needs until its rank starts, two at a time as here. It is loading torch; nothing of that is
-    ours or was promised."""
+    """What torchrun itself needs until its rank starts, two at a time as here.
+
+    It is loading torch; nothing of that is ours or was promised.
+    """
     script = folder / "moment.py"
     script.write_text("import time; print(time.monotonic(), flush=True)\n", encoding="ascii")
     started = time.monotonic()
@@ -114,8 +122,11 @@ def torchrun_of(host: Host) -> int:
 
 
 def wait_for_torchruns(descriptors: Sequence[int]) -> float:
-    """The moment in which the last of them had ended. It takes seconds after its rank, most of all where the store of
-    its exit barrier is gone already (https://github.com/pytorch/pytorch/issues/69520)."""
+    """The moment in which the last of them had ended.
+
+    It takes seconds after its rank, most of all where the store of its exit barrier is gone already
+    (https://github.com/pytorch/pytorch/issues/69520).
+    """
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], TIME_OUT)[0]
         os.close(descriptor)
@@ -294,7 +305,9 @@ def test_ranks_save_while_others_have_died_of_the_stop(
 def test_a_host_that_was_only_told_of_the_stop_ends_with_the_stopped_one(
     shared: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    """The platform's KILL of one host: nothing would end the other one, whose rank ignores SIGTERM."""
+    """The platform's KILL of one host: nothing would end the other one, whose
+    rank ignores SIGTERM.
+    """
     script = (
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
         "while True: signal.pause()\n"
@@ -348,7 +361,8 @@ def test_hosts_end_together_after_the_last_one(
             assert (host.base / "model/model").read_text(encoding="ascii") == "complete"
 
 
-# --------------------------------------------------------------------------------------------- torchrun that goes on
+# ---------------------------------------------------------------------------------------------
+# torchrun that goes on
 TRAIN = (
     GLOO_ENDS
     + """
@@ -435,7 +449,10 @@ def elastic(folder: Path, **more: Json) -> dict[str, Json]:
 
 @pytest.mark.parametrize("how", ["kill", "pause", "cut"])
 def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, how: str) -> None:
-    """Three hosts; one is lost at step 10; the others begin again from the checkpoint and end well."""
+    """Three hosts; one is lost at step 10.
+
+    The others begin again from the checkpoint and end well.
+    """
     limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
     with (
         network_of(3) as three,
@@ -501,7 +518,9 @@ def test_torchrun_restarts_a_rank_that_fails(
 
 
 def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """A rank that fails each time: what ends the job is its last failure, after the restarts that were allowed."""
+    """A rank that fails each time: what ends the job is its last failure, after
+    the restarts that were allowed.
+    """
     script = RANKS + (
         "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
         "second = os.path.exists(mark)\n"
@@ -525,7 +544,10 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
 def test_restarts_that_lead_nowhere_end_the_job(
     shared: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    """A rank fails at the same step in each life; what it prints differs only in times and numbers of processes."""
+    """A rank fails at the same step in each life.
+
+    What it prints differs only in times and numbers of processes.
+    """
     script = RANKS + (
         "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank, 'reads', hex(id(rank)))\n"
         "if rank == 1: raise ValueError('always the same, of process %d' % os.getpid())\n"
@@ -547,7 +569,9 @@ def test_restarts_that_lead_nowhere_end_the_job(
 
 
 def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """Each life does one more step, which only one host shows, by the file in which it says its step."""
+    """Each life does one more step, which only one host shows, by the file in
+    which it says its step.
+    """
     script = RANKS + (
         "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'), int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "print('step', step if rank else 'by step')\n"
@@ -587,9 +611,12 @@ def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_pat
         assert host.failure.startswith("stopped by SIGTERM")
 
 
-# ------------------------------------------------------------------------------------------------ what ends beside it
+# ------------------------------------------------------------------------------------------------
+# what ends beside it
 def pids_of(host: Host, name: str) -> list[int]:
-    """The processes of a host whose program has this name, the oldest first: their numbers begin again some time."""
+    """The processes of a host whose program has this name, the oldest first:
+    their numbers begin again some time.
+    """
     found = []
     for pid in host.processes():
         with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""Sixty variable sets of public schedulers, by what becomes of them. None of several hosts is silently one host.
+"""Sixty variable sets of public schedulers, by what becomes of them.
+
+None of several hosts is silently one host.
 
 The sets are what a process sees, as far as their makers document it; ``test_launcher_several`` and
 ``test_launcher_clusters`` have more, with the sources.

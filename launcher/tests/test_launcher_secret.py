@@ -1,4 +1,5 @@
-"""The job's secret: from a variable or a file, and out of reach for other processes of the same user.
+"""The job's secret: from a variable or a file, and out of reach for other
+processes of the same user.
 
 Real launchers under a user of their own, with another real process of that user beside them.
 """

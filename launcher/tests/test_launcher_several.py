@@ -1,6 +1,9 @@
-"""Variable sets of public schedulers that the launcher knows by their kind alone. None is silently one host.
+"""Variable sets of public schedulers that the launcher knows by their kind alone.
 
-Each set says where it is documented. What is pairs and lists but no distributed job stays one host, without a word.
+None is silently one host.
+
+Each set says where it is documented. What is pairs and lists but no distributed
+job stays one host, without a word.
 """
 
 from __future__ import annotations
@@ -251,7 +254,8 @@ ONE = {
 }
 
 CONTRADICTS = {
-    # kubeflow/training-operator, elastic.go beside envvar.go: an elasticPolicy without counts, and a Master
+    # kubeflow/training-operator, elastic.go beside envvar.go: an elasticPolicy
+    # without counts, and a Master
     "kubeflow and environment": {
         "PET_NNODES": "1:1",
         "PET_RDZV_BACKEND": "c10d",

@@ -1,4 +1,6 @@
-"""Signals that are for the script, and the end of a launcher that could not end its job: real processes."""
+"""Signals that are for the script, and the end of a launcher that could not end
+its job: real processes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def send(made: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
     os.kill(made.process_one() if prefix else made.process.pid, number)
 
 
-# ------------------------------------------------------------------------------------------------ passed on, no stop
+# ------------------------------------------------------------------------------------------------
+# passed on, no stop
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(
     tmp_path: Path, prefix: tuple[str, ...]
@@ -133,7 +136,8 @@ def test_a_signal_that_comes_while_the_host_is_probed_waits_too(tmp_path: Path) 
     assert made.text.count("saved at") == 1
 
 
-# ------------------------------------------------------------------------------------------------------ stops like TERM
+# ------------------------------------------------------------------------------------------------------
+# stops like TERM
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_hangup_stops_the_job_as_term_does(
@@ -161,7 +165,8 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
     assert "SIGHUP" not in made.text
 
 
-# ----------------------------------------------------------------------------------------------- the launcher is killed
+# -----------------------------------------------------------------------------------------------
+# the launcher is killed
 LEAVES = """
 import os, signal, subprocess
 pids = [os.getpid()]

@@ -1,4 +1,6 @@
-"""Signals for the ranks, and launchers that are killed, under real starters: torchrun, mpirun on two hosts, Slurm's."""
+"""Signals for the ranks, and launchers that are killed, under real starters:
+torchrun, mpirun on two hosts, Slurm's.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def test_ranks_of_the_scripts_own_starter_get_it_too(
     assert made.text.count(f"saved at {int(signal.SIGUSR1)}") == 2
 
 
-# ----------------------------------------------------------------------------------------------- the launcher is killed
+# -----------------------------------------------------------------------------------------------
+# the launcher is killed
 def pids_in(text: str) -> list[int]:
     lines = [line.partition("pids ")[2].split() for line in text.splitlines() if "pids " in line]
     return [int(word) for words in lines for word in words if word.isdecimal()]

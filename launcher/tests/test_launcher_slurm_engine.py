@@ -1,7 +1,8 @@
-"""Jobs on a real Slurm cluster of two nodes: torchrun, mpirun, one task per rank, a failure, the page's batch script.
+"""Jobs on a real Slurm cluster of two nodes: torchrun, mpirun, one task per rank, a failure, the
+page's batch script.
 
-Marked ``engine``. Needs Debian's slurmctld, slurmd, slurm-client and munge, which ``tools/set-up-peers`` installs, and
-the programs of test_launcher_engine.
+Marked ``engine``. Needs Debian's slurmctld, slurmd, slurm-client and munge, which
+``tools/set-up-peers`` installs, and the programs of test_launcher_engine.
 """
 
 from __future__ import annotations
@@ -206,7 +207,9 @@ def test_a_cancelled_job_stops_every_rank(
 def test_a_batch_script_without_srun_is_refused(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
-    """It runs on the first node only: as one host of a job of two it would train alone, and end with 0."""
+    """It runs on the first node only: as one host of a job of two it would
+    train alone, and end with 0.
+    """
     (tmp_path / "train.py").write_text("print('trained alone')")
     batch = tmp_path / "batch.sh"
     batch.write_text(f"#!/bin/sh\nexec {' '.join(TRAIN)} -- train.py\n")
@@ -239,7 +242,9 @@ def run_batch(
 def test_the_batch_script_of_the_page(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
-    """docs/platforms/slurm.md, without the options of a container, and with two processes on each CPU node."""
+    """docs/platforms/slurm.md, without the options of a container, and with two
+    processes on each CPU node.
+    """
     batch = re.sub(r"#SBATCH --gpus\S*.*\n", "", scripts_of_the_page()[0])
     batch = re.sub(r" *--container[^\n]*\\\n", "", batch).replace(
         "--mode", "--processes-per-host 2 --mode"
@@ -264,7 +269,9 @@ if begun == "nothing":
 def test_a_job_whose_task_is_lost_goes_on_when_it_is_requeued(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
-    """The other batch script of docs/platforms/slurm.md: a launcher is killed, with all that it had started."""
+    """The other batch script of docs/platforms/slurm.md: a launcher is killed,
+    with all that it had started.
+    """
     batch = scripts_of_the_page()[1].replace("SECONDS=60", "SECONDS=20")
     assert "SECONDS=20\n" in batch
     (tmp_path / "checkpoints").mkdir()

@@ -1,4 +1,5 @@
-"""The programs that stand in front of mpirun and sshd, called by the SDK's driver and by anybody else.
+"""The programs that stand in front of mpirun and sshd, called by the SDK's
+driver and by anybody else.
 
 What needs a host without ssh host keys is in tests/sdk.
 """
@@ -84,7 +85,9 @@ CALLER = "import subprocess, sys\nsys.exit(subprocess.run(sys.argv[1:]).returnco
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """Give a folder with both links, laid out as in an image, real programs that say how they were called, callers."""
+    """Give a folder with both links, laid out as in an image, real programs
+    that say how they were called, callers.
+    """
     library = tmp_path / "lib"
     library.mkdir()
     (library / "trainworks_launcher").symlink_to(LAUNCHER / "trainworks_launcher")

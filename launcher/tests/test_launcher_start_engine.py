@@ -1,6 +1,8 @@
-"""Faults before the first step, on two hosts that are network namespaces: the job starts, or its log names the fault.
+"""Faults before the first step, on two hosts that are network namespaces: the job starts, or its
+log names the fault.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Packets are dropped by iptables in the namespaces.
+Marked ``engine``; see test_launcher_engine for what is needed. Packets are
+dropped by iptables in the namespaces.
 """
 
 from __future__ import annotations
@@ -208,7 +210,9 @@ def program(network: Network, host: str, *words: str, until: str = "") -> Iterat
 def test_another_program_at_the_leaders_port_ends_both_hosts(
     network: Network, tmp_path: Path
 ) -> None:
-    """The leader ends at once, and the other host long before the join limit: what answers is no launcher."""
+    """The leader ends at once, and the other host long before the join limit:
+    what answers is no launcher.
+    """
     need("ss")
     serve = (sys.executable, "-m", "http.server", str(CONTROL_PORT), "--directory", str(tmp_path))
     with (

@@ -1,6 +1,8 @@
-"""Faults of names, interfaces and addresses on two hosts, in each mode: the job starts all the same, or they are named.
+"""Faults of names, interfaces and addresses on two hosts, in each mode: the job starts all the
+same, or they are named.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Each fault stands beside the same job without it.
+Marked ``engine``; see test_launcher_engine for what is needed. Each fault
+stands beside the same job without it.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ def network() -> Iterator[Network]:
 
 
 def names_on(network: Network, host: str, **addresses: str) -> None:
-    """Let a host know these names, with these addresses; ``own`` is its own name, ``peer`` the other one's."""
+    """Let a host know these names, with these addresses.
+
+    ``own`` is its own name, ``peer`` the other one's.
+    """
     other = next(name for name in network.hosts if name != host)
     lines = ["127.0.0.1 localhost"]
     lines += [f"{addresses['own']} {host}"] if "own" in addresses else []
@@ -71,7 +76,9 @@ def own_names(network: Network, address: str = "") -> None:
 
 
 def second_interface(network: Network, subnet: str = "10.99.1", *, plugged: bool = True) -> None:
-    """Give each host an eth1 that reaches nobody, with an address of one subnet, as two bridges for containers are."""
+    """Give each host an eth1 that reaches nobody, with an address of one
+    subnet, as two bridges for containers are.
+    """
     for number, host in enumerate(network.hosts, 1):
         call(
             *network.inside(
@@ -257,7 +264,9 @@ NAMED: Mapping[str, tuple[Fault, str, str]] = {
         "the network interface eth0 is down",
     ),
 }
-"""Of the join, which is the same in each mode: the fault, the host whose log names it, and its words."""
+"""Of the join, which is the same in each mode: the fault, the host whose log
+names it, and its words.
+"""
 
 OF_PATHS: Mapping[str, tuple[Fault, str, str]] = {
     "one open port": (
@@ -356,7 +365,9 @@ def test_lists_in_another_order_are_two_leaders(network: Network, tmp_path: Path
 def test_the_address_that_open_mpi_could_not_reach_is_the_cause(
     network: Network, tmp_path: Path
 ) -> None:
-    """The user names an interface that reaches nobody: the rank itself ends with 14, and says nothing."""
+    """The user names an interface that reaches nobody: the rank itself ends
+    with 14, and says nothing.
+    """
     second_interface(network)
     wrong = {"OMPI_MCA_btl_tcp_if_include": "eth1"}
     with job(network, tmp_path, "mpi", dict.fromkeys(network.hosts, wrong)) as hosts:

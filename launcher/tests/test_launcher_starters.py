@@ -1,4 +1,6 @@
-"""One starter: a program that starts ranks is refused where the mode starts them, and what is idle or alone is said."""
+"""One starter: a program that starts ranks is refused where the mode starts
+them, and what is idle or alone is said.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,8 @@ def test_a_line_of_shell_of_a_job_without_a_command_line_is_read_too() -> None:
         plan(made._replace(drivers=Drivers(command="torchrun --nproc-per-node 2 train.py")))
 
 
-# ------------------------------------------------------------------------------------------------------ idle and alone
+# ------------------------------------------------------------------------------------------------------
+# idle and alone
 EIGHT = NO_GPU._replace(gpus=8)
 
 
@@ -216,7 +219,8 @@ def test_an_image_without_neuron_is_refused_on_its_cores() -> None:
         plan(made._replace(manifest=made.manifest._replace(components=without)))
 
 
-# -------------------------------------------------------------------------------------------- a starter inside a script
+# -------------------------------------------------------------------------------------------- a
+# starter inside a script
 STARTER = """
 import os, subprocess, sys
 # As torchrun: ranks with numbers of their own below it.
@@ -237,7 +241,9 @@ sys.exit(max(rank.wait() for rank in ranks))
 def test_a_rank_of_a_starter_inside_a_script_says_that_it_is_not_the_planned_one(
     tmp_path: Path, inner: int, warned: bool
 ) -> None:
-    """A stand-in for torchrun starts the planned ranks, and once more in the script: worlds of two below two ranks."""
+    """A stand-in for torchrun starts the planned ranks, and once more in the
+    script: worlds of two below two ranks.
+    """
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(f"#!{sys.executable}\n{STARTER}", encoding="utf-8")
     torchrun.chmod(0o755)

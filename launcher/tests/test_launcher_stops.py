@@ -1,4 +1,6 @@
-"""Stop signals: before the supervisor runs, the time that is left for the failure file, and checkpoints."""
+"""Stop signals: before the supervisor runs, the time that is left for the
+failure file, and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,16 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-# ------------------------------------------------------------------------------------------ before the supervisor runs
+# ------------------------------------------------------------------------------------------
+# before the supervisor runs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_stop_signal_while_the_host_is_probed_ends_the_job_at_once(
     tmp_path: Path, prefix: tuple[str, ...], number: signal.Signals
 ) -> None:
-    """An nvidia-smi that does not answer for a while stands for all that takes time before the supervisor runs."""
+    """An nvidia-smi that does not answer for a while stands for all that takes
+    time before the supervisor runs.
+    """
     if prefix and subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     probing = tmp_path / "probing"
@@ -96,7 +101,8 @@ def test_a_noted_stop_signal_starts_nothing(tmp_path: Path) -> None:
     assert text == "stopped by SIGTERM before the program was started"
 
 
-# ------------------------------------------------------------------------------------------------ stops and checkpoints
+# ------------------------------------------------------------------------------------------------
+# stops and checkpoints
 SAVES_OR_NOT = """
 import os, signal, sys
 def stop(number, frame):
@@ -157,7 +163,8 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     )
 
 
-# --------------------------------------------------------------------------------- the platform's time, its restarts
+# ---------------------------------------------------------------------------------
+# the platform's time, its restarts
 BATCH = {
     "AWS_BATCH_JOB_NUM_NODES": "1",
     "AWS_BATCH_JOB_NODE_INDEX": "0",
@@ -214,7 +221,10 @@ def test_a_bound_of_ours_exists_only_where_nothing_else_would_end_the_job(
 
 
 def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
-    """Read where this test runs and in a namespace of its own; one of the two is always a container's."""
+    """Read where this test runs and in a namespace of its own.
+
+    One of the two is always a container's.
+    """
     code = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n"
     code += "from trainworks_launcher.given import limits; print(limits.is_contained())"
     inside = subprocess.run(
@@ -253,7 +263,9 @@ while True: time.sleep(0.1)
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, status: int) -> None:
-    """The outcome is there while they save, further signals shorten nothing, and the files are written again."""
+    """The outcome is there while they save, further signals shorten nothing,
+    and the files are written again.
+    """
     if subprocess.run((*PID_ONE, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", str(status)), {}, {})
@@ -319,7 +331,9 @@ def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> 
 
 
 def test_the_line_of_a_bound_names_its_setting(tmp_path: Path) -> None:
-    """A starter of ranks that ignores SIGTERM is told again before it is killed, which takes longest."""
+    """A starter of ranks that ignores SIGTERM is told again before it is
+    killed, which takes longest.
+    """
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(
         "#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 100; done\n", encoding="utf-8"

@@ -1,6 +1,7 @@
 """Advice on a job before it costs anything, with reasons and figures. Pure.
 
-Sources: the SageMaker developer guide's tips for the data parallel library, and the instance table. Advice never
+Sources: the SageMaker developer guide's tips for the data parallel library, and
+the instance table. Advice never
 refuses: what cannot work is a problem that ``job`` reports.
 """
 
@@ -27,7 +28,9 @@ class Advice(NamedTuple):
 
 
 def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
-    """Yield all advice for a job, on its distribution and then on its devices. row: of the hosts that take part."""
+    """Yield all advice for a job, on its distribution and then on its devices.
+    row: of the hosts that take part.
+    """
     placement, gpus = job.placement, row.instance.gpus
     mode, kind, hosts = placement.mode, placement.instance_type, len(placement.distribution_hosts)
     open_library = OPEN_LIBRARY in job.environment.manifest.protected

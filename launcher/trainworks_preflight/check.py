@@ -1,8 +1,8 @@
 """Checks a job on a laptop, before you pay for a cluster.
 
-The platform's files are written to a temporary folder and read by the launcher's own reader. The hosts' devices come
-from the instance table. Then ``make_job`` and ``plan_host`` do what they would do in a container. The training script
-is not read, and no property of this machine counts.
+The platform's files are written to a temporary folder and read by the launcher's own reader. The
+hosts' devices come from the instance table. Then ``make_job`` and ``plan_host`` do what they would
+do in a container. The training script is not read, and no property of this machine counts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class Result(NamedTuple):
 
 
 def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
-    """Run a preflight; (exit status, what to print). 0: the job would start; 64: it has problems."""
+    """Run a preflight; (exit status, what to print). 0: the job would start.
+
+    64: it has problems.
+    """
     result = check(parsed)
     status = names.EXIT_NOT_STARTED if result.problems else 0
     masker = None if "--show-secrets" in parsed else Masker(result.hyperparameters)
@@ -137,13 +140,18 @@ def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 _SDK_OWN = 5
-"""Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name, region."""
+"""Hyperparameters that the SDK adds to every job: program, submit directory,
+log level, job name, region.
+"""
 
 
 def _plan(
     environment: Environment, groups: Sequence[Group], facts: Facts, translation: Translation
 ) -> Result:
-    """Return the plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
+    """Return the plans of a leader and of one worker of each kind, and the advice.
+
+    Or the launcher's refusal.
+    """
     try:
         job = make_job(environment)
         job = make_job(environment, job.placement.leader)
@@ -178,7 +186,9 @@ def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
 
 
 def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
-    """Return what is known of an instance type: the image's own row counts before the launcher's."""
+    """Return what is known of an instance type: the image's own row counts
+    before the launcher's.
+    """
     known = facts.find(instance_type) or InstanceFacts(Instance())
     return replace(known, instance=manifest.instances.get(instance_type, known.instance))
 
@@ -191,7 +201,9 @@ def _environment(
     folder: Path,
     entry: str,
 ) -> Environment:
-    """Make the first host's environment: files read by the launcher's own reader, devices from the table."""
+    """Make the first host's environment: files read by the launcher's own
+    reader, devices from the table.
+    """
     hosts = _host_names(groups)
     everyone: list[Json] = [host for members in hosts for host in members]
     config: dict[str, Json] = {
@@ -263,7 +275,8 @@ def _environment(
 def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, Mapping[str, str]]:
     """Return (the image's manifest, its programs).
 
-    Without a manifest, the image is assumed to have all that a mode may need, as this project's newest image has it.
+    Without a manifest, the image is assumed to have all that a mode may need, as this project's
+    newest image has it.
     """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
     version = value_of(parsed, "--framework-version")
@@ -360,7 +373,9 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
 
 
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
-    """One host's plan in short: its command, ready to be copied, and the variables that are not every script's."""
+    """One host's plan in short: its command, ready to be copied, and the
+    variables that are not every script's.
+    """
     place = f"{plan.host} ({plan.role})"
     beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
     if not plan.argv:

@@ -1,12 +1,14 @@
-"""What the SageMaker Python SDK makes of a ``distribution`` argument: the hyperparameters that a job is sent. Pure.
+"""What the SageMaker Python SDK makes of a ``distribution`` argument: the
+hyperparameters that a job is sent. Pure.
 
-What the SDK's second line sends (``sagemaker.pytorch.PyTorch`` with an image of one's own: fw_utils.py, estimator.py,
-pytorch/estimator.py of 2.257); a differential test calls the real one. What it refuses is its own business, since no
-job is sent then. ``problems`` are what it says nothing of, and sends a job that is not the one that
-was meant: a misspelt key, a forgotten ``enabled``.
+What the SDK's second line sends (``sagemaker.pytorch.PyTorch`` with an image of one's own:
+fw_utils.py, estimator.py, pytorch/estimator.py of 2.257); a differential test calls the real one.
+What it refuses is its own business, since no job is sent then. ``problems`` are what it says
+nothing of, and sends a job that is not the one that was meant: a misspelt key, a forgotten
+``enabled``.
 
-The third line's classes are taken too, as ``{"torchrun": {...}}`` and ``{"mpi": {"process_count_per_node": 8}}``: what
-``ModelTrainer`` writes to ``distributed.json``.
+The third line's classes are taken too, as ``{"torchrun": {...}}`` and ``{"mpi":
+{"process_count_per_node": 8}}``: what ``ModelTrainer`` writes to ``distributed.json``.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ class Group:
 
 
 class Translation(NamedTuple):
-    """What a job is sent for a ``distribution``: decoded hyperparameters, none if it cannot be read. Problems are what
-    cannot be read, and what the SDK accepts and makes another job of than was meant."""
+    """What a job is sent for a ``distribution``: decoded hyperparameters, none if it cannot be
+    read. Problems are what cannot be read, and what the SDK accepts and makes another job of than
+    was meant.
+    """
 
     hyperparameters: Mapping[str, Json]
     problems: tuple[Problem, ...] = ()
@@ -71,8 +75,8 @@ def translate(
     """Translate a ``distribution``.
 
     Args:
-        distribution: Decoded JSON. If ``parameters`` is the path of a file, the caller must have read it and put it in
-            place.
+        distribution: Decoded JSON. If ``parameters`` is the path of a file, the caller must have
+            read it and put it in place.
         groups: The cluster.
         framework: Whose estimator: pytorch, tensorflow or mxnet.
     """
@@ -105,7 +109,9 @@ def translate(
 
 
 def group_names(distribution: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the instance groups that a distribution names, as texts or as the SDK's objects are written."""
+    """Return the instance groups that a distribution names, as texts or as the
+    SDK's objects are written.
+    """
     listed = distribution.get(GROUPS, [])
     return tuple(
         entry if isinstance(entry, str) else str(mapping(entry).get("instance_group_name", ""))
@@ -119,7 +125,9 @@ def _where(*keys: str) -> str:
 
 
 def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
-    """Keys that the SDK would pass over in silence, and switches that are missing or no booleans."""
+    """Keys that the SDK would pass over in silence, and switches that are
+    missing or no booleans.
+    """
     problems: list[Problem] = []
     for name, value in distribution.items():
         if name == GROUPS:
@@ -185,7 +193,8 @@ class _Translator:
         """Return the hyperparameters: the SDK's ``_pytorch_distribution_configuration``."""
         given = self._given
         if self._framework == "pytorch" and "pytorchddp" in given:
-            # pytorchddp is another name of smdistributed.dataparallel; its hyperparameter is not sent any more.
+            # pytorchddp is another name of smdistributed.dataparallel; its
+            # hyperparameter is not sent any more.
             given["smdistributed"] = {"dataparallel": given.pop("pytorchddp")}
         if self._framework == "pytorch" and "pytorchxla" in given:
             self.warnings.append(
@@ -293,7 +302,10 @@ def is_trainers(distribution: Mapping[str, Json]) -> bool:
 
 
 def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
-    """Hyperparameters with the meaning of ``Torchrun(...)`` or ``MPI(...)``; the real ones travel in a file."""
+    """Hyperparameters with the meaning of ``Torchrun(...)`` or ``MPI(...)``.
+
+    The real ones travel in a file.
+    """
     problems: list[Problem] = []
     if len(distribution) > 1:
         both = " and ".join(distribution)

@@ -1,7 +1,8 @@
 """Facts about instance types and the newest image, which preflight cannot look at. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml), and the newest image is what it plans:
-``tools/generate.py`` writes both to facts.json beside this file. In an image its own manifest says what a job needs.
+The rows are the builder's (images/instances.toml, families.toml), and the newest image is what it
+plans: ``tools/generate.py`` writes both to facts.json beside this file. In an image its own
+manifest says what a job needs.
 """
 
 from __future__ import annotations

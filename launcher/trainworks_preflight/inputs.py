@@ -61,7 +61,9 @@ class Inputs:
             return {}
 
     def distribution(self) -> Json:
-        """Return the distribution, with model parallel parameters that stand in a file of their own in their place."""
+        """Return the distribution, with model parallel parameters that stand in
+        a file of their own in their place.
+        """
         value = self.value("--distribution")
         parallel = mapping(mapping(mapping(value).get("smdistributed")).get("modelparallel"))
         path = parallel.get("parameters")
@@ -133,7 +135,10 @@ class Inputs:
         return tuple(groups)
 
     def entry(self) -> tuple[Path, str]:
-        """Return (the code directory, the entry point in it). Without --source-dir the SDK sends the script alone."""
+        """Return (the code directory, the entry point in it).
+
+        Without --source-dir the SDK sends the script alone.
+        """
         script = Path(value_of(self._parsed, "--entry-point"))
         source = value_of(self._parsed, "--source-dir")
         if not source:

@@ -1,4 +1,6 @@
-"""Tips that fit a job, each with the section of docs/tips.md that explains it. Pure; the script is not read.
+"""Tips that fit a job, each with the section of docs/tips.md that explains it.
+
+Pure; the script is not read.
 
 A tip is no advice on this job: what preflight can judge by figures is in ``advice``.
 """

@@ -60,7 +60,9 @@ def compare(
     *,
     owner: dict[str, int] | None = None,
 ) -> Difference:
-    """Train ``plain`` with Adam under the configuration that ``smp.init`` got. Afterwards another model can follow.
+    """Train ``plain`` with Adam under the configuration that ``smp.init`` got.
+
+    Afterwards another model can follow.
 
     Args:
         plain: The model.

@@ -1,4 +1,7 @@
-"""Small models, each with one idiom that a partition could get wrong. Each trains as in one process, or is refused."""
+"""Small models, each with one idiom that a partition could get wrong.
+
+Each trains as in one process, or is refused.
+"""
 
 from __future__ import annotations
 

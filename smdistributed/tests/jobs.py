@@ -15,7 +15,9 @@ BY_HAND: dict[str, Any] = {
 
 
 def train_step(loss_of: Callable[..., Any]) -> Any:
-    """Return a step function that trains a model, its first argument, by what ``loss_of`` computes."""
+    """Return a step function that trains a model, its first argument, by what
+    ``loss_of`` computes.
+    """
     import smdistributed.modelparallel.torch as smp
 
     @smp.step

@@ -1,4 +1,6 @@
-"""Kinds of objects that hold tensors, as models pass them on: `wrap` makes one of two values, `read` takes them out."""
+"""Kinds of objects that hold tensors, as models pass them on: `wrap` makes one of two values,
+`read` takes them out.
+"""
 
 from __future__ import annotations
 

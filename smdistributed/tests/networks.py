@@ -47,7 +47,10 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tied embedding and head. The blocks are a chain, or a list with a long skip: its tensor is used everywhere."""
+    """Tied embedding and head.
+
+    The blocks are a chain, or a list with a long skip: its tensor is used everywhere.
+    """
 
     def __init__(self, *, chain: bool, words: int = 30, width: int = 8, layers: int = 5) -> None:
         super().__init__()
@@ -95,7 +98,10 @@ class _Middle(nn.Module):
 
 
 class Revisit(nn.Module):
-    """Placed by hand so that one forward pass goes 0, 1, 0, 1, 0. Modules that work in place come first remotely."""
+    """Placed by hand so that one forward pass goes 0, 1, 0, 1, 0.
+
+    Modules that work in place come first remotely.
+    """
 
     places: ClassVar = {"mid": 1, "mid.inner": 0, "act": 1, "last": 1}
 
@@ -144,7 +150,9 @@ class _Pair(nn.Module):
 
 
 class Arguments(nn.Module):
-    """Keyword arguments, nested and tuple outputs, outputs and tensors that nothing uses, a parameter without use."""
+    """Keyword arguments, nested and tuple outputs, outputs and tensors that nothing uses, a
+    parameter without use.
+    """
 
     places: ClassVar = {"second": 1, "second.b": 0, "out": 1}
 
@@ -223,7 +231,10 @@ def gpt2() -> nn.Module:
 
 
 class Experts(nn.Module):
-    """Which expert computes a row, and so the shapes of what crosses, depends on the data; some compute nothing."""
+    """Which expert computes a row, and so the shapes of what crosses, depends on the data.
+
+    Some compute nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,8 +344,11 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 """Models of other kinds, for one configuration each."""
 
 SHARED = ("weight-norm", "recomputed", "positions", "adapters")
-"""Those that equal one process with sharded data parallelism. With the others replicas have buffers of their own, run
-different blocks, or need gradients of gradients."""
+"""Those that equal one process with sharded data parallelism.
+
+With the others replicas have buffers of their own, run different blocks, or
+need gradients of gradients.
+"""
 
 BUILD: dict[str, Callable[[], nn.Module]] = {
     "convolutions": Convolutions,
@@ -356,7 +370,10 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def places(model: nn.Module, degree: int) -> dict[str, int] | None:
-    """Return the partition of each module for a model that is placed by hand; the last partition stands for 1."""
+    """Return the partition of each module for a model that is placed by hand.
+
+    The last partition stands for 1.
+    """
     given: dict[str, int] | None = getattr(model, "places", None)
     if given is None:
         return None

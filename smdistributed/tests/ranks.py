@@ -1,4 +1,6 @@
-"""Start the ranks of one job on this host, as functions (fast) or as a program (real), and collect how each ended."""
+"""Start the ranks of one job on this host, as functions (fast) or as a program
+(real), and collect how each ended.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# torch is imported once, by the server that each rank is forked from, and what the first optimizer imports (2 s).
-# smdistributed is not: it reads the environment.
+# torch is imported once, by the server that each rank is forked from, and what the first optimizer
+# imports (2 s). smdistributed is not: it reads the environment.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
 
@@ -62,7 +64,8 @@ def run_ranks(
     variables: Mapping[str, str] | None = None,
     limit: float = LIMIT,
 ) -> list[Any]:
-    """Call ``function(*arguments)`` in ``count`` processes, and return what each rank returned, by rank.
+    """Call ``function(*arguments)`` in ``count`` processes, and return what
+    each rank returned, by rank.
 
     Args:
         count: Number of ranks, all on this host.
@@ -129,7 +132,9 @@ def start_program(
     variables: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> list[subprocess.Popen[str]]:
-    """Start ``python COMMAND`` once for each rank, in ``folder``, with the variables that mpirun would set."""
+    """Start ``python COMMAND`` once for each rank, in ``folder``, with the
+    variables that mpirun would set.
+    """
     port = free_port()
     return [
         subprocess.Popen(
@@ -200,7 +205,8 @@ def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
 def free_port() -> int:
     """Return a TCP port that nobody listens on, below those that the kernel gives to connections.
 
-    A port of the kernel's own choice would sometimes be a connection's before rank 0 listens on it: gloo opens many.
+    A port of the kernel's own choice would sometimes be a connection's before
+    rank 0 listens on it: gloo opens many.
     """
     lowest = max(20_000, int(_CONNECTIONS.read_text(encoding="ascii").split()[0]))
     while True:
@@ -225,6 +231,7 @@ def _body(
         result = (True, function(*arguments))
     except BaseException:  # noqa: BLE001  every error belongs to the report
         result = (False, traceback.format_exc())
-    # Plain pickle: multiprocessing's would share the memory of tensors, which ends with this process.
+    # Plain pickle: multiprocessing's would share the memory of tensors, which
+    # ends with this process.
     sender.send_bytes(pickle.dumps(result))
     sender.close()

@@ -1,6 +1,8 @@
-"""Programs drawn at random that keep state: where it lives, how large it is, when it is first written, by whom.
+"""Programs drawn at random that keep state: where it lives, how large it is,
+when it is first written, by whom.
 
-A program is the text of a module, as a user writes it: what smp watches is found in the code of the modules, too.
+A program is the text of a module, as a user writes it: what smp watches is
+found in the code of the modules, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: What SIZE may be: how many items a container has when the model is made.
-        stays: It is a buffer: a write stays on its rank, so one on another rank than its owner's is refused.
+        stays: It is a buffer: a write stays on its rank, so one on another rank
+            than its owner's is refused.
     """
 
     made: str

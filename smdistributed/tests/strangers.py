@@ -1,7 +1,8 @@
-"""Models and loops as other authors write them, each with state in some place: written once, run plainly and under smp.
+"""Models and loops as other authors write them, each with state in some place: written once, run
+plainly and under smp.
 
-A program makes a model, says which of its modules go to the second partition, and trains. `Job` is what differs: plain
-processes loop over the microbatches, ranks of smp call a step function.
+A program makes a model, says which of its modules go to the second partition, and trains. `Job` is
+what differs: plain processes loop over the microbatches, ranks of smp call a step function.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Net(nn.Module):
         return self.last(self.body(self.first(x)))
 
 
-# ---- state on the module ---------------------------------------------------------------------------------------------
+# ---- state on the module
+# ---------------------------------------------------------------------------------------------
 
 
 class Curriculum(Body):
@@ -122,7 +124,10 @@ class Curriculum(Body):
 
 
 class GrowingCurriculum(Net):
-    """The root appends a level when the loss of the model before fell; the body uses the last one."""
+    """The root appends a level when the loss of the model before fell.
+
+    The body uses the last one.
+    """
 
     def __init__(self) -> None:
         self_levels = [1.0]
@@ -386,7 +391,8 @@ class Gain(Body):
         return super().forward(x)
 
 
-# ---- state outside of modules ----------------------------------------------------------------------------------------
+# ---- state outside of modules
+# ----------------------------------------------------------------------------------------
 
 
 class Config(dict[str, Any]):
@@ -511,7 +517,8 @@ class CachedTable(Body):
         return super().forward(x + table(x.shape[0]))
 
 
-# ---- what goes from layer to layer -----------------------------------------------------------------------------------
+# ---- what goes from layer to layer
+# -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -661,7 +668,8 @@ class BatchNormed(Net):
         return self.norm(super().forward(x))
 
 
-# ---- loops -----------------------------------------------------------------------------------------------------------
+# ---- loops
+# -----------------------------------------------------------------------------------------------------------
 
 
 def accumulates(job: Job, model: Any) -> list[float]:

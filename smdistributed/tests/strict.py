@@ -1,8 +1,9 @@
 """A backend of torch.distributed with NCCL's rules for sends and receives, on CPUs: `strict`.
 
-Each communicator has a thread of its own for a stream: calls return at once, and run in their order. A send ends when
-its receive has been posted. There is no receive from any source. Types that NCCL lacks are refused. What does not match
-never ends, or is an error. A call waits at random before it runs, as the work of a GPU does.
+Each communicator has a thread of its own for a stream: calls return at once, and run in their
+order. A send ends when its receive has been posted. There is no receive from any source. Types that
+NCCL lacks are refused. What does not match never ends, or is an error. A call waits at random
+before it runs, as the work of a GPU does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ NCCL_TYPES = {
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
 }
-"""What torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp, without the 8-bit floats."""
+"""What torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp,
+without the 8-bit floats.
+"""
 
 
 class Launched(Work):

@@ -1,4 +1,6 @@
-"""Modules that run again in the backward pass: the same gradients, fewer kept activations, on any partition."""
+"""Modules that run again in the backward pass: the same gradients, fewer kept
+activations, on any partition.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Model(nn.Module):
 
 
 def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
-    """Return gradients and runs of each way to checkpoint, in one process after another model was wrapped."""
+    """Return gradients and runs of each way to checkpoint, in one process after
+    another model was wrapped.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)
@@ -67,7 +71,8 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     for case in ("none", "each", "contiguous", "group_2", "late", "call each", "call contiguous"):
         forget()  # the next case wraps its own
         torch.manual_seed(1)
-        # The order in which microbatches arrive at a partition, and so what they draw, differs from step to step.
+        # The order in which microbatches arrive at a partition, and so what
+        # they draw, differs from step to step.
         module = Model(
             0.5 if smp.pp_size() == 1 else 0.0,
             case.removeprefix("call ") if case.startswith("call ") else None,
@@ -230,11 +235,14 @@ def test_mistakes() -> None:
     ]
 
 
-# -- Why it is not torch's checkpoint_wrapper -------------------------------------------------------------------------
+# -- Why it is not torch's checkpoint_wrapper
+# -------------------------------------------------------------------------
 
 
 def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:
-    """Return gradients of a pipeline whose script wraps layers with torch's own function, and without it."""
+    """Return gradients of a pipeline whose script wraps layers with torch's own
+    function, and without it.
+    """
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     import smdistributed.modelparallel.torch as smp
@@ -270,7 +278,9 @@ def test_a_script_may_wrap_with_torch() -> None:
 
 
 def _seen_by_hooks(call: Callable[[], Any]) -> set[int]:
-    """Return the addresses of the tensors that hooks of saved tensors see while something is called."""
+    """Return the addresses of the tensors that hooks of saved tensors see while
+    something is called.
+    """
     addresses: set[int] = set()
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -290,10 +300,12 @@ def test_what_the_wrapper_of_torch_does_otherwise() -> None:
 
     layer = Layer(0.0)
     wrapper = checkpoint_wrapper(layer)
-    # smp takes a module, before or after the model was made: it stays where it is, with its class and its names.
+    # smp takes a module, before or after the model was made: it stays where it
+    # is, with its class and its names.
     assert not isinstance(wrapper, Layer)
     assert "_checkpoint_wrapped_module.linear" in dict(wrapper.named_modules())
-    # `offload_activations`: the hooks that move to the host what is kept see tensors in a tuple only with ours.
+    # `offload_activations`: the hooks that move to the host what is kept see
+    # tensors in a tuple only with ours.
     pair = (torch.randn(4, WIDTH, requires_grad=True), torch.ones(4, WIDTH))
     again = recompute.Again(preserve_rng_state=True, offload=False)
     ours = _seen_by_hooks(lambda: again.call(layer, (pair,), {}))

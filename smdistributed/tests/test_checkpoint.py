@@ -50,7 +50,10 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def start(config: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[Any, Any, Any, Any]:
-    """Start smp; return model, optimizer, scheduler and a function that trains one step and returns its loss."""
+    """Start smp.
+
+    Return model, optimizer, scheduler and a function that trains one step and returns its loss.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)
@@ -83,7 +86,8 @@ def files(folder: Path) -> list[str]:
     return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
 
 
-# -- One object -------------------------------------------------------------------------------------------------------
+# -- One object
+# -------------------------------------------------------------------------------------------------------
 
 
 def _names(path: str, tensor: bool) -> None:
@@ -121,7 +125,8 @@ def test_names_with_tensor_parallelism(tmp_path: Path) -> None:
     assert files(tmp_path) == ["full", "plain_0_0", "plain_0_1", "v3_0_0_0", "v3_0_1_0"]
 
 
-# -- Resuming ---------------------------------------------------------------------------------------------------------
+# -- Resuming
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _save(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list[float], list[str]]:
@@ -247,7 +252,8 @@ def test_another_pipeline_degree_needs_a_full_checkpoint(tmp_path: Path) -> None
         assert losses == pytest.approx(alone[0], abs=1e-12)
 
 
-# -- Hugging Face -----------------------------------------------------------------------------------------------------
+# -- Hugging Face
+# -----------------------------------------------------------------------------------------------------
 
 
 def _like_the_trainer(path: str) -> list[float]:
@@ -331,7 +337,8 @@ def test_names_are_translated(tmp_path: Path) -> None:
     Tied().double().load_state_dict(torch.load(tmp_path / "own.pt"))
 
 
-# -- What can go wrong ------------------------------------------------------------------------------------------------
+# -- What can go wrong
+# ------------------------------------------------------------------------------------------------
 
 
 def _kept(path: str) -> None:
@@ -419,7 +426,8 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
 
 def test_a_job_killed_between_the_two_renames_is_found(tmp_path: Path) -> None:
     saved = run_ranks(2, _save, str(tmp_path), BY_HAND, torch.float64)
-    # What a kill leaves after the old folder of the same tag was moved away, and before the new one has its name.
+    # What a kill leaves after the old folder of the same tag was moved away,
+    # and before the new one has its name.
     shutil.copytree(tmp_path / "steps3_partial", tmp_path / "steps3_partial.saving-0")
     (tmp_path / "steps3_partial").rename(tmp_path / "steps3_partial.old-0")
     assert run_ranks(2, _resume, str(tmp_path), BY_HAND, torch.float64) == saved

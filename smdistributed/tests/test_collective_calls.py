@@ -89,7 +89,10 @@ def test_ranks_that_cannot(case: str) -> None:
 
 
 def test_one_of_two_models_is_stuck_among_many_ranks() -> None:
-    """Ranks 0 and 1 have a model, 2 and 3 another one. Rank 3 is in a barrier of all, and the others train."""
+    """Ranks 0 and 1 have a model, 2 and 3 another one.
+
+    Rank 3 is in a barrier of all, and the others train.
+    """
     first, second = "MP_GROUP/0", "MP_GROUP/2"
     reports = {
         rank: Report(Call(group, 1, "step"), {group: 1, WORLD: 0}, {group: ["step"]})

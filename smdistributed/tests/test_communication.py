@@ -125,7 +125,8 @@ def _objects() -> None:
     assert [each.tolist() for each in gathered] == [
         [float(rank)] * (rank + 1) for rank in smp.get_mp_group()
     ]
-    # Ranks 0 and 2 talk while 1 and 3 are in a barrier of another group, and 3 does not wait for them.
+    # Ranks 0 and 2 talk while 1 and 3 are in a barrier of another group, and 3
+    # does not wait for them.
     for round_ in range(20):
         if me in (0, 2):
             if me == 0:

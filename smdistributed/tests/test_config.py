@@ -1,4 +1,6 @@
-"""The table of keys: what is taken at the edges, what is refused past them and how, names, order, warnings."""
+"""The table of keys: what is taken at the edges, what is refused past them and
+how, names, order, warnings.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A model trained on several ranks equals the same model trained in one process.
 
-One job trains all models, one after another, under one configuration. ``SMP_FULL_MATRIX=1`` runs every combination.
+One job trains all models, one after another, under one configuration.
+``SMP_FULL_MATRIX=1`` runs every combination.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ BY_HAND = tuple(name for name, kind in networks.BUILD.items() if hasattr(kind, "
 def compare(
     config: dict[str, Any], names: tuple[str, ...], dtype: torch.dtype = torch.float64
 ) -> dict[str, Any]:
-    """Train each model on these ranks, and a copy in this process. Return the differences by model."""
+    """Train each model on these ranks, and a copy in this process.
+
+    Return the differences by model.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)

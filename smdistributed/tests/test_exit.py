@@ -1,7 +1,7 @@
 """The end of a process: status 0 and no abort.
 
-Before groups were destroyed first, an abort in the static destruction of gloo's threads showed in one of 100 exits.
-Two hundred exits are run by hand: `EXITS=200 pytest tests/test_exit.py`.
+Before groups were destroyed first, an abort in the static destruction of gloo's threads showed in
+one of 100 exits. Two hundred exits are run by hand: `EXITS=200 pytest tests/test_exit.py`.
 """
 
 from __future__ import annotations

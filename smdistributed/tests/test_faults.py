@@ -1,8 +1,9 @@
-"""A rank fails: every other rank ends within ten seconds, with a status other than 0, and the cause is printed once.
+"""A rank fails: every other rank ends within ten seconds, with a status other
+than 0, and the cause is printed once.
 
-The job has two pipelines of two ranks. What happens at the end of a process is the interpreter's part: an uncaught
-exception goes to `sys.excepthook`, then the exit functions run. Forked ranks do just that, and start in a tenth of the
-time; one case runs as programs.
+The job has two pipelines of two ranks. What happens at the end of a process is the interpreter's
+part: an uncaught exception goes to `sys.excepthook`, then the exit functions run. Forked ranks do
+just that, and start in a tenth of the time; one case runs as programs.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does: "raise"; "raise late", which ends its program only after rank 0 has ended; "raise and stay",
-            whose process groups never go, as NCCL's wait for ranks that are gone; "kill", or the name of another
-            signal; "leave", which is `os._exit(0)`; or "return": its script is over.
+        how: What it does: "raise"; "raise late", which ends its program only after rank 0 has
+            ended; "raise and stay", whose process groups never go, as NCCL's wait for ranks that
+            are gone; "kill", or the name of another signal; "leave", which is `os._exit(0)`; or
+            "return": its script is over.
         others: What the other ranks do outside steps meanwhile.
     """
 
@@ -221,7 +223,9 @@ def run_ranks_to_their_end(
 def check_others(
     folder: Path, failing: int, how: str, function: Callable[..., None], *arguments: Any
 ) -> None:
-    """Run a job of which a rank fails and notes the moment in ``folder``/failed; see how all ranks end.
+    """Run a job of which a rank fails and notes the moment in ``folder``/failed.
+
+    See how all ranks end.
 
     Args:
         folder: An empty folder.
@@ -304,7 +308,10 @@ def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
 
 
 def leave_early(folder: str) -> None:
-    """Rank 1 ends. Rank 0 has nothing to do, too. The others go on for longer than a failure would let them."""
+    """Rank 1 ends.
+
+    Rank 0 has nothing to do, too. The others go on for longer than a failure would let them.
+    """
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.wire.watch import GRACE
 
@@ -318,7 +325,9 @@ def leave_early(folder: str) -> None:
 
 
 def lose_a_connection(folder: str) -> list[bool]:
-    """Rank 0 knows that rank 3 was killed, and the connection to rank 1 ends, as that ends for the same reason."""
+    """Rank 0 knows that rank 3 was killed, and the connection to rank 1 ends,
+    as that ends for the same reason.
+    """
     from smdistributed.modelparallel.torch import initialize
     from smdistributed.modelparallel.torch.exceptions import PeerError
     from smdistributed.modelparallel.torch.wire.watch import Watch

@@ -1,7 +1,8 @@
-"""docs/smdistributed.md, "From torch.sagemaker to FSDP2": every line of the table is run, on two ranks with gloo.
+"""docs/smdistributed.md, "From torch.sagemaker to FSDP2": every line of the
+table is run, on two ranks with gloo.
 
-A line without a program is a failure, and so is a program without a line. A program has every name that the code of
-its line has: so a line cannot promise what was not run.
+A line without a program is a failure, and so is a program without a line. A program has every name
+that the code of its line has: so a line cannot promise what was not run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ HEADING = "## From torch.sagemaker to FSDP2"
 RANKS = 2
 WIDTH = 8
 
-# A CPU has no `torch.cuda`. The two other words are what the line is about, not what it says to call.
+# A CPU has no `torch.cuda`. The two other words are what the line is about, not
+# what it says to call.
 NOT_RUN = {"cuda", "LOCAL_RANK", "set_device", "world", "N", "nccl"}
 NOTHING_TO_RUN = {
     "`expert_parallel_degree`, `MoEConfig`": "PyTorch itself has nothing",
@@ -113,7 +115,8 @@ def same_as_one_process(model: nn.Module, tolerance: float = 1e-6) -> None:
         )
 
 
-# -- The lines --------------------------------------------------------------------------------------------------------
+# -- The lines
+# --------------------------------------------------------------------------------------------------------
 
 
 @line("`tsm.init()`")
@@ -341,7 +344,8 @@ def _save_and_load(write: Callable[..., Any]) -> None:
     torch.testing.assert_close(other(batch()), model(batch()))
 
 
-# -- The tests --------------------------------------------------------------------------------------------------------
+# -- The tests
+# --------------------------------------------------------------------------------------------------------
 
 
 def _run(first_cells: list[str]) -> list[str]:

@@ -1,4 +1,6 @@
-"""Idioms of models that a partition could get wrong in silence: each equals one process, or ends with a sentence."""
+"""Idioms of models that a partition could get wrong in silence: each equals one
+process, or ends with a sentence.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_idioms_equal_one_process(pipeline: str) -> None:
 
 
 OVERLAP_DECIDES = "an average that starts late"
-"""Refused where microbatch 1 began before microbatch 0 wrote. On a busy machine it may begin later, and is equal."""
+"""Refused where microbatch 1 began before microbatch 0 wrote.
+
+On a busy machine it may begin later, and is equal.
+"""
 
 
 def test_what_only_an_overlap_makes_wrong_is_refused_or_equal() -> None:
@@ -85,7 +90,9 @@ def test_a_gradient_in_the_step_function_is_refused() -> None:
 
 
 def differs() -> list[str]:
-    """Return what a rank says of a model that keeps a list on one rank and a dictionary on the other."""
+    """Return what a rank says of a model that keeps a list on one rank and a
+    dictionary on the other.
+    """
     import smdistributed.modelparallel.torch as smp
 
     said: list[str] = []

@@ -33,7 +33,9 @@ class Net(nn.Module):
 
 
 def two_functions(odd: int, tail: bool) -> list[str]:
-    """Return what each rank says when rank ``odd`` evaluates while the other one trains, and then of a common step."""
+    """Return what each rank says when rank ``odd`` evaluates while the other
+    one trains, and then of a common step.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(HAND)
@@ -90,7 +92,9 @@ def test_ranks_with_different_models_are_told() -> None:
 
 
 class Inner(torch.autograd.Function):
-    """Runs a backward pass of its own in its forward, as a solver does, and returns that gradient."""
+    """Runs a backward pass of its own in its forward, as a solver does, and
+    returns that gradient.
+    """
 
     @staticmethod
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +110,9 @@ class Inner(torch.autograd.Function):
 
 
 def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Tensor]]]:
-    """Return, for several ways to run a backward pass in a step function, what was said, and the gradients."""
+    """Return, for several ways to run a backward pass in a step function, what
+    was said, and the gradients.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "pipeline_parallel_degree": degree, "microbatches": microbatches})

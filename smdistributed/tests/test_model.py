@@ -484,7 +484,8 @@ def _replicas(config: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     reference = Branches().double()
     worst = 0.0
-    # Replica 1 uses the layer more or less often than it did before, so some buckets were sent too early.
+    # Replica 1 uses the layer more or less often than it did before, so some
+    # buckets were sent too early.
     for times in ([0, 1], [1, 1], [1, 3], [2, 0], [0, 0], [3, 2]):
         xs = [
             torch.randn(4, 4, generator=torch.Generator().manual_seed(r)).double() for r in range(2)

@@ -1,4 +1,6 @@
-"""Every name of the page's table can be imported, and the names that only that say so when they are used."""
+"""Every name of the page's table can be imported, and the names that only that
+say so when they are used.
+"""
 
 from __future__ import annotations
 

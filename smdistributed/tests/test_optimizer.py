@@ -78,7 +78,8 @@ def model_loss(model: Any, data: torch.Tensor) -> Any:
     return loss_of(model(data))
 
 
-# -- Every optimizer of torch, also on a rank that owns nothing -------------------------------------------------------
+# -- Every optimizer of torch, also on a rank that owns nothing
+# -------------------------------------------------------
 
 
 def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
@@ -88,7 +89,8 @@ def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
     model = split_model(BY_HAND, first_on)
     start = copy.deepcopy(network().state_dict())
     train = train_step(model_loss)
-    # As scripts do, before the partition: later, Muon would see the parameters of other ranks without their shape.
+    # As scripts do, before the partition: later, Muon would see the parameters of other ranks
+    # without their shape.
     plain = {
         name: make_named(name, model.parameters())
         for name in NAMES
@@ -160,7 +162,8 @@ def test_lbfgs_is_refused_on_a_split_model() -> None:
         run_ranks(2, _lbfgs)
 
 
-# -- The object -------------------------------------------------------------------------------------------------------
+# -- The object
+# -------------------------------------------------------------------------------------------------------
 
 
 def _object() -> None:
@@ -269,7 +272,8 @@ def test_a_scripts_own_optimizer_keeps_its_methods() -> None:
     assert first == sorted(first, reverse=True)
 
 
-# -- State ------------------------------------------------------------------------------------------------------------
+# -- State
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _state(wait: bool) -> list[float]:
@@ -332,7 +336,8 @@ def test_state_goes_to_and_from_one_process(wait: bool) -> None:
     assert first == pytest.approx(want[3:], abs=1e-12)
 
 
-# -- Sharding ---------------------------------------------------------------------------------------------------------
+# -- Sharding
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _sharded(shard: bool) -> dict[str, Any]:
@@ -394,7 +399,8 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
         assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
 
 
-# -- LAMB, NovoGrad and Adam ---------------------------------------------------------------------------------------
+# -- LAMB, NovoGrad and Adam
+# ---------------------------------------------------------------------------------------
 
 
 def lamb_reference(steps: int, **options: Any) -> list[torch.Tensor]:

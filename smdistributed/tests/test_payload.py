@@ -1,4 +1,6 @@
-"""Tensors of the pipeline by a backend of torch.distributed that has NCCL's rules (strict.py), as they go by NCCL."""
+"""Tensors of the pipeline by a backend of torch.distributed that has NCCL's
+rules (strict.py), as they go by NCCL.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ DTYPES = (
 
 
 def train(config: dict[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], int]:
-    """Train as test_equality does. Return the differences, and the bytes that took the way through the host."""
+    """Train as test_equality does.
+
+    Return the differences, and the bytes that took the way through the host.
+    """
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     strict.register()
@@ -150,7 +155,9 @@ def test_a_send_is_launched_before_its_receive_is_posted() -> None:
 
 
 def rules() -> tuple[bool, str, str]:
-    """Return whether a send ended before its receive was posted, and what is said of a wrong type and a wrong size."""
+    """Return whether a send ended before its receive was posted, and what is
+    said of a wrong type and a wrong size.
+    """
     strict.register()
     dist.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2)
     group = dist.new_group([0, 1], backend="strict")
@@ -203,7 +210,9 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_each_context_makes_ready_what_it_uses() -> None:
-    """The thread that uses a tensor waits for it: it may have another stream than the one that reads messages."""
+    """The thread that uses a tensor waits for it: it may have another stream
+    than the one that reads messages.
+    """
     assert all(run_ranks(2, used_where_made_ready, variables=STRICT))
 
 
@@ -262,7 +271,10 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
 
 
 def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
-    """What the root's rank sends: arguments, and outputs for the other steps. A layer's own entry may return."""
+    """What the root's rank sends: arguments, and outputs for the other steps.
+
+    A layer's own entry may return.
+    """
     (least, expected), _ = run_ranks(2, sent_in_training, False)
     (found, loss), _ = run_ranks(2, sent_in_training, True)
     assert loss == expected

@@ -1,4 +1,6 @@
-"""fp16 and bf16: master weights, loss scaling, clipping over partitions, and `smp.amp.GradScaler`."""
+"""fp16 and bf16: master weights, loss scaling, clipping over partitions, and
+`smp.amp.GradScaler`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def wrapped(config: dict[str, Any], dtype: torch.dtype, places: tuple[int, int] 
     return smp.DistributedModel(model), train
 
 
-# -- The scale --------------------------------------------------------------------------------------------------------
+# -- The scale
+# --------------------------------------------------------------------------------------------------------
 
 
 def scales(arguments: dict[str, Any], steps: str) -> list[float]:
@@ -58,7 +61,8 @@ def test_the_dynamic_scale() -> None:
     assert scales({}, "x.x") == [2.0**31, 2.0**31, 2.0**30]
     assert scales({"init_scale": 4, "scale_window": 2}, "..x....") == [4, 8, 4, 4, 8, 8, 16]
     assert scales({"init_scale": 4, "scale_factor": 4, "min_scale": 2}, "xx") == [2, 2]
-    # The first overflows are forgiven; a growth of the scale forgives anew, or with hysteresis each good step.
+    # The first overflows are forgiven; a growth of the scale forgives anew, or
+    # with hysteresis each good step.
     assert scales({"init_scale": 64, "delayed_shift": 2, "scale_window": 3}, "x.x...xx") == [
         64, 64, 32, 32, 32, 64, 64, 32,
     ]  # fmt: skip
@@ -98,7 +102,8 @@ def test_wrong_arguments_of_the_scale(arguments: Any, error: str) -> None:
         LossScaler.of(*arguments)
 
 
-# -- Training ---------------------------------------------------------------------------------------------------------
+# -- Training
+# ---------------------------------------------------------------------------------------------------------
 
 
 def alone(
@@ -210,7 +215,8 @@ def test_masters_add_up_updates_that_are_too_small_for_the_weights() -> None:
     assert first[-1] < first[0]
 
 
-# -- Overflow ---------------------------------------------------------------------------------------------------------
+# -- Overflow
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _overflow() -> dict[str, Any]:
@@ -279,7 +285,8 @@ def test_the_model_takes_the_scale_of_an_optimizer_that_was_wrapped_before_it() 
     run_ranks(1, _optimizer_first)
 
 
-# -- Without a pipeline, and several replicas -------------------------------------------------------------------------
+# -- Without a pipeline, and several replicas
+# -------------------------------------------------------------------------
 
 
 def _replicas() -> dict[str, Any]:
@@ -322,7 +329,8 @@ def test_masters_are_on_the_replica_that_owns_the_shard() -> None:
             assert torch.allclose(one["masters"][index], master, atol=1e-4)
 
 
-# -- Tensor parallelism -----------------------------------------------------------------------------------------------
+# -- Tensor parallelism
+# -----------------------------------------------------------------------------------------------
 
 
 def _tensor() -> dict[str, Any]:
@@ -376,7 +384,8 @@ def test_clip_counts_split_parameters_once() -> None:
             )
 
 
-# -- GradScaler -------------------------------------------------------------------------------------------------------
+# -- GradScaler
+# -------------------------------------------------------------------------------------------------------
 
 
 def _scaler() -> list[tuple[bool, float]]:

@@ -1,7 +1,9 @@
-"""A rank is killed, or raises, at a moment drawn at random: the others end within ten seconds, and name it once.
+"""A rank is killed, or raises, at a moment drawn at random: the others end
+within ten seconds, and name it once.
 
-A moment is a number of calls, of Python's or of C's, in all threads of a rank after `smp.init`; for an exception, of
-those that the script's own code makes. A run without a fault counts them first. ``SMP_FULL_MATRIX=1`` has all seeds.
+A moment is a number of calls, of Python's or of C's, in all threads of a rank after `smp.init`; for
+an exception, of those that the script's own code makes. A run without a fault counts them first.
+``SMP_FULL_MATRIX=1`` has all seeds.
 """
 
 from __future__ import annotations

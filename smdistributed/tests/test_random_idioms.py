@@ -1,6 +1,8 @@
-"""Modules drawn at random, with what a partition could get wrong: they keep state, write to arguments, set each other.
+"""Modules drawn at random, with what a partition could get wrong: they keep state, write to
+arguments, set each other.
 
-Each equals one process, or is refused by a sentence. More by hand: SMP_RANDOM_IDIOMS=1000 models for each job.
+Each equals one process, or is refused by a sentence. More by hand:
+SMP_RANDOM_IDIOMS=1000 models for each job.
 """
 
 from __future__ import annotations

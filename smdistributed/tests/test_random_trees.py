@@ -111,7 +111,10 @@ class Root(nn.Module):
 
 
 def place(root: Root, spec: Spec, degree: int) -> dict[str, int]:
-    """Return the partition of each module: by the tree; modules that share the weight stay with the first."""
+    """Return the partition of each module: by the tree.
+
+    Modules that share the weight stay with the first.
+    """
     flat: list[int] = []
 
     def collect(item: Spec) -> None:

@@ -1,4 +1,7 @@
-"""The same seeds give the same losses, with dropout, whatever arrives first; and every draw is another one."""
+"""The same seeds give the same losses, with dropout, whatever arrives first.
+
+And every draw is another one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ WIDTH, BATCH = 8, 8
 
 
 class Drops(nn.Module):
-    """A linear module with dropout. It takes longer for some microbatches, on one rank or another."""
+    """A linear module with dropout.
+
+    It takes longer for some microbatches, on one rank or another.
+    """
 
     seen: queue.SimpleQueue[torch.Tensor]
 
@@ -43,7 +49,9 @@ class Drops(nn.Module):
 
 
 class Draws(nn.Module):
-    """A linear module whose factor comes from Python's generator or numpy's, by a name or by an object."""
+    """A linear module whose factor comes from Python's generator or numpy's, by
+    a name or by an object.
+    """
 
     def __init__(self, slow: int, kind: str) -> None:
         super().__init__()
@@ -64,7 +72,9 @@ def streams() -> tuple[Any, str]:
 
 
 def other_losses(kind: str) -> tuple[list[list[float]], bool]:
-    """Return the losses of trainings with the same seeds and other speeds, and whether the script's streams stayed."""
+    """Return the losses of trainings with the same seeds and other speeds, and
+    whether the script's streams stayed.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 4, "active_microbatches": 4})
@@ -104,7 +114,10 @@ def test_generators_of_python_and_numpy_belong_to_the_microbatch(kind: str) -> N
 
 
 def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[str, Any]:
-    """Train the same model several times, at other speeds of its modules; return the losses of each training."""
+    """Train the same model several times, at other speeds of its modules.
+
+    Return the losses of each training.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **config})

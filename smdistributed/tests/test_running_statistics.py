@@ -1,4 +1,6 @@
-"""Batch normalization whose microbatches overlap: its running statistics are those of one process."""
+"""Batch normalization whose microbatches overlap: its running statistics are
+those of one process.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,8 @@ class Slow(nn.Module):
 
 
 class Net(nn.Module):
-    """A model whose microbatches take ways of two lengths, and come to a batch normalization in any order.
+    """A model whose microbatches take ways of two lengths, and come to a batch
+    normalization in any order.
 
     Attributes:
         reads: Whether it reads the running mean that it has just updated.
@@ -107,7 +110,9 @@ class Warnings(logging.Handler):
 
 
 def train(reads: bool) -> tuple[float, list[str]]:
-    """Return the largest difference of the state from one process's, and the warnings of this rank."""
+    """Return the largest difference of the state from one process's, and the
+    warnings of this rank.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "pipeline_parallel_degree": 3, "microbatches": 8})

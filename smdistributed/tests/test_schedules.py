@@ -1,4 +1,6 @@
-"""What runs when: the order of passes, microbatches in flight, and what contexts carry to other ranks."""
+"""What runs when: the order of passes, microbatches in flight, and what
+contexts carry to other ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ MICROBATCHES = 6
 
 
 def order_of_step(schedule: str, active: int) -> dict[str, Any]:
-    """Train a model that ends with a remote module; return what ran on this rank, and how much was in flight."""
+    """Train a model that ends with a remote module.
+
+    Return what ran on this rank, and how much was in flight.
+    """
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -76,7 +81,9 @@ def passes(actions: list[str]) -> list[tuple[str, int]]:
 
 
 def test_the_last_rank_runs_what_the_printed_schedule_says() -> None:
-    """What it runs next is the same whenever messages come: the other ranks choose among what has arrived."""
+    """What it runs next is the same whenever messages come: the other ranks
+    choose among what has arrived.
+    """
     for schedule, active in (("interleaved", 2), ("interleaved", MICROBATCHES), ("simple", 2)):
         first, last = run_ranks(2, order_of_step, schedule, active)
         expected = actions(2, MICROBATCHES, schedule, active)
@@ -116,7 +123,9 @@ def test_a_printed_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("active", [1, 2, None])
 @pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
 def test_every_schedule_is_whole(partitions: int, active: int | None, pipeline: str) -> None:
-    """Each pass runs once, after those that it needs, and no more microbatches are in flight than may be."""
+    """Each pass runs once, after those that it needs, and no more microbatches
+    are in flight than may be.
+    """
     columns = actions(partitions, 9, pipeline, active)
     when = {each: time for column in columns for time, each in enumerate(column) if each}
     assert len(when) == 2 * partitions * 9
@@ -140,7 +149,9 @@ def test_the_last_rank_needs_no_threads() -> None:
 
 
 def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says() -> None:
-    """torch tells a thread's first parallel loop of set_num_threads, and a product of matrices before that is none."""
+    """torch tells a thread's first parallel loop of set_num_threads, and a product of matrices
+    before that is none.
+    """
     root, _ = run_program(
         2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}
     )
@@ -251,7 +262,8 @@ def test_contexts_carry_modes_hooks_and_values() -> None:
     first, second = run_ranks(2, what_contexts_carry)
     assert first["losses"] == second["losses"]
     assert first["evaluated"] == second["evaluated"]
-    # The remote module's hook fires where the module is, once a call: 1 + 3 + 0 calls for each of 2 microbatches.
+    # The remote module's hook fires where the module is, once a call: 1 + 3 + 0
+    # calls for each of 2 microbatches.
     assert (first["calls"], second["calls"]) == (8, 8)
     assert second["no_grad"] is False
     assert second["in_inference_mode"] is True
@@ -313,7 +325,9 @@ def test_a_rank_that_has_ended_its_last_step_is_not_missed_by_slower_ones() -> N
 
 
 def returns_more_when(flag: bool) -> list[Any]:
-    """Train a model whose last remote result is sometimes changed, and one rank's script skips the backward."""
+    """Train a model whose last remote result is sometimes changed, and one
+    rank's script skips the backward.
+    """
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -420,7 +434,8 @@ def test_replicas_run_in_one_order() -> None:
     assert len(ranks[0][0]) == 3 * 4 * 3
 
 
-# ---- tail calls, from the source -------------------------------------------------------------------------------------
+# ---- tail calls, from the source
+# -------------------------------------------------------------------------------------
 
 
 class Head(nn.Module):

@@ -1,4 +1,6 @@
-"""Whole scripts, run as users run them: our own in ``scripts/``, and public ones where they are on this machine."""
+"""Whole scripts, run as users run them: our own in ``scripts/``, and public
+ones where they are on this machine.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def run(
     folder: Path,
     torchrun: bool = False,
 ) -> list[float]:
-    """Run a script in a job of smp or smddp, in ``folder``, and return the losses that rank 0 printed or logged.
+    """Run a script in a job of smp or smddp, in ``folder``, and return the
+    losses that rank 0 printed or logged.
 
     The ranks have the variables of mpirun, or torchrun starts them.
     """
@@ -80,7 +83,8 @@ def _story(ended: list[Ended]) -> str:
     )
 
 
-# -- Our own ----------------------------------------------------------------------------------------------------------
+# -- Our own
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("saved", ["partial", "full"])
@@ -121,7 +125,10 @@ def test_the_script_of_the_page_trains(ranks: int, count: int, tmp_path: Path) -
 
 
 def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -> None:
-    """Without `fp16` the script trains over tensor ranks, below; the convolution net resumes from a partial model."""
+    """Without `fp16` the script trains over tensor ranks, below.
+
+    The convolution net resumes from a partial model.
+    """
     script = SCRIPTS / "language.py"
     options = ["--pipeline_parallel_degree", "2", "--microbatches", "4", "--fp16", "1"]
     first = run(script, *options, smp=PIPELINE, folder=tmp_path)
@@ -187,7 +194,8 @@ def test_hugging_face_trainer(smp: Mapping[str, object] | None, tmp_path: Path) 
     assert max(resumed[8:]) < 0.9 * first[0]
 
 
-# -- Public ones ------------------------------------------------------------------------------------------------------
+# -- Public ones
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,8 @@ class Public:
         ranks: How many.
         smp: The configuration; None: a job of smddp.
         arguments: Of the script.
-        again: Arguments of a second run in the same folder, which goes on from what the first one saved.
+        again: Arguments of a second run in the same folder, which goes on from
+            what the first one saved.
     """
 
     repository: str

@@ -1,4 +1,6 @@
-"""Sharded data parallelism: equal to one process and to PyTorch's fully_shard, and a part of the memory."""
+"""Sharded data parallelism: equal to one process and to PyTorch's fully_shard,
+and a part of the memory.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def config(degree: int, **more: Any) -> dict[str, Any]:
     return {"ddp": True, "sharded_data_parallel_degree": degree, "sdp_gradient_clipping": 0, **more}
 
 
-# -- Equal to one process ---------------------------------------------------------------------------------------------
+# -- Equal to one process
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,9 @@ def test_models_of_other_kinds_equal_one_process() -> None:
 
 
 class Special(nn.Module):
-    """Frozen parameters, one without dimensions, one that two blocks share, a buffer, rows that do not divide."""
+    """Frozen parameters, one without dimensions, one that two blocks share, a
+    buffer, rows that do not divide.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +158,8 @@ def test_a_plain_backward_pass_sums_and_is_clipped(norm: float) -> None:
             assert torch.allclose(ours.double(), theirs.double(), rtol=0, atol=1e-10)
 
 
-# -- Equal to fully_shard ---------------------------------------------------------------------------------------------
+# -- Equal to fully_shard
+# ---------------------------------------------------------------------------------------------
 
 
 def network(width: int = 16, layers: int = 4) -> nn.Module:
@@ -210,7 +216,8 @@ def test_equals_fully_shard_to_the_last_bit(name: str) -> None:
         assert len(equal) == 8 + 8
 
 
-# -- Memory -----------------------------------------------------------------------------------------------------------
+# -- Memory
+# -----------------------------------------------------------------------------------------------------------
 
 WIDTH, LAYERS = 1024, 16  # 4 MiB a layer
 
@@ -279,7 +286,8 @@ def test_a_rank_has_a_part_of_parameters_gradients_and_state(degree: int) -> Non
         assert found["parameters"] == found["gradients"] == share, found
         assert found["state"] == 2 * share, found
         assert found["script"] == found["gathered"] == 0, found
-        # What a rank had at the most while the model was made: its part, a block, and copies of that on their way.
+        # What a rank had at the most while the model was made: its part, a
+        # block, and copies of that on their way.
         assert found["made"] <= share + 4 * found["block"], found
 
 
@@ -302,7 +310,8 @@ def test_delayed_parameters_have_the_values_of_a_plain_construction() -> None:
         assert equal == [True] * 6
 
 
-# -- Half precision and clipping --------------------------------------------------------------------------------------
+# -- Half precision and clipping
+# --------------------------------------------------------------------------------------
 
 
 def _half(name: str) -> dict[str, Any]:
@@ -424,7 +433,8 @@ def test_an_optimizer_with_norms_and_a_scaler_equal_data_parallelism(scaled: boo
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
-# -- Checkpoints ------------------------------------------------------------------------------------------------------
+# -- Checkpoints
+# ------------------------------------------------------------------------------------------------------
 
 
 def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
@@ -542,7 +552,8 @@ def test_one_process_goes_on_from_a_full_checkpoint(tmp_path: Path) -> None:
         assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=1e-10), name
 
 
-# -- Ranks that take different ways, and blocks that are not used as blocks --------------------------------------------
+# -- Ranks that take different ways, and blocks that are not used as blocks
+# --------------------------------------------
 
 
 class Block(nn.Module):
@@ -563,7 +574,10 @@ class Hiding(Block):
 
 
 class Ways(nn.Module):
-    """Goes as it is told; ``number`` is what differs: the rank, or the half of the batch in one process."""
+    """Goes as it is told.
+
+    ``number`` is what differs: the rank, or the half of the batch in one process.
+    """
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -673,7 +687,8 @@ def test_a_rank_is_told_what_it_may_not_do_with_blocks(way: str, words: str) -> 
         assert words in error
 
 
-# -- Refused ----------------------------------------------------------------------------------------------------------
+# -- Refused
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _refused() -> list[str]:

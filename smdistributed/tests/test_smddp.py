@@ -1,4 +1,7 @@
-"""smddp on CPUs: the backend, the interface before 1.4, the programs, Hugging Face; under mpirun and torchrun."""
+"""smddp on CPUs: the backend, the interface before 1.4, the programs, Hugging Face.
+
+Under mpirun and torchrun.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Programs that keep state anywhere equal one process, or end with an error: none is silently wrong.
+"""Programs that keep state anywhere equal one process, or end with an error:
+none is silently wrong.
 
-State that changes first in a later step may be refused. State that changes in the first step is followed.
+State that changes first in a later step may be refused. State that changes in
+the first step is followed.
 
 More by hand: SMP_STATE_PROGRAMS=2000.
 """
@@ -65,7 +67,9 @@ def one_process(root: torch.nn.Module, steps: int) -> list[float]:
 
 
 def difference(folder: str, number: int, program: Program) -> float:
-    """Return the largest difference between the losses and gradients of this job and of one process."""
+    """Return the largest difference between the losses and gradients of this
+    job and of one process.
+    """
     import smdistributed.modelparallel.torch as smp
 
     steps = program.first + 2
@@ -98,11 +102,16 @@ def difference(folder: str, number: int, program: Program) -> float:
 
 
 TOGETHER = datetime.timedelta(seconds=5)
-"""How long a rank whose step failed waits for the other one to fail, too. If it does not, the job ends."""
+"""How long a rank whose step failed waits for the other one to fail, too.
+
+If it does not, the job ends.
+"""
 
 
 def train_all(folder: str, programs: list[Program]) -> None:
-    """Write for each program how far it is from one process, and the text of the error if it was refused."""
+    """Write for each program how far it is from one process, and the text of
+    the error if it was refused.
+    """
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import StepError
 
@@ -129,14 +138,19 @@ def train_all(folder: str, programs: list[Program]) -> None:
 
 @dataclass
 class Results:
-    """What became of programs: those that differ from one process, and those that were refused, with the texts."""
+    """What became of programs: those that differ from one process, and those
+    that were refused, with the texts.
+    """
 
     silent: list[tuple[Program, float]] = field(default_factory=list)
     refused: list[tuple[Program, str]] = field(default_factory=list)
 
 
 def run_all(folder: Path, programs: list[Program]) -> Results:
-    """Run programs in few jobs of two ranks. One ends early where a step fails on one of the ranks only."""
+    """Run programs in few jobs of two ranks.
+
+    One ends early where a step fails on one of the ranks only.
+    """
     results = Results()
     left = list(programs)
     while left:

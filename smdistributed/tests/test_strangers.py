@@ -1,4 +1,6 @@
-"""Programs of other authors train as in one process, or end with a sentence that says what to do."""
+"""Programs of other authors train as in one process, or end with a sentence
+that says what to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tensor parallelism against one process, what is replaced and what is not, and parameters that are made late."""
+"""Tensor parallelism against one process, what is replaced and what is not, and
+parameters that are made late.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,9 @@ def test_delayed_parameters_have_the_values_of_one_process() -> None:
 
 
 class Uneven(nn.Module):
-    """Takes longer on one tensor rank, for some microbatches: messages come to its stage in another order."""
+    """Takes longer on one tensor rank, for some microbatches: messages come to
+    its stage in another order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -602,7 +606,10 @@ def test_the_layers_of_gpt2_are_split() -> None:
 
 
 def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
-    """Do what AWS's GPT scripts do with `use_distributed_transformer 1`; return the loss, and that of one process."""
+    """Do what AWS's GPT scripts do with `use_distributed_transformer 1`.
+
+    Return the loss, and that of one process.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(

@@ -57,7 +57,9 @@ def address(store: HashStore, rank: int) -> tuple[str, int]:
 
 
 LAYOUTS = {(4, 3): (1, 4), (1, 3, 4, 4): (48, 1, 12, 3), (3, 4, 2): (4, 1, 12)}
-"""Strides of the sent tensors that fill their memory in another order than a contiguous one, by shape."""
+"""Strides of the sent tensors that fill their memory in another order than a
+contiguous one, by shape.
+"""
 
 
 def test_every_kind_of_tensor_arrives_as_it_was_sent() -> None:

@@ -1,7 +1,8 @@
 """Run a script that insists on CUDA on a machine without it: ``SMP_CPU_EMULATION=1``.
 
-A cuda device is read as the CPU wherever torch is given one, and what scripts ask of ``torch.cuda`` is answered. The
-results are those of a CPU; nothing is as fast, and a memory figure says nothing. It is for tests, and to try out a job.
+A cuda device is read as the CPU wherever torch is given one, and what scripts ask of ``torch.cuda``
+is answered. The results are those of a CPU; nothing is as fast, and a memory figure says nothing.
+It is for tests, and to try out a job.
 
 The libraries themselves ask ``cuda_is_available``, which is the machine's own answer.
 """
@@ -65,7 +66,10 @@ def install_if_asked() -> None:
 
 
 def install() -> None:
-    """Put the emulation in place, in this process and this thread. A second time it does nothing."""
+    """Put the emulation in place, in this process and this thread.
+
+    A second time it does nothing.
+    """
     global _installed
     if _installed:
         return
@@ -120,14 +124,18 @@ def _cpu_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(*args: Any, **kwargs: Any) -> torch.device:
-    """Return ``torch.device(...)``, and the CPU without an index for a cuda device: that is what tensors have."""
+    """Return ``torch.device(...)``, and the CPU without an index for a cuda
+    device: that is what tensors have.
+    """
     first = args[0] if args else kwargs.get("type", kwargs.get("device"))
     cuda = type(first) is int or _cpu(first) is not first
     return torch.device("cpu") if cuda else torch.device(*args, **kwargs)
 
 
 def _answering(value: object) -> Callable[..., Any]:
-    """Return a new function that does nothing else: torch's compiler refuses one function under two names."""
+    """Return a new function that does nothing else: torch's compiler refuses
+    one function under two names.
+    """
     return lambda *_args, **_kwargs: value
 
 
@@ -231,7 +239,8 @@ def _answer_for_cuda() -> None:
         "current_stream": lambda *_args: _Stream(),
         "default_stream": lambda *_args: _Stream(),
     }
-    # The compiler of PyTorch 2.4, which an optimizer imports, asks whether they are of torch's own classes.
+    # The compiler of PyTorch 2.4, which an optimizer imports, asks whether they
+    # are of torch's own classes.
     with contextlib.suppress(ImportError, AttributeError):
         own: Any = importlib.import_module("torch._streambase")
         own._EventBase.register(_Event)  # noqa: SLF001

@@ -1,4 +1,6 @@
-"""The variables by which a process knows its rank: those of torchrun first, then those of Open MPI's mpirun."""
+"""The variables by which a process knows its rank: those of torchrun first,
+then those of Open MPI's mpirun.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SMDATAPARALLEL = {
 """Names that scripts for smdistributed.dataparallel read, and torchrun's."""
 
 ADDRESS, PORT = "127.0.0.1", "7777"
-"""The rendezvous of a job that has no ``MASTER_ADDR`` and ``MASTER_PORT``: as documented, on one host."""
+"""The rendezvous of a job that has no ``MASTER_ADDR`` and ``MASTER_PORT``: as
+documented, on one host.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks:
 
 
 def complete(environment: MutableMapping[str, str]) -> None:
-    """Set the variables that are missing and follow from those that are there. In no job it sets nothing."""
+    """Set the variables that are missing and follow from those that are there.
+
+    In no job it sets nothing.
+    """
     for name, other in (*OPEN_MPI.items(), *SMDATAPARALLEL.items()):
         if not environment.get(name) and environment.get(other):
             environment[name] = environment[other]

@@ -1,8 +1,10 @@
-"""Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two functions of ``apex``.
+"""Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two
+functions of ``apex``.
 
-A finder at the end of Python's list makes them, so the real module wins where there is one, and a process that asks for
-none of them pays nothing. Each is announced once, in a line on standard error. ``torch.sagemaker``, smp's second
-version, has no stand-in: its import fails with a sentence that says what to use.
+A finder at the end of Python's list makes them, so the real module wins where there is one, and a
+process that asks for none of them pays nothing. Each is announced once, in a line on standard
+error. ``torch.sagemaker``, smp's second version, has no stand-in: its import fails with a sentence
+that says what to use.
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def multi_tensor_applier(
     op: Callable[..., Any], noop_flag: Any, tensor_lists: Any, *args: Any
 ) -> Any:
-    """Return what a function of this module returns for lists of tensors. Apex calls its own in chunks."""
+    """Return what a function of this module returns for lists of tensors.
+
+    Apex calls its own in chunks.
+    """
     return op(0, noop_flag, tensor_lists, *args)
 
 
@@ -114,7 +119,8 @@ def multi_tensor_l2norm(
     tensor_lists: Sequence[Sequence[torch.Tensor]],
     per_tensor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of all tensors of the only list as one vector, and of each tensor if that is asked for.
+    """Return the norm of all tensors of the only list as one vector, and of
+    each tensor if that is asked for.
 
     Args:
         chunk_size: Not used.
@@ -152,4 +158,6 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},
     ),
 }
-"""The modules: what is said of each (nothing for a package that is only a parent), and what is in it."""
+"""The modules: what is said of each (nothing for a package that is only a
+parent), and what is in it.
+"""

@@ -1,7 +1,7 @@
 """The errors of the builder, by exit status. One class is one exit status.
 
-An error says what failed and where (``message``), then what to do next (``hint``). Exit statuses do not change, and
-every ``--help`` shows their meanings. Status 0 is success. Status 16 is not used.
+An error says what failed and where (``message``), then what to do next (``hint``). Exit statuses do
+not change, and every ``--help`` shows their meanings. Status 0 is success. Status 16 is not used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class CommandLineError(TrainworksError):
 
 
 class ProblemsError(TrainworksError):
-    """Several problems at once, in ``problems``; each error of this kind says ``where`` they are."""
+    """Several problems at once, in ``problems``.
+
+    Each error of this kind says ``where`` they are.
+    """
 
     where: ClassVar[str]
 
@@ -85,7 +88,10 @@ class ProblemsError(TrainworksError):
 
 
 class FactsError(ProblemsError):
-    """Rows in ``images/``, or the front matter of a recipe, are malformed; ``problems`` has every problem."""
+    """Rows in ``images/``, or the front matter of a recipe, are malformed.
+
+    ``problems`` has every problem.
+    """
 
     exit_status = 3
     meaning = "malformed facts"
@@ -113,7 +119,10 @@ class EngineUnavailableError(TrainworksError):
     meaning = "no engine answers"
 
     def __init__(self, message: str, *, hint: str = "", denied: bool = False) -> None:
-        """Store the text; ``denied``: an engine answers, but this user has no permission to use it."""
+        """Store the text.
+
+        ``denied``: an engine answers, but this user has no permission to use it.
+        """
         super().__init__(message, hint=hint)
         self.denied = denied
 
@@ -154,7 +163,10 @@ class LockError(TrainworksError):
 
 
 class ExtendError(ProblemsError):
-    """Base, requirements, code or entry point of an extension are invalid; ``problems`` has every problem."""
+    """Base, requirements, code or entry point of an extension are invalid.
+
+    ``problems`` has every problem.
+    """
 
     exit_status = 12
     meaning = "invalid extension"
@@ -162,7 +174,10 @@ class ExtendError(ProblemsError):
 
 
 class CompatibilityError(TrainworksError):
-    """Components of a target are incompatible; ``problems`` has every problem with its reason and source."""
+    """Components of a target are incompatible.
+
+    ``problems`` has every problem with its reason and source.
+    """
 
     exit_status = 13
     meaning = "incompatible components"

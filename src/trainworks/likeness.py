@@ -36,9 +36,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def alike(word: str, known: Iterable[str]) -> list[str]:
     """Return the known names that may be meant by a word, the nearest first.
 
-    In this order: the same name written otherwise, the name that people call so, names that begin with the word or the
-    word with them, names that contain it, and names with nearly the same letters. Of versions that begin so, the last
-    one is first; other versions with nearly the same digits can be years apart.
+    In this order: the same name written otherwise, the name that people call so, names that begin
+    with the word or the word with them, names that contain it, and names with nearly the same
+    letters. Of versions that begin so, the last one is first; other versions with nearly the same
+    digits can be years apart.
     """
     names: dict[str, str] = {}
     for name in known:
@@ -68,7 +69,10 @@ def alike(word: str, known: Iterable[str]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name in small letters without dashes before it; of a version its numbers: ``12.1`` of ``cu121``."""
+    """Return a name in small letters without dashes before it.
+
+    Of a version its numbers: ``12.1`` of ``cu121``.
+    """
     plain = name.lower().replace("_", "-").lstrip("-")
     version = _VERSION.fullmatch(plain)
     if version is None:

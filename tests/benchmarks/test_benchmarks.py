@@ -1,4 +1,7 @@
-"""What the benchmarks say of themselves: tables, ratios, and the peer's content. No figure is asserted here."""
+"""What the benchmarks say of themselves: tables, ratios, and the peer's content.
+
+No figure is asserted here.
+"""
 
 from __future__ import annotations
 

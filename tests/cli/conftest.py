@@ -1,4 +1,6 @@
-"""The machine that the command lines run on: without settings of pip, so that no wheels of this one are read."""
+"""The machine that the command lines run on: without settings of pip, so that
+no wheels of this one are read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def machine() -> Iterator[None]:
-    """Have none of this machine's settings of pip: to hash the wheels of its folders takes longer than the tests."""
+    """Have none of this machine's settings of pip: to hash the wheels of its
+    folders takes longer than the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("PIP_")]:
             patch.delenv(name)

@@ -1,7 +1,8 @@
-"""A program called ``buildah`` that builds nothing, for what a run of many targets makes of an engine.
+"""A program called ``buildah`` that builds nothing, for what a run of many
+targets makes of an engine.
 
-Files in its folder say how a build ends: ``fails`` and ``waits`` hold a part of the names of images, ``meets`` how many
-builds run before one ends.
+Files in its folder say how a build ends: ``fails`` and ``waits`` hold a part of the names of
+images, ``meets`` how many builds run before one ends.
 """
 
 from __future__ import annotations

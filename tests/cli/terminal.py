@@ -1,4 +1,6 @@
-"""A terminal with a program in it: what it shows is read from an emulator, as a person would read it."""
+"""A terminal with a program in it: what it shows is read from an emulator, as a
+person would read it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class Terminal:
                     "LC_ALL": "C.UTF-8",
                     **(environment or {}),
                 },
-                # The terminal is the program's own: a Ctrl-C typed there reaches it, and nobody else.
+                # The terminal is the program's own: a Ctrl-C typed there
+                # reaches it, and nobody else.
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             )

@@ -1,7 +1,8 @@
-"""``build.py --bake``: the file, held against bake's reference and read by buildx itself, and what lies beside it.
+"""``build.py --bake``: the file, held against bake's reference and read by
+buildx itself, and what lies beside it.
 
-The schema is made from docker/buildx, docs/bake-reference.md (the table of target's attributes) and bake/bake.go (names
-of targets): it says where something is wrong, also where there is no buildx.
+The schema is made from docker/buildx, docs/bake-reference.md (the table of target's attributes) and
+bake/bake.go (names of targets): it says where something is wrong, also where there is no buildx.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""``buildspec.yml``: CodeBuild's file, held against the buildspec reference and against the targets.
+"""``buildspec.yml``: CodeBuild's file, held against the buildspec reference and
+against the targets.
 
-No CodeBuild has read it here. The schema is the part of the reference that the file uses, written from AWS CodeBuild's
-user guide: "Build specification reference" and "Batch build buildspec reference".
+No CodeBuild has read it here. The schema is the part of the reference that the file uses, written
+from AWS CodeBuild's user guide: "Build specification reference" and "Batch build buildspec
+reference".
 """
 
 from __future__ import annotations
@@ -150,7 +152,9 @@ def test_the_committed_file_is_the_generated_one(root: Path) -> None:
 
 
 def words_of(content: Any) -> list[list[str]]:
-    """Return the words of each command of the build phase, without its condition and where its output goes."""
+    """Return the words of each command of the build phase, without its
+    condition and where its output goes.
+    """
     commands = [command.partition(" || ") for command in content["phases"]["build"]["commands"]]
     assert {condition for condition, _, _ in commands} == {"test -e up-to-date"}
     return [shlex.split(command.partition(" > ")[0]) for _, _, command in commands]
@@ -184,7 +188,10 @@ def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -
 
 
 def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_path: Path) -> None:
-    """The rows for arm64 are built on Amazon Linux, which has Docker and no oras; programs write down their words."""
+    """The rows for arm64 are built on Amazon Linux, which has Docker and no oras.
+
+    Programs write down their words.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("docker", "make"):
@@ -206,7 +213,10 @@ def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_pa
 
 
 def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
-    """CodeBuild ends a phase at the first command that fails; what is pushed is proved by what the registry has."""
+    """CodeBuild ends a phase at the first command that fails.
+
+    What is pushed is proved by what the registry has.
+    """
     assert content["phases"]["build"]["on-failure"] == "ABORT"
     assert [words[2] for words in words_of(content)] == ["lock", "--only", "push", "prove"]
     assert "post_build" not in content["phases"]

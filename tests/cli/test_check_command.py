@@ -1,4 +1,6 @@
-"""``build.py check`` as a person runs it: over the whole matrix, and over facts that somebody spoiled."""
+"""``build.py check`` as a person runs it: over the whole matrix, and over facts
+that somebody spoiled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from trainworks.facts.rows import Facts
 from trainworks.render.builds import current_builds
 
 STARTS = 70
-"""The whole matrix has to be checked in the processor time of so many starts of Python with a few modules."""
+"""The whole matrix has to be checked in the processor time of so many starts of
+Python with a few modules.
+"""
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"
@@ -53,7 +57,9 @@ def add_rule(checkout: Path) -> Callable[..., None]:
 
 
 def test_the_whole_matrix_fits_and_is_checked_in_time(root: Path, facts: Facts) -> None:
-    """A process of its own, as a person starts it, beside its peer: a busy machine makes both slower."""
+    """A process of its own, as a person starts it, beside its peer: a busy
+    machine makes both slower.
+    """
 
     def seconds(*words: str) -> tuple[float, subprocess.CompletedProcess[str]]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -194,7 +200,9 @@ def test_a_lock_whose_packages_do_not_satisfy_each_other_is_refused_before_an_en
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a half-merged lock: what `lock --check` sees, every command that plans sees, all of it at once."""
+    """As after a half-merged lock: what `lock --check` sees, every command that
+    plans sees, all of it at once.
+    """
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setenv("PATH", "/nonexistent")
     lock = checkout / "images" / "lock" / f"{CPU}.toml"

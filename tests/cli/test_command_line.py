@@ -50,7 +50,9 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Give the command line inside this process, for what ends before an engine: a new process costs 0.4 s."""
+    """Give the command line inside this process, for what ends before an
+    engine: a new process costs 0.4 s.
+    """
 
     def call_main(
         *words: str, environment: Mapping[str, str] | None = None
@@ -413,7 +415,9 @@ def test_output_that_cannot_be_written(place: str, call: Call, tmp_path: Path) -
 def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(
     there: bool, root: Path, tmp_path: Path
 ) -> None:
-    """A limit on the size of files ends the writing at the first large one, as a full disk does somewhere."""
+    """A limit on the size of files ends the writing at the first large one, as
+    a full disk does somewhere.
+    """
     output = tmp_path / "context"
     if there:
         output.mkdir()
@@ -455,7 +459,10 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json")])
 def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path) -> None:
-    """As ``| head`` does; here the pipe is closed before anything is written, for less text than it could hold."""
+    """As ``| head`` does.
+
+    Here the pipe is closed before anything is written, for less text than it could hold.
+    """
     reading, writing = os.pipe()
     os.close(reading)
     argv = [sys.executable, str(root / "build.py"), *words]
@@ -507,7 +514,10 @@ def test_a_bare_checkout_names_the_one_command_to_type(
 def test_a_dependency_that_is_missing_when_it_is_needed_is_named(
     tmp_path: Path, root: Path
 ) -> None:
-    """As in an environment that is older than the checkout; the commands import what they need when they need it."""
+    """As in an environment that is older than the checkout.
+
+    The commands import what they need when they need it.
+    """
     shutil.copy(root / "build.py", tmp_path)
     (tmp_path / "pyproject.toml").write_text(
         '[project]\ndependencies = ["packaging>=1", "docker>=99", "trainworks-needs-this>=1"]\n',
@@ -540,7 +550,10 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(
 def test_an_environment_that_cannot_be_looked_at_is_as_none(
     bare_python: Path, program: Path, tmp_path: Path
 ) -> None:
-    """As behind a folder that only its owner may read; root is refused a link to a name that is too long as well."""
+    """As behind a folder that only its owner may read.
+
+    Root is refused a link to a name that is too long as well.
+    """
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
     stand_in.symlink_to(f"/{'x' * 300}")
@@ -592,7 +605,9 @@ def test_a_second_interrupt_while_python_shuts_down_changes_nothing(
 
 
 def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Path) -> None:
-    """A module that the command line imports is a pipe here: the test has Ctrl-C come while it is read."""
+    """A module that the command line imports is a pipe here: the test has
+    Ctrl-C come while it is read.
+    """
     package = tmp_path / "argparse"
     package.mkdir()
     os.mkfifo(tmp_path / "ready")
@@ -625,7 +640,9 @@ def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Pat
 def test_interrupted_is_said_in_one_line(
     number: signal.Signals, words: tuple[str, ...], root: Path, tmp_path: Path
 ) -> None:
-    """A stand-in for ``apt-config`` keeps the command waiting at a known place for as long as the test wants."""
+    """A stand-in for ``apt-config`` keeps the command waiting at a known place
+    for as long as the test wants.
+    """
     ready, never = tmp_path / "ready", tmp_path / "never"
     os.mkfifo(ready)
     os.mkfifo(never)
@@ -658,7 +675,8 @@ MODULES = "import argparse, dataclasses, json, pathlib, re, subprocess, tomllib,
 
 
 def test_planning_is_quick(root: Path) -> None:
-    """Issue 2 asks for half a second from process start, which is six to eight starts of Python with a few modules.
+    """Issue 2 asks for half a second from process start, which is six to eight
+    starts of Python with a few modules.
 
     Processor time, and both in turns: other tests make this machine slower by as much for both.
     """

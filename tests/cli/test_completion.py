@@ -1,4 +1,6 @@
-"""Completion as a shell asks for it: argcomplete's own functions in a real bash, and what they get for an answer."""
+"""Completion as a shell asks for it: argcomplete's own functions in a real
+bash, and what they get for an answer.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ Answer = Callable[[str], set[str]]
 
 @pytest.fixture(scope="module")
 def answer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
-    """Give the words that TAB offers after ``./build.py``; what registers the function is asked for once."""
+    """Give the words that TAB offers after ``./build.py``.
+
+    What registers the function is asked for once.
+    """
     script = tmp_path_factory.mktemp("completion") / "register"
     with script.open("wb") as file:
         subprocess.run(

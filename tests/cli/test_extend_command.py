@@ -1,4 +1,6 @@
-"""``build.py extend`` as far as it goes without an engine: what is refused, what is copied, what is resolved."""
+"""``build.py extend`` as far as it goes without an engine: what is refused,
+what is copied, what is resolved.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,10 @@ Refused = Callable[..., tuple[int, str]]
 def refused(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Refused:
-    """Give the command line; no engine can be reached, so whoever gets so far ends with another status."""
+    """Give the command line.
+
+    No engine can be reached, so whoever gets so far ends with another status.
+    """
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
 
@@ -497,7 +502,9 @@ def test_git_requirements(line: str, expected: dict[str, str], tmp_path: Path) -
 def test_files_and_folders_of_this_machine_go_into_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their paths are relative to the file, which is where a job starts, or to the current folder."""
+    """Their paths are relative to the file, which is where a job starts, or to
+    the current folder.
+    """
     monkeypatch.chdir(tmp_path)
     lines = (
         "./dist/x-1.0-py3-none-any.whl[a] ; python_version > '3'\n"
@@ -849,7 +856,8 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
     assert added(found, base) == found[2:]
 
 
-# ------------------------------------------------------------------------------------- which Python code says it is for
+# -------------------------------------------------------------------------------------
+# which Python code says it is for
 OTHER = ">=3.12"
 HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
 
@@ -863,7 +871,8 @@ HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
             (),
             "pyproject.toml",
         ),
-        # A shell script installs the project in its own way, and the code is for that Python all the same.
+        # A shell script installs the project in its own way, and the code is
+        # for that Python all the same.
         (
             {"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n", "run.sh": ""},
             ("--entry-point", "run.sh"),

@@ -1,4 +1,6 @@
-"""What every command's grammar says: examples that are true, a help that fits, and the nearest right word."""
+"""What every command's grammar says: examples that are true, a help that fits,
+and the nearest right word.
+"""
 
 from __future__ import annotations
 

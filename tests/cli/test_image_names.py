@@ -1,4 +1,6 @@
-"""The name of a target means the image that the engine has: the usual one, or a variant of it, in every command."""
+"""The name of a target means the image that the engine has: the usual one, or a
+variant of it, in every command.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ Store = Callable[..., None]
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Give a function that fills the store of a stand-in for buildah; the folder has what commands read."""
+    """Give a function that fills the store of a stand-in for buildah.
+
+    The folder has what commands read.
+    """
     write_stand_in(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in ("PATH", "TMPDIR", "XDG_CACHE_HOME"):

@@ -1,4 +1,7 @@
-"""``--format json``: one document on stdout and nothing else, in every command and however it ends; docs/json.md."""
+"""``--format json``: one document on stdout and nothing else, in every command and however it ends.
+
+Docs/json.md.
+"""
 
 from __future__ import annotations
 

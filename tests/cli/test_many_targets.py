@@ -1,4 +1,6 @@
-"""Many targets in one run: what is chosen, what runs beside what, what one failure or Ctrl-C does, how it all ends."""
+"""Many targets in one run: what is chosen, what runs beside what, what one
+failure or Ctrl-C does, how it all ends.
+"""
 
 from __future__ import annotations
 

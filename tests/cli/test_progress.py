@@ -1,4 +1,6 @@
-"""What a person sees of work that takes long: real programs on a real pseudo-terminal, and the numbers behind it."""
+"""What a person sees of work that takes long: real programs on a real
+pseudo-terminal, and the numbers behind it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a person sees of a build that is not on a terminal: a line for each step that took time, none for noise."""
+"""What a person sees of a build that is not on a terminal: a line for each step
+that took time, none for noise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Command lines that are refused before anything begins: all that is wrong is said at once, in golden sentences."""
+"""Command lines that are refused before anything begins: all that is wrong is
+said at once, in golden sentences.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ build pytorch-2.4.1-cu121-py311-debian12 --all --until plan
 def refuse(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], str]:
-    """Give a command line that fails without an engine: its exit status, and what it writes to stderr."""
+    """Give a command line that fails without an engine: its exit status, and
+    what it writes to stderr.
+    """
     # The rows are read once for all of them.
     monkeypatch.setattr("trainworks.facts.load.load", functools.cache(load))
     monkeypatch.setenv("PATH", "")

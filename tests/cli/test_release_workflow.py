@@ -1,4 +1,7 @@
-"""`.github/workflows/release.yml`: what it runs is there and takes these words. GitHub has not run it."""
+"""`.github/workflows/release.yml`: what it runs is there and takes these words.
+
+GitHub has not run it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ def test_its_matrix_is_every_target_of_packages(workflow: Any, root: Path) -> No
 def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(
     workflow: Any, root: Path
 ) -> None:
-    """Targets of vendors are left alone: where a base image of theirs cannot be reached, `lock` ends with an error."""
+    """Targets of vendors are left alone: where a base image of theirs cannot be
+    reached, `lock` ends with an error.
+    """
     (moves,) = [
         command
         for command in commands(workflow["jobs"]["targets"])
@@ -73,7 +78,9 @@ def listed(root: Path) -> list[dict[str, Any]]:
 
 
 def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
-    """Each goal of make is one, and the release's words are read: no target has the name that is asked for."""
+    """Each goal of make is one, and the release's words are read: no target has
+    the name that is asked for.
+    """
     ran = commands(workflow["jobs"]["release"])
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     goals = [goal for command in ran if command.startswith("make ") for goal in command.split()[1:]]
@@ -113,7 +120,8 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
-    # Only what a job writes: a pull request with the moved day; images, and a signature with the job's identity.
+    # Only what a job writes: a pull request with the moved day; images, and a
+    # signature with the job's identity.
     assert workflow["jobs"]["targets"]["permissions"] == {
         "contents": "write",
         "pull-requests": "write",
@@ -123,7 +131,10 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
 
 
 def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
-    """The last command signs the results of the one before it; tests/push/test_sign_released.py runs it."""
+    """The last command signs the results of the one before it.
+
+    Tests/push/test_sign_released.py runs it.
+    """
     release, sign = commands(workflow["jobs"]["release"])[-2:]
     words = shlex.split(sign)
     assert words == ["tools/sign-released", "--results", shlex.split(release)[-1]]

@@ -1,4 +1,6 @@
-"""What `make check` compares follows from the rows: a change of words, or of records, leaves it as it is."""
+"""What `make check` compares follows from the rows: a change of words, or of
+records, leaves it as it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Manifests of docs/platforms: valid by the schemas of their API, and they start jobs that the launcher understands.
+"""Manifests of docs/platforms: valid by the schemas of their API, and they start jobs that the
+launcher understands.
 
 ``kubernetes_schemas.json`` beside this file says where its schemas come from.
 """
@@ -47,7 +48,9 @@ MANIFESTS = {f"{made['kind']}": made for made in manifests()}
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as the API server applies it, and fields that it does not know are refused (it drops them)."""
+    """A schema as the API server applies it, and fields that it does not know
+    are refused (it drops them).
+    """
     if "$ref" in schema:
         return strict(SCHEMAS["pod"])
     made = dict(schema)
@@ -127,7 +130,9 @@ def test_commands_are_understood(kind: str) -> None:
 
 
 def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
-    """JOB-INDEX.SERVICE, and JOBSET-REPLICATEDJOB-REPLICA-INDEX.JOBSET (Kubernetes, Jobs; JobSet, pkg/util)."""
+    """JOB-INDEX.SERVICE, and JOBSET-REPLICATEDJOB-REPLICA-INDEX.JOBSET
+    (Kubernetes, Jobs; JobSet, pkg/util).
+    """
     job, service, jobset = MANIFESTS["Job"], MANIFESTS["Service"], MANIFESTS["JobSet"]
     pod = job["spec"]["template"]["spec"]
     assert pod["subdomain"] == service["metadata"]["name"]

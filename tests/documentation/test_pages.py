@@ -1,4 +1,6 @@
-"""The pages: command lines and examples do what the page says, and the launcher's page lists every setting."""
+"""The pages: command lines and examples do what the page says, and the
+launcher's page lists every setting.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) ->
 
 
 def commands(path: Path) -> list[tuple[str, ...]]:
-    """Return the words of every line of a page that calls build.py, without comments, pipes and redirections."""
+    """Return the words of every line of a page that calls build.py, without
+    comments, pipes and redirections.
+    """
     text = re.sub(
         r"<!-- generated: .*?<!-- end of generated -->",
         "",
@@ -155,7 +159,8 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
     }
 
 
-# ---------------------------------------------------------------------------------------------- the launcher's seconds
+# ----------------------------------------------------------------------------------------------
+# the launcher's seconds
 WAITS = (
     "contract/names.py",
     "contract/looking.py",
@@ -167,7 +172,10 @@ WAITS = (
 
 
 def seconds_in(file: Path) -> dict[str, str]:
-    """Return the constants in seconds at the top of a module -> the value; ``""`` for one that is computed."""
+    """Return the constants in seconds at the top of a module -> the value.
+
+    ``""`` for one that is computed.
+    """
     found: dict[str, str] = {}
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []

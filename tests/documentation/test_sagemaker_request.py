@@ -1,4 +1,6 @@
-"""The request of docs/platforms/sagemaker.md is one that AWS's command line sends, and starts the job that it says."""
+"""The request of docs/platforms/sagemaker.md is one that AWS's command line
+sends, and starts the job that it says.
+"""
 
 from __future__ import annotations
 

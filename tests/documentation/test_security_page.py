@@ -1,4 +1,6 @@
-"""The table of docs/security.md: each step names the tests that try it with hostile code, and they exist."""
+"""The table of docs/security.md: each step names the tests that try it with
+hostile code, and they exist.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The site of `make site`: Sphinx reads it without a warning, so no link leads nowhere and no page is forgotten."""
+"""The site of `make site`: Sphinx reads it without a warning, so no link leads
+nowhere and no page is forgotten.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The site as a reader meets it: its search answers with pages for users, and its picture fits a dark page."""
+"""The site as a reader meets it: its search answers with pages for users, and
+its picture fits a dark page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Engines to test, each with a base image made here; an engine that does not answer skips, in its own words."""
+"""Engines to test, each with a base image made here.
+
+An engine that does not answer skips, in its own words.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def base_archive(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="session", params=list(ENGINES))
 def engine(request: pytest.FixtureRequest, base_archive: Path) -> Engine:
-    """Give an engine that answers and has the base image, which stays: it is tiny, and keeps the cache usable."""
+    """Give an engine that answers and has the base image, which stays: it is
+    tiny, and keeps the cache usable.
+    """
     found = create(request.param)
     try:
         found.probe()

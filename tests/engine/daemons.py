@@ -35,9 +35,12 @@ class Daemon:
 
 @contextlib.contextmanager
 def own_daemon(data: Path, *options: str) -> Iterator[Daemon]:
-    """Run a dockerd that keeps everything in the folder ``data``; skip, in its words, where none starts.
+    """Run a dockerd that keeps everything in the folder ``data``.
 
-    Its network namespace is its own: two daemons in one take each other's ``docker0`` and rules away.
+    Skip, in its words, where none starts.
+
+    Its network namespace is its own: two daemons in one take each other's
+    ``docker0`` and rules away.
     """
     program = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
     if program is None:
@@ -76,14 +79,16 @@ def own_daemon(data: Path, *options: str) -> Iterator[Daemon]:
                 pytest.skip(f"a second dockerd does not start here: {''.join(words[-3:])}")
             yield Daemon(host=f"unix://{state}/docker.sock", process=process)
         finally:
-            # Its containerd, shims and steps have the state folder or the data folder in their command lines.
+            # Its containerd, shims and steps have the state folder or the data
+            # folder in their command lines.
             process.kill()
             process.wait(30)
             for pid in {*processes_with(str(state)), *processes_with(str(data))}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             thread.join(10)
-            # The daemon mounts its folder on itself; what was mounted before is another's to unmount.
+            # The daemon mounts its folder on itself; what was mounted before is
+            # another's to unmount.
             for mount in reversed([*mounts_below(state), *mounts_below(data)[before:]]):
                 subprocess.run(("umount", "--lazy", mount), check=False)
             shutil.rmtree(state, ignore_errors=True)

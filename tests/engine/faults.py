@@ -1,4 +1,5 @@
-"""Engines that fail for real: a buildah whose kernel call is refused, a runtime of docker's that ends before it starts.
+"""Engines that fail for real: a buildah whose kernel call is refused, a runtime of docker's that
+ends before it starts.
 
 Each fails a number of times and works from then on.
 """

@@ -53,7 +53,10 @@ APPLETS = (
 
 
 def busybox() -> Path | None:
-    """Return a busybox; it must be the static one (Debian: busybox-static), which the tests see when it runs."""
+    """Return a busybox.
+
+    It must be the static one (Debian: busybox-static), which the tests see when it runs.
+    """
     found = shutil.which("busybox", path="/bin:/usr/bin:/sbin")
     return Path(found) if found else None
 
@@ -88,7 +91,8 @@ def request(
     for path, text in (files or {}).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    # As in the builder's own contexts: newer versions of buildah have the times of mounted files in their cache's keys.
+    # As in the builder's own contexts: newer versions of buildah have the times
+    # of mounted files in their cache's keys.
     for written in folder.rglob("*"):
         os.utime(
             written, ns=(content_time(written.read_bytes() if written.is_file() else b""),) * 2

@@ -1,4 +1,6 @@
-"""The variables of this process may change while an engine is asked: pytest sets one before each image test."""
+"""The variables of this process may change while an engine is asked: pytest
+sets one before each image test.
+"""
 
 from __future__ import annotations
 

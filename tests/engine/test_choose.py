@@ -1,4 +1,7 @@
-"""Which engine is taken, and what is said when none is there. Each case is a process of its own, with its own PATH."""
+"""Which engine is taken, and what is said when none is there.
+
+Each case is a process of its own, with its own PATH.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,8 @@ CLOSED = 'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error
     [
         ("", "", "no `buildah` program"),
         (OLD, "", "is version 1.19.6, and cache mounts need 1.24"),
-        # A folder of PATH that cannot be read: root may read every one, but no file system has so long a name.
+        # A folder of PATH that cannot be read: root may read every one, but no
+        # file system has so long a name.
         (OLD, f"/{'x' * 300}:", "is version 1.19.6"),
         (CLOSED, "", "cannot open its store: Error: mkdir: denied"),
     ],

@@ -1,4 +1,6 @@
-"""What an engine fails at is tried again, and is then the engine's failure: no command's, no step's, no image's."""
+"""What an engine fails at is tried again, and is then the engine's failure: no
+command's, no step's, no image's.
+"""
 
 from __future__ import annotations
 

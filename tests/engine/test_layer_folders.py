@@ -53,7 +53,8 @@ def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
             if file is not None:
                 with file:
                     content = file.read()
-            # One of a file's two names is a file of its own in a folder, and a reference in an archive.
+            # One of a file's two names is a file of its own in a folder, and a
+            # reference in an archive.
             if member.name.endswith(("/hard", "/one")):
                 content = b""
             members.append((member.name.strip("/"), kind, content))

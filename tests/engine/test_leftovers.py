@@ -1,4 +1,6 @@
-"""What builders that were killed left: known by its owner, ended by the next builder, and nothing else is touched."""
+"""What builders that were killed left: known by its owner, ended by the next
+builder, and nothing else is touched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a command in a container ended is in what it printed; what an engine lost or added is seen."""
+"""How a command in a container ended is in what it printed.
+
+What an engine lost or added is seen.
+"""
 
 from __future__ import annotations
 

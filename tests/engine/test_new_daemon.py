@@ -1,4 +1,6 @@
-"""A dockerd that never ran before, as on a fresh machine: what the tests ask Docker has its answer there too."""
+"""A dockerd that never ran before, as on a fresh machine: what the tests ask
+Docker has its answer there too.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Every Dockerfile of the matrix as the engines read it. The bases of most of them cannot be pulled where this runs.
+"""Every Dockerfile of the matrix as the engines read it.
 
-BuildKit reads all of a Dockerfile before it builds a stage, so a last stage that needs none of the others has it parsed
-whole. buildah reads an instruction when it comes to it: it gets every kind of instruction that there is, on a tiny base
-and with commands that do nothing, besides the text of each whole file.
+The bases of most of them cannot be pulled where this runs.
+
+BuildKit reads all of a Dockerfile before it builds a stage, so a last stage that needs none of the
+others has it parsed whole. buildah reads an instruction when it comes to it: it gets every kind of
+instruction that there is, on a tiny base and with commands that do nothing, besides the text of
+each whole file.
 """
 
 from __future__ import annotations
@@ -120,7 +123,9 @@ def kinds(renderings: dict[str, Rendering]) -> dict[str, tuple[str, str, str]]:
 
 
 def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
-    """Return a Dockerfile with one instruction of each kind, and the paths of the context that it names."""
+    """Return a Dockerfile with one instruction of each kind, and the paths of
+    the context that it names.
+    """
     stages: dict[str, set[str]] = {}
     own: list[str] = []
     lines: list[str] = []

@@ -159,7 +159,9 @@ def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_between_the_first_one_and_the_cleaning_up() -> None:
-    """The second Ctrl-C falls on the first step of ``__exit__``, before anything there can guard itself."""
+    """The second Ctrl-C falls on the first step of ``__exit__``, before
+    anything there can guard itself.
+    """
     child = Child(("sleep", "62"), merge=True, grace=1.0)
     arrived: list[str] = []
 

@@ -106,7 +106,8 @@ def test_the_failed_step_has_its_component_status_and_last_lines(engine: str) ->
 
 
 def test_buildx_lines_without_digests_and_with_a_platform() -> None:
-    # The shape of buildx 0.13 (`#0` header, no digest lines, timed context transfer), which is not on every machine.
+    # The shape of buildx 0.13 (`#0` header, no digest lines, timed context
+    # transfer), which is not on every machine.
     lines = (
         '#0 building with "default" instance using docker driver',
         "#7 [linux/amd64 torch 2/3] RUN uv pip install torch",

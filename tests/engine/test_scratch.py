@@ -1,4 +1,6 @@
-"""Folders that may hold passwords: gone when their process ends, and where it was killed, gone with the next one."""
+"""Folders that may hold passwords: gone when their process ends, and where it
+was killed, gone with the next one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ with private_folder(sys.argv[1]) as folder:
 
 
 def hold(parent: Path) -> tuple[subprocess.Popen[str], Path]:
-    """Start a process that has a private folder; return it, and the folder, as old as one of a long build."""
+    """Start a process that has a private folder.
+
+    Return it, and the folder, as old as one of a long build.
+    """
     process = subprocess.Popen(
         (sys.executable, "-c", HOLD, str(parent)),
         stdin=subprocess.PIPE,

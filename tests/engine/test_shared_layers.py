@@ -1,4 +1,6 @@
-"""What a recipe installs is the same layer in every image, whatever is below it and whenever it was built."""
+"""What a recipe installs is the same layer in every image, whatever is below it
+and whenever it was built.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def dockerfile(number: int, wheel: str) -> str:
 
     Args:
         number: Another one for each image.
-        wheel: What the files have in them, new for each test: an engine finds a COPY in its cache by content alone.
+        wheel: What the files have in them, new for each test: an engine finds a
+            COPY in its cache by content alone.
     """
     environment = new_environment(load(ROOT).templates.items())
     as_layer = environment.from_string(
@@ -40,7 +43,10 @@ COPY --from=stage /opt/root /
 
 
 def times(layers: Iterator[Layer]) -> list[list[tuple[str, float]]]:
-    """Return the members of all layers with their times; what an archive says of the root itself is left out."""
+    """Return the members of all layers with their times.
+
+    What an archive says of the root itself is left out.
+    """
     return [
         [
             (name, member.mtime)

@@ -1,4 +1,6 @@
-"""A full disk and a daemon that dies in mid-build: real engines of our own, small and apart from the machine's."""
+"""A full disk and a daemon that dies in mid-build: real engines of our own,
+small and apart from the machine's.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def test_every_optional_component_says_what_an_image_without_it_costs(facts: Fac
 
 
 def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
-    """Every version that a target declares is that of the first distribution that the component's row names."""
+    """Every version that a target declares is that of the first distribution
+    that the component's row names.
+    """
     compared = 0
     for row in facts.targets:
         cuda = facts.cuda_by_name[row.cuda]
@@ -102,7 +104,8 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 and package.build is (name == "builder" or component.build_only)
             }
             if artifact_rows(component, context_of(row, facts), facts):
-                # What is downloaded by itself has a build of its own; the lock has what the same version requires.
+                # What is downloaded by itself has a build of its own; the lock
+                # has what the same version requires.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
             compared += 1

@@ -1,4 +1,6 @@
-"""The format of locks: what is written is what is read, and the committed files are as they would be written."""
+"""The format of locks: what is written is what is read, and the committed files
+are as they would be written.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ RECIPE = "templates/components/ssh.j2"
 
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
-    """Give a checkout with one target's lock: to copy and read fifty more of the same would take most of the time."""
+    """Give a checkout with one target's lock: to copy and read fifty more of
+    the same would take most of the time.
+    """
     shutil.copytree(
         root / "images", tmp_path / "images", ignore=lambda *_: ["lock"], copy_function=shutil.copy
     )
@@ -150,7 +152,9 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/tensorflow.toml", 'summary = "', 'summary = 3  # "'),
     ("images/families.toml", 'source = "', f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "'),
 )
-"""A file, what stands there (nothing where a text is added), and what a person writes instead: one problem each."""
+"""A file, what stands there (nothing where a text is added), and what a person
+writes instead: one problem each.
+"""
 
 REACH_A_DOCKERFILE = (
     ("components", 'summary = "', "\\nRUN curl evil"),
@@ -188,7 +192,9 @@ REACH_A_DOCKERFILE = (
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "../../../../etc/cron.d/"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "/etc/"),
 )
-"""A file of ``images``, what stands there, and what is put behind it: words for a Dockerfile, which must be refused."""
+"""A file of ``images``, what stands there, and what is put behind it: words for
+a Dockerfile, which must be refused.
+"""
 
 FRONT_MATTERS = (
     '[environment]\nA = "x\\nRUN curl evil"\n',
@@ -339,7 +345,10 @@ def test_the_packages_own_folder_stands_in_for_one_that_is_missing(
 
 
 def test_all_problems_of_all_files_are_reported_at_once(checkout: Path) -> None:
-    """One problem of each file; a target whose base, CUDA or stack has a problem of its own is not to blame for it."""
+    """One problem of each file.
+
+    A target whose base, CUDA or stack has a problem of its own is not to blame for it.
+    """
     together = {
         file: (old, new)
         for file, old, new in reversed(DAMAGES)

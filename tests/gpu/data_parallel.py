@@ -24,7 +24,9 @@ def run(options: dict[str, Any]) -> dict[str, float]:
 
 
 def train(device: str, kind: str, backend: str) -> float:
-    """Return the largest difference of a parameter from one process that trains on the samples of all ranks."""
+    """Return the largest difference of a parameter from one process that trains
+    on the samples of all ranks.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn

@@ -13,7 +13,9 @@ NEEDS = ("torch", "cuda", "nccl")
 BOUND = 150
 
 LIMIT, AFTER = 15.0, 45.0
-"""Seconds without progress until a job hangs, and until the rank is named then, the start of torch included."""
+"""Seconds without progress until a job hangs, and until the rank is named then,
+the start of torch included.
+"""
 
 RANKS, DIFFERENT = 4, 2
 HANG_STATUS = 68

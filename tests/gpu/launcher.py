@@ -1,4 +1,7 @@
-"""The launcher starts a script and torchrun on the GPU; every answer of `train check` is the real library's."""
+"""The launcher starts a script and torchrun on the GPU.
+
+Every answer of `train check` is the real library's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Starts the launcher of this checkout as an image does, with torchrun as a module of this Python."""
+"""Starts the launcher of this checkout as an image does, with torchrun as a
+module of this Python.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def launch(
     variables: Mapping[str, str] | None = None,
     mode: str = "torchrun",
 ) -> tuple[int, str, float]:
-    """Run a program under the launcher; return its status, what it and the launcher wrote, and the seconds.
+    """Run a program under the launcher.
+
+    Return its status, what it and the launcher wrote, and the seconds.
 
     Args:
         folder: Where files may be made.

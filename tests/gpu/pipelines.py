@@ -77,7 +77,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_times(device: str, schedule: str) -> str:
-    """Return how long a step takes, and one of torch's Schedule1F1B in the same run, and what carried both.
+    """Return how long a step takes, and one of torch's Schedule1F1B in the same
+    run, and what carried both.
 
     Ranks that share a GPU take turns on it: this says nothing of two GPUs.
     """
@@ -99,7 +100,10 @@ def worst(found: list[list[float]], expected: list[float]) -> float:
 
 
 def equality_of(device: str, config: dict[str, Any], dtype: str) -> float:
-    """Train each model on these ranks and a copy of it in this process; return the largest difference of anything."""
+    """Train each model on these ranks and a copy of it in this process.
+
+    Return the largest difference of anything.
+    """
     import equality
     import networks
     import torch
@@ -129,7 +133,10 @@ def equality_of(device: str, config: dict[str, Any], dtype: str) -> float:
 
 
 def trainer(device: str, config: dict[str, Any]) -> Any:
-    """Start smp. Return its model, its optimizer, and a function that trains some steps and returns their losses."""
+    """Start smp.
+
+    Return its model, its optimizer, and a function that trains some steps and returns their losses.
+    """
     import torch
     from torch import nn
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Run everything that one NVIDIA GPU can show: `python3 tests/gpu/run.py --report report.json`.
 
-It needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program of its own, in a process
-group of its own, with a bound in seconds, and all that it started is ended with it.
+It needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program of its
+own, in a process group of its own, with a bound in seconds, and all that it started is ended with
+it.
 
 Exit status: 0 if no part failed and one passed, 1 if one failed, 3 if nothing could be tested.
 """
@@ -134,7 +135,9 @@ def run_part(part: Part, options: dict[str, Any]) -> Result:
 
 
 def look() -> dict[str, Any]:
-    """Return versions and devices, as a process of its own sees them: torch or the driver may crash it."""
+    """Return versions and devices, as a process of its own sees them: torch or
+    the driver may crash it.
+    """
     try:
         seen = subprocess.run(
             [sys.executable, "-c", LOOK],
@@ -164,7 +167,10 @@ def digest() -> str:
 
 
 def commit() -> str:
-    """Return git's commit, with `+` if files differ from it; nothing where git or its folder is absent."""
+    """Return git's commit, with `+` if files differ from it.
+
+    Nothing where git or its folder is absent.
+    """
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         head, changed = (
             subprocess.run(
@@ -254,7 +260,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of a part: it finds this checkout's code, and the helpers of its tests."""
+    """Return the variables of a part: it finds this checkout's code, and the
+    helpers of its tests.
+    """
     paths = [
         ROOT / each
         for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher", "benchmarks")
@@ -267,7 +275,10 @@ def _environment() -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a part with all that it started; what left its process group has become a child of this process."""
+    """End a part with all that it started.
+
+    What left its process group has become a child of this process.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,7 +1,8 @@
-"""What the parts of this suite share: how a part is a program, and how it starts several ranks on one GPU.
+"""What the parts of this suite share: how a part is a program, and how it
+starts several ranks on one GPU.
 
-NCCL refuses two ranks on one GPU only where both report the same host. Each rank gets a host identity of its own, so
-NCCL sends between them through the network code.
+NCCL refuses two ranks on one GPU only where both report the same host. Each rank gets a host
+identity of its own, so NCCL sends between them through the network code.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RanksError(Exception):
     """A rank failed; its last lines are in the text.
 
     Attributes:
-        statuses: Exit statuses by rank. Those that had not ended after some seconds more were killed.
+        statuses: Exit statuses by rank. Those that had not ended after some
+            seconds more were killed.
         output: What each rank wrote.
     """
 
@@ -54,10 +56,12 @@ class RanksError(Exception):
 
 
 def main(part: Mapping[str, Any]) -> None:
-    """Run a part, or one of its ranks, as this process: `run OPTIONS RESULT` or `rank FUNCTION ARGUMENTS RESULT`.
+    """Run a part, or one of its ranks, as this process: `run OPTIONS RESULT` or
+    `rank FUNCTION ARGUMENTS RESULT`.
 
     Args:
-        part: Globals of the part's file. `run(options)` returns figures; a rank's function returns anything for JSON.
+        part: Globals of the part's file. `run(options)` returns figures; a
+            rank's function returns anything for JSON.
     """
     what, *words = sys.argv[1:]
     try:
@@ -168,7 +172,10 @@ def near(what: str, difference: float, limit: float) -> float:
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all ranks. Return the one that failed first, or None; the others are ended some seconds later."""
+    """Wait for all ranks.
+
+    Return the one that failed first, or None; the others are ended some seconds later.
+    """
     first, end = None, float("inf")
     while any(child.poll() is None for child in children):
         if first is None:

@@ -1,4 +1,6 @@
-"""apt's settings: archives of both file formats, and what an apt of another suite is told about them."""
+"""apt's settings: archives of both file formats, and what an apt of another
+suite is told about them.
+"""
 
 from __future__ import annotations
 

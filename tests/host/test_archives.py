@@ -1,4 +1,6 @@
-"""Which state a package archive is in, and where a locked one is found: an archive on loopback, without signatures."""
+"""Which state a package archive is in, and where a locked one is found: an
+archive on loopback, without signatures.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ SUITES = ("tiny", "tiny-updates")
 
 
 def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> str:
-    """Return the file of a suite; ``packages`` stands for what it has, ``more`` for what no image installs."""
+    """Return the file of a suite.
+
+    ``packages`` stands for what it has, ``more`` for what no image installs.
+    """
     lines = {
         "main/binary-amd64/Packages": packages,
         "main/binary-arm64/Packages.xz": packages,

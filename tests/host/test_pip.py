@@ -1,4 +1,7 @@
-"""pip's settings, beside what pip itself makes of the same files and variables; and uv told the same."""
+"""pip's settings, beside what pip itself makes of the same files and variables.
+
+And uv told the same.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,9 @@ def test_uv_is_told_the_same(settings: PipSettings, expected: object) -> None:
 
 
 def test_uv_accepts_what_it_is_told(tmp_path: Path) -> None:
-    """The real program, with every setting at once: it refuses unknown keys and malformed values."""
+    """The real program, with every setting at once: it refuses unknown keys and
+    malformed values.
+    """
     (tmp_path / "uv.toml").write_text(
         uv_configuration(MANY, folders=[str(tmp_path)]), encoding="utf-8"
     )

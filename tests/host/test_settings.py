@@ -1,4 +1,6 @@
-"""This machine as one value: whom it trusts, what a build is given of it, and what must not stay behind."""
+"""This machine as one value: whom it trusts, what a build is given of it, and
+what must not stay behind.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ MACHINE = HostSettings(
 
 
 def test_all_secrets_are_there_even_on_a_machine_without_settings() -> None:
-    """A step that mounts a secret which does not exist fails, or gets a folder: it depends on the engine."""
+    """A step that mounts a secret which does not exist fails, or gets a folder:
+    it depends on the engine.
+    """
     secrets = HostSettings(pip=PipSettings()).secrets("bookworm", "")
     assert sorted(secrets) == NAMES
     assert (

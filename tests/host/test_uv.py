@@ -25,7 +25,9 @@ with ThreadPoolExecutor(8) as pool:
 
 
 def test_threads_that_ask_first_at_the_same_time_get_the_same_path() -> None:
-    """Python's table of its own paths is filled by the first question of a process, so each try is a process."""
+    """Python's table of its own paths is filled by the first question of a
+    process, so each try is a process.
+    """
     found = set()
     for _ in range(10):
         done = subprocess.run(

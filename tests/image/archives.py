@@ -1,4 +1,6 @@
-"""A package archive of the tests' own, on loopback: one suite with one package, in as many states as a test needs."""
+"""A package archive of the tests' own, on loopback: one suite with one package,
+in as many states as a test needs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class Package:
 
 
 class Archive:
-    """What is at ``today``; each state that it had is below ``archive/main/DATE``, as a snapshot service has it."""
+    """What is at ``today``.
+
+    Each state that it had is below ``archive/main/DATE``, as a snapshot service has it.
+    """
 
     def __init__(self, server: Server, folder: Path, *, keeps: bool = True) -> None:
         """Make an archive without a state; ``keeps``: whether there are snapshots of it."""
@@ -41,7 +46,9 @@ class Archive:
         self.requests = server.seen
 
     def sign(self, version: str, day: datetime) -> None:
-        """Be in a state: the package in this version, and ``others`` in theirs, signed on this day."""
+        """Be in a state: the package in this version, and ``others`` in theirs,
+        signed on this day.
+        """
         made = [self._package(PACKAGE, version, "demo")]
         made += [self._package(other, its_own, other) for other, its_own in self.others.items()]
         packages = "".join(each.row for each in made).encode()

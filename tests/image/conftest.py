@@ -21,7 +21,9 @@ CELL = "cu121"
 """The CUDA cell of the image with NCCL's plugin."""
 
 CUDA_IMAGE = "TRAINWORKS_TEST_CUDA_IMAGE"
-"""Variable: another image of this cell, of Docker, that takes its place: one built ``--without libfabric-cuda``."""
+"""Variable: another image of this cell, of Docker, that takes its place: one
+built ``--without libfabric-cuda``.
+"""
 
 MIRROR = "TRAINWORKS_TEST_MIRROR"
 """Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
@@ -56,8 +58,8 @@ def mirror() -> Path:
 def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
     """Give the CUDA image with all its parts; its own promises were tested when it was built.
 
-    A mirror may lack libfabric's source: then it is the image that a user gets there, and tests of GPUs' memory are
-    skipped.
+    A mirror may lack libfabric's source: then it is the image that a user gets there, and tests of
+    GPUs' memory are skipped.
     """
     more: tuple[str, ...] = ("--mirror", str(mirror), "--strict")
     if not list(mirror.glob("libfabric-cuda-*.bundle")):

@@ -1,4 +1,6 @@
-"""Hosts with EFA devices that are not there: what the kernel would say of them, for a container of a test."""
+"""Hosts with EFA devices that are not there: what the kernel would say of them,
+for a container of a test.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class EfaHost:
         """Write what a container of this host gets.
 
         Args:
-            folder: Gets ``class`` and ``bus`` (to be those of /sys), ``nodes`` (/dev/infiniband) and ``topology.xml``
-                (for hwloc).
+            folder: Gets ``class`` and ``bus`` (to be those of /sys), ``nodes`` (/dev/infiniband)
+                and ``topology.xml`` (for hwloc).
         """
         classes = folder / "class"
         for name in ("infiniband", "infiniband_verbs", "pci_bus"):
@@ -76,7 +78,9 @@ class EfaHost:
         (folder / "topology.xml").write_text(self._topology())
 
     def _topology(self) -> str:
-        """Return the host's hardware in hwloc's format: one bridge with a GPU and its cards, as often as needed."""
+        """Return the host's hardware in hwloc's format: one bridge with a GPU
+        and its cards, as often as needed.
+        """
         sets = " ".join(
             f'{prefix}{kind}="0x1"'
             for kind in ("cpuset", "nodeset")

@@ -1,7 +1,9 @@
-"""An installer that is made like AWS's EFA installer, of Debian's parts: AWS's own cannot be had here.
+"""An installer that is made like AWS's EFA installer, of Debian's parts: AWS's
+own cannot be had here.
 
-As AWS's, it unpacks to one folder, takes its flags, installs packages of its own by the package manager, lists them in
-/opt/amazon/efa_installed_packages, and brings an Open MPI that nobody asked for.
+As AWS's, it unpacks to one folder, takes its flags, installs packages of its own by the package
+manager, lists them in /opt/amazon/efa_installed_packages, and brings an Open MPI that nobody asked
+for.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ source = "tests/image/efa_installer.py"
 
 
 def make_installer(folder: Path, *, headers: bool = False) -> str:
-    """Write the archive into a folder; return its sha256. The same bytes each time: it is in an engine's cache then.
+    """Write the archive into a folder; return its sha256.
+
+    The same bytes each time: it is in an engine's cache then.
 
     ``headers``: it brings libfabric's too, as AWS's does; NCCL's plugin is compiled against them.
     """

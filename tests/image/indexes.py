@@ -36,7 +36,9 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
 
 
 def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, bytes]:
-    """Return name and content of a source archive that says what it requires only when its setup.py runs."""
+    """Return name and content of a source archive that says what it requires
+    only when its setup.py runs.
+    """
     stem = f"{name}-{version}"
     said = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
     texts = {
@@ -54,7 +56,9 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
 
 
 class Index(ThreadingHTTPServer):
-    """A package index on loopback; with a password, for those who have it. ``asked`` has the paths of all requests.
+    """A package index on loopback; with a password, for those who have it.
+
+    ``asked`` has the paths of all requests.
 
     ``says_hashes``: whether its pages say them. Folders of files, and small servers, do not.
     """

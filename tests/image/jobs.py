@@ -1,4 +1,6 @@
-"""What the tests of training jobs share: a job's /opt/ml, what a job that trained leaves, two hosts on a network."""
+"""What the tests of training jobs share: a job's /opt/ml, what a job that
+trained leaves, two hosts on a network.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def losses(output: str, world: int) -> list[float]:
 
 
 def assert_trained(output: str, world: int, folder: Path) -> None:
-    """Assert that a job trained: five epochs, a falling loss, a model, a success file and no failure file."""
+    """Assert that a job trained: five epochs, a falling loss, a model, a
+    success file and no failure file.
+    """
     seen = losses(output, world)
     assert len(seen) == 5, output[-4000:]
     assert seen[-1] < seen[0] / 2, seen
@@ -47,7 +51,9 @@ RESTRICTED: Mapping[str, Any] = {
     "read_only": True,
     "tmpfs": {"/tmp": "exec,mode=1777"},  # as an emptyDir of Kubernetes
 }
-"""What Kubernetes' level "restricted" asks of a container, beside a user who is not root, and a read-only root."""
+"""What Kubernetes' level "restricted" asks of a container, beside a user who is
+not root, and a read-only root.
+"""
 
 
 def run_on_hosts(
@@ -73,7 +79,8 @@ def run_on_hosts(
         stack.callback(client.close)
         containers = []
         for host, folder in folders.items():
-            # As on the platform: the name resolves on the network, and the container's own hostname is another.
+            # As on the platform: the name resolves on the network, and the
+            # container's own hostname is another.
             container = client.containers.create(
                 reference,
                 ["train"],
@@ -95,7 +102,9 @@ def run_on_hosts(
 def train_on_two_hosts(
     reference: str, network: Any, mode: str, folder: Path, user: str = ""
 ) -> None:
-    """Train the digits example on two hosts, and assert that both end well. user: of a restricted pod."""
+    """Train the digits example on two hosts, and assert that both end well.
+    user: of a restricted pod.
+    """
     hosts = ("algo-1", "algo-2")
     folders = {
         host: prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts))

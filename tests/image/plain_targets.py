@@ -1,4 +1,6 @@
-"""Small targets of a framework made for tests: all that an image has without PyTorch, on bases of different content."""
+"""Small targets of a framework made for tests: all that an image has without
+PyTorch, on bases of different content.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ FRAMEWORK = "plain"
 
 
 def write_targets(root: Path, facts: Facts, names: Sequence[str]) -> str:
-    """Give the copied facts targets that differ in their base images; returns a suffix of the bases' names."""
+    """Give the copied facts targets that differ in their base images.
+
+    Returns a suffix of the bases' names.
+    """
     suffix = uuid.uuid4().hex[:6]
     row = next(
         row

@@ -1,15 +1,18 @@
-"""The image of SageMaker's page about smp, built from sources that can be had without the vendors' hosts.
+"""The image of SageMaker's page about smp, built from sources that can be had
+without the vendors' hosts.
 
-Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled here, by the same
-recipe, in one build. What is different, because the vendors' files cannot be downloaded everywhere:
+Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled
+here, by the same recipe, in one build. What is different, because the vendors' files cannot be
+downloaded everywhere:
 
-- NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two images in a registry
-  on loopback. Its compiler knows GCC up to 11, so `g++` is Debian's g++-11 there.
-- Commits of git repositories come from the folder that `TRAINWORKS_PROOF` names, a mirror of `build.py mirror`. RMM's
-  is a bare repository in an archive; its tree is packed here.
+- NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two
+  images in a registry on loopback. Its compiler knows GCC up to 11, so `g++` is Debian's g++-11
+  there.
+- Commits of git repositories come from the folder that `TRAINWORKS_PROOF` names, a mirror of
+  `build.py mirror`. RMM's is a bare repository in an archive; its tree is packed here.
 - GDRCopy, which the page does not have, is compiled too.
-- Open MPI 4.1, METIS 5.1.0 and Boost are Debian's source packages (`image.vendor`). Boost gets the parser of its build
-  tool, which Debian makes with bison.
+- Open MPI 4.1, METIS 5.1.0 and Boost are Debian's source packages (`image.vendor`). Boost gets the
+  parser of its build tool, which Debian makes with bison.
 - The EFA installer is the tests' own, with Debian's libfabric and its headers.
 - PyTorch is the CPU wheel of the default sources; smp and smddp are this repository's.
 - One GPU architecture instead of four, for the compiler's time.
@@ -49,7 +52,10 @@ from push.support import program, wait_until_it_answers
 from trainworks_testing.ports import free_port
 
 PROOF = "TRAINWORKS_PROOF"
-"""The variable that names the folder of sources; only `make proof` sets it: half an hour of compilation."""
+"""The variable that names the folder of sources.
+
+Only `make proof` sets it: half an hour of compilation.
+"""
 
 CUDA, TOOLKIT = "cu118", "11.8.89"
 TARGET = PACKAGES_TARGET.replace("cpu", CUDA) + "-vendor"
@@ -154,10 +160,15 @@ HEADERS = "cuda-include"
 """Where `make_base_images` leaves the toolkit's headers, beside its folder."""
 
 LOADED = ("libcudart.so.", "libnvToolsExt.so.")
-"""What the runtime image has of the toolkit: NVIDIA's has all libraries, and nothing here loads the others."""
+"""What the runtime image has of the toolkit: NVIDIA's has all libraries, and
+nothing here loads the others.
+"""
 
 UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')
-"""Rules that the target leaves out: a CPU wheel of PyTorch loads no CUDA; the others are about AWS's smp and smddp."""
+"""Rules that the target leaves out: a CPU wheel of PyTorch loads no CUDA.
+
+The others are about AWS's smp and smddp.
+"""
 
 DEVEL = f"""FROM {{base}}
 RUN dpkg-divert --quiet --rename --divert /usr/bin/g++.debian --add /usr/bin/g++ \\
@@ -192,7 +203,10 @@ def mirror_folder() -> Path:
 
 
 def make_mirror(folder: Path) -> dict[str, str]:
-    """Bring every source into a folder; return the hashes of those that were made here, by component."""
+    """Bring every source into a folder.
+
+    Return the hashes of those that were made here, by component.
+    """
     given = mirror_folder()
     for path in given.iterdir():
         if path.name.startswith(FROM_GIT):
@@ -225,7 +239,9 @@ def make_mirror(folder: Path) -> dict[str, str]:
 
 
 def _complete_boost(folder: Path) -> None:
-    """Pack Debian's Boost with the parser of its build tool, which Debian leaves out and makes with bison."""
+    """Pack Debian's Boost with the parser of its build tool, which Debian
+    leaves out and makes with bison.
+    """
     work = folder / ".boost"
     work.mkdir()
     with apt_get(work, "deb", "main") as run:
@@ -328,7 +344,10 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
 
 @contextmanager
 def plain_registry(folder: Path) -> Iterator[str]:
-    """Run Debian's registry on loopback, without TLS and without a login; give its host and port."""
+    """Run Debian's registry on loopback, without TLS and without a login.
+
+    Give its host and port.
+    """
     port = free_port()
     host = f"127.0.0.1:{port}"
     configuration = folder / "registry.yml"

@@ -1,4 +1,6 @@
-"""What the tests of the real `cpu` image share: it is built once for each engine, by the product's own command."""
+"""What the tests of the real `cpu` image share: it is built once for each
+engine, by the product's own command.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltByCommand:
-    """What `build.py --format json` said of an image, the engine that holds it, and the checkout with its record."""
+    """What `build.py --format json` said of an image, the engine that holds it,
+    and the checkout with its record.
+    """
 
     engine: Engine
     root: Path
@@ -72,7 +76,9 @@ def _one_at_a_time(name: str) -> Iterator[None]:
 
 
 def given_image(variable: str = "TRAINWORKS_TEST_IMAGE") -> BuiltByCommand | None:
-    """Return the image that a variable names, of Docker: tools/release tries jobs in each that it builds."""
+    """Return the image that a variable names, of Docker: tools/release tries
+    jobs in each that it builds.
+    """
     reference = os.environ.get(variable)
     if not reference:
         return None
@@ -93,7 +99,8 @@ def build_once(
     A failed image test fails every test that wants the image.
 
     Args:
-        shared: The folder of that name (``tests/conftest.py``): another process reads there what the first was told.
+        shared: The folder of that name (``tests/conftest.py``): another process
+            reads there what the first was told.
         name: The engine.
         framework: As on the command line.
         cuda: As on the command line.

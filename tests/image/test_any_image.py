@@ -1,4 +1,6 @@
-"""`check --image` of images that have no plan: another maker's, and those of a Dockerfile that starts from ours."""
+"""`check --image` of images that have no plan: another maker's, and those of a
+Dockerfile that starts from ours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 OF_ANOTHER_MAKER = f"LABEL org.opencontainers.image.title=theirs {INPUTS_LABEL}=\n"
 
 SOUND = (
-    # What builds of training images do: users, code, settings of packages, links, a cache that only costs space.
+    # What builds of training images do: users, code, settings of packages,
+    # links, a cache that only costs space.
     "RUN useradd --create-home trainer && mkdir /workspace && chmod 777 /workspace && echo 'x = 1' > /workspace/t.py"
     " && echo '# more' >> /etc/ssh/sshd_config && ln -s python3 /usr/bin/python && ln -s /workspace/none /workspace/to"
     " && mkdir -p /root/.cache/pip && echo cached > /root/.cache/pip/file\n"
@@ -50,7 +53,9 @@ FAULTS = {
 def checked(
     image: BuiltByCommand, folder: Path, dockerfile: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Build an image from the text of a Dockerfile, and check it: exit status, result, and what people are told."""
+    """Build an image from the text of a Dockerfile, and check it: exit status,
+    result, and what people are told.
+    """
     (folder / "Dockerfile").write_text(f"FROM {image.reference}\n{dockerfile}")
     name = f"localhost/trainworks-any-{uuid.uuid4().hex[:12]}:test"
     command = (

@@ -1,4 +1,6 @@
-"""Which day of the package archive an image is of: an archive on loopback moves between builds, with each engine."""
+"""Which day of the package archive an image is of: an archive on loopback moves
+between builds, with each engine.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ FIRST, SECOND = datetime(2026, 11, 1, 6, tzinfo=UTC), datetime(2026, 11, 8, 6, t
 
 @dataclass
 class Days:
-    """An image with a package of the archive, on a base of its own, and a layer that has nothing to do with it."""
+    """An image with a package of the archive, on a base of its own, and a layer
+    that has nothing to do with it.
+    """
 
     engine: Engine
     archive: Archive
@@ -122,7 +126,9 @@ class Days:
 
     @property
     def same_bytes(self) -> bool:
-        """Whether this engine writes no times of its own into layers: not Docker before 26, and with its own store."""
+        """Whether this engine writes no times of its own into layers: not
+        Docker before 26, and with its own store.
+        """
         return not isinstance(self.engine, DockerEngine) or self.engine.sets_times()
 
 
@@ -137,7 +143,8 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
     name, tag = f"trainworks-test/days-base:{mark}", f"trainworks-test/days:{mark}"
     context = tmp_path / "base"
     context.mkdir()
-    # What the base itself says of its archive is not in question; no other test has made layers on it.
+    # What the base itself says of its archive is not in question; no other test
+    # has made layers on it.
     text = (
         f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
     )
@@ -204,7 +211,8 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
 
 
 def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) -> None:
-    """Whatever the layers of wheels are made in: the base and they keep their digests, and a registry has them.
+    """Whatever the layers of wheels are made in: the base and they keep their
+    digests, and a registry has them.
 
     The update is of a package that the base itself has.
     """
@@ -234,7 +242,9 @@ def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) 
 
 
 def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path: Path) -> None:
-    """So it has the same bytes on each day between two point releases, whatever else this machine's archive has."""
+    """So it has the same bytes on each day between two point releases, whatever
+    else this machine's archive has.
+    """
     facts = load(ROOT)
     debian = own_base(make_plan(Request(framework="pytorch", cuda="cpu"), facts))
     assert debian is not None
@@ -267,7 +277,8 @@ def test_where_only_todays_archive_is_the_image_says_so(
     assert f"the archive has it of {dated(SECOND)}" in capsys.readouterr().err
     assert days.version(image) == "2"
     assert image.labels[ARCHIVES_LABEL].startswith(f"{SUITE} {dated(SECOND)} ")
-    # Its layers are in the engine's cache, and what they were made of does not change when a snapshot can be reached.
+    # Its layers are in the engine's cache, and what they were made of does not change when a
+    # snapshot can be reached.
     days.other = "two"
     later = days.build()
     assert (days.version(later), later.labels[ARCHIVES_LABEL]) == (
@@ -294,7 +305,9 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
 
 
 def test_the_label_is_of_the_layers_and_not_of_today(days: Days) -> None:
-    """The image is gone and its layers are not: what the archive is today says nothing about them."""
+    """The image is gone and its layers are not: what the archive is today says
+    nothing about them.
+    """
     first = days.build(snapshots=False)
     days.engine.tag(first.identifier, f"{days.tag}-kept")
     days.engine.remove(days.tag)

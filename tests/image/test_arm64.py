@@ -1,4 +1,7 @@
-"""Images for arm64: built, tested, trained in. By hand: `make arm64`; on another machine it is emulated, slowly."""
+"""Images for arm64: built, tested, trained in.
+
+By hand: `make arm64`; on another machine it is emulated, slowly.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""AWS's own sanity suite for its training images, unchanged and at a recorded commit, on these images.
+"""AWS's own sanity suite for its training images, unchanged and at a recorded
+commit, on these images.
 
-It is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of aws/deep-learning-containers.
+It is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of
+aws/deep-learning-containers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a person sees when a file of the package index is not what the lock says, or the index does not answer."""
+"""What a person sees when a file of the package index is not what the lock
+says, or the index does not answer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ UNREACHABLE = "http://127.0.0.1:9/simple"
 
 @pytest.fixture
 def spoiled(tmp_path: Path) -> Path:
-    """Give a checkout whose lock has another hash for pip: its step is new to every cache, and the only one."""
+    """Give a checkout whose lock has another hash for pip: its step is new to
+    every cache, and the only one.
+    """
     for name in ("images", "templates", "launcher"):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -84,13 +88,16 @@ def test_an_index_that_does_not_answer_is_named(
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]
     assert "127.0.0.1" in message
-    # Or another step that installs packages: an engine may have forgotten it, though it has the image.
+    # Or another step that installs packages: an engine may have forgotten it,
+    # though it has the image.
     assert "failed in component " in message
     assert done.stdout == ""
 
 
 def test_after_a_wrong_hash_the_right_one_is_built(image: BuiltByCommand, spoiled: Path) -> None:
-    """The two contexts differ in one file, which has the same size in both: an engine must still see the difference."""
+    """The two contexts differ in one file, which has the same size in both: an
+    engine must still see the difference.
+    """
     assert build(spoiled, image.engine.name).returncode == BuildError.exit_status
     done = build(ROOT, image.engine.name)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,5 @@
-"""The same requirements at both doors: what `extend` locks for an image is what a job of the image installs.
+"""The same requirements at both doors: what `extend` locks for an image is what
+a job of the image installs.
 
 One program does both. This is the one test that looks at whether it is asked in the same way.
 """
@@ -32,7 +33,9 @@ CORPUS = (
     "torch==2.4.1 torchmetrics torch-geometric",
     "awscli==1.36.0 wandb==0.18.0",
 )
-"""From the top of the download lists, from public training projects, and from `pip freeze` of another image."""
+"""From the top of the download lists, from public training projects, and from
+`pip freeze` of another image.
+"""
 
 JOB = """\
 FROM {base}

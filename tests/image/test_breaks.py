@@ -1,7 +1,9 @@
-"""Breaks of an image, each in a layer of its own, and what `check --image --only static` says of each.
+"""Breaks of an image, each in a layer of its own, and what `check --image
+--only static` says of each.
 
-The machine has not tested the image. Where the image's label still names the layers that were built, every break is
-named. Where the label is gone, as in an image whose layers were made into one, each file is asked where it comes from.
+The machine has not tested the image. Where the image's label still names the layers that were
+built, every break is named. Where the label is gone, as in an image whose layers were made into
+one, each file is asked where it comes from.
 """
 
 from __future__ import annotations
@@ -229,7 +231,9 @@ def label(request: pytest.FixtureRequest) -> list[str]:
 
 
 def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
-    """Build an image of these lines on another one, check it, and return the lines that complain."""
+    """Build an image of these lines on another one, check it, and return the
+    lines that complain.
+    """
     tag = f"trainworks-test/breaks:{uuid.uuid4().hex[:12]}"
     text = "\n".join((f"FROM {built.reference}", *lines))
     subprocess.run(

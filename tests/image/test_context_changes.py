@@ -1,4 +1,6 @@
-"""A context lies at the same place for each build of a target: every change in it must still be seen."""
+"""A context lies at the same place for each build of a target: every change in
+it must still be seen.
+"""
 
 from __future__ import annotations
 

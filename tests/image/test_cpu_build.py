@@ -1,4 +1,6 @@
-"""The `cpu` image, for real, with every engine: its promises, a second build, and a change of the launcher only."""
+"""The `cpu` image, for real, with every engine: its promises, a second build,
+and a change of the launcher only.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,8 @@ def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(
 ) -> None:
     copied_checkout(tmp_path)
     changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"
-    # An engine may have forgotten other steps, though it has the image: after the first build it has them again.
+    # An engine may have forgotten other steps, though it has the image: after
+    # the first build it has them again.
     for _ in range(2):
         # A line that no earlier run of this test has built already.
         changed.write_text(

@@ -1,4 +1,6 @@
-"""Programs that are linked with CUDA by name, as for NVIDIA's and AWS's images, in two containers of a job."""
+"""Programs that are linked with CUDA by name, as for NVIDIA's and AWS's images,
+in two containers of a job.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from image.support import BuiltByCommand, given_image
 pytestmark = pytest.mark.engine
 
 NVCC_IMAGE = "TRAINWORKS_TEST_NVCC_IMAGE"
-"""Variable: an image of Docker that has nvcc, such as one of ``build.py --cuda cu130 --with nvcc``."""
+"""Variable: an image of Docker that has nvcc, such as one of ``build.py --cuda
+cu130 --with nvcc``.
+"""
 
 PROGRAM = """
 #include <cstdio>
@@ -75,7 +79,9 @@ def run(reference: str, network: Any, folder: Path) -> str:
 
 
 def said(who: str, cublas: int) -> str:
-    """What a program says on a machine without a GPU's driver: cuBLAS is there, and cannot be initialized."""
+    """What a program says on a machine without a GPU's driver: cuBLAS is there,
+    and cannot be initialized.
+    """
     return f"{who}: cublas {cublas}, cudaErrorInsufficientDriver, cublasCreate 1\n"
 
 

@@ -1,4 +1,6 @@
-"""The promises about all files and all libraries: over small trees, and over the real image with defects planted."""
+"""The promises about all files and all libraries: over small trees, and over
+the real image with defects planted.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
 def stock(root: Path, *owned: str, delivered: dict[str, object] | None = None) -> InstalledFiles:
-    """Ask what is wrong with the files as an image is asked, in a child, with a folder as the image's root."""
+    """Ask what is wrong with the files as an image is asked, in a child, with a
+    folder as the image's root.
+    """
     return answer(root, files=(owned, delivered))["files"]
 
 
@@ -58,7 +62,8 @@ def write(root: Path, files: dict[str, str]) -> None:
         target.write_text(content)
 
 
-# --- owners ----------------------------------------------------------------------------------------------------------
+# --- owners
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_packages_own_their_files_through_merged_folders_diversions_and_alternatives(
@@ -111,7 +116,8 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
             "/opt/venv/bin/one": "",
             f"{packages}/egg.egg-info/installed-files.txt": "../egg/egg.py\ninstalled-files.txt\n",
             f"{packages}/egg/egg.py": "",
-            # A list of files elsewhere is nobody's: whoever writes one may not own the image with it.
+            # A list of files elsewhere is nobody's: whoever writes one may not
+            # own the image with it.
             "/srv/own-1.dist-info/RECORD": "own.py,,\nown-1.dist-info/RECORD,,\n",
             "/srv/own.py": "",
         },
@@ -326,7 +332,8 @@ def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are
     )
     (tmp_path / f"{info}/gone.list".lstrip("/")).unlink()
     assert damaged(tmp_path) == {}
-    # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of libtcl8.6. maven has more between.
+    # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of
+    # libtcl8.6. maven has more between.
     depends = f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f | b-dev\n\n"
     status = (
         f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
@@ -485,7 +492,9 @@ def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
 
 
 def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
-    """With the hash of its source, the time of its source, or the number of another Python: other code is told."""
+    """With the hash of its source, the time of its source, or the number of
+    another Python: other code is told.
+    """
     write(
         tmp_path,
         {f"/opt/part/{name}.py": "def mean(data):\n    return sum(data)\n" for name in "abcd"},
@@ -582,7 +591,9 @@ def test_patterns_of_owned_files() -> None:
 
 
 def test_rpm_listings(tmp_path: Path) -> None:
-    """What ``rpm`` 4.18 printed for a small package, built and installed with it, and for one that is not there."""
+    """What ``rpm`` 4.18 printed for a small package, built and installed with
+    it, and for one that is not there.
+    """
     owners = Owners(Image(str(tmp_path), ""))
     owners.add_rpm_listing("demo-tools\t/etc/demo.conf\ndemo-tools\t/usr/bin/demo\nempty\t(none)\n")
     assert owners.owns("/usr/bin/demo")
@@ -598,7 +609,8 @@ def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
         "Package: bash\nStatus: deinstall ok config-files\nArchitecture: i386",
     ]
     write(tmp_path, {"/var/lib/dpkg/status": "\n\n".join(entries) + "\n"})
-    # The interpreter that runs these tests may have a distribution twice: an editable one leaves a folder beside it.
+    # The interpreter that runs these tests may have a distribution twice: an
+    # editable one leaves a folder beside it.
     (found,) = ask(tmp_path, DuplicatePackagesCheck(component="c"))
     assert [line for line in found if "Debian" in line] == ["Debian package zlib1g: amd64, i386"]
 
@@ -654,7 +666,8 @@ def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) 
     assert [path for row in facts.privileged_files for path in row.paths if "*" in path] == []
 
 
-# --- libraries -------------------------------------------------------------------------------------------------------
+# --- libraries
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_files_that_need_another_major_version_are_named_with_their_distribution(
@@ -713,11 +726,14 @@ def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
     )
 
 
-# --- the real image with defects -------------------------------------------------------------------------------------
+# --- the real image with defects
+# -------------------------------------------------------------------------------------
 
 
 def checks_of(*, cuda: str) -> tuple[Check, ...]:
-    """Return the checks of the `cpu` target that look at everything, those for CUDA as a CUDA target has them."""
+    """Return the checks of the `cpu` target that look at everything, those for
+    CUDA as a CUDA target has them.
+    """
     facts = load(ROOT)
     files = (OwnedFilesCheck, WorldWritableCheck, PrivilegedFilesCheck)
     libraries = (DuplicatePackagesCheck, ElfNeedsCheck)
@@ -751,7 +767,8 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
     engine = docker_image.engine
     root = tree.root / "root"
     planted = Tree(root=root, compiler=tree.compiler)
-    # A wheel for another CUDA; two runtimes; a plugin that is fine but for the driver, and one that is not.
+    # A wheel for another CUDA; two runtimes; a plugin that is fine but for the
+    # driver, and one that is not.
     planted.library(f"{PACKAGES}/flash_attn/_C.so", "libcudart.so.12")
     planted.library("/usr/lib/libcudart.so.12")
     planted.library("/usr/lib/libcudart.so.13")
@@ -851,7 +868,9 @@ ENTRYPOINT ["/bin/false"]
 def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """The broken image has a name that no target has, as one that was pulled: its title says what it should be."""
+    """The broken image has a name that no target has, as one that was pulled:
+    its title says what it should be.
+    """
     engine = docker_image.engine
     (tmp_path / "Dockerfile").write_text(f"FROM {docker_image.reference}{BREAKS}")
     name = f"localhost/trainworks-breaks-{uuid.uuid4().hex[:12]}:test"

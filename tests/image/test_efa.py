@@ -1,7 +1,8 @@
 """libfabric's own EFA provider in a real image with CUDA, on hosts whose EFA devices are not there.
 
-The image is as it was built, but for two libraries: `efa_mock/` has a libibverbs and a libefa that have devices. Each
-container is a host with cards of one generation. What that shows and what not: docs/efa.md.
+The image is as it was built, but for two libraries: `efa_mock/` has a libibverbs and a libefa that
+have devices. Each container is a host with cards of one generation. What that shows and what not:
+docs/efa.md.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ os.execv("/fabric/transfer", ("transfer", *words))
 
 @pytest.fixture(scope="session")
 def mock(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the two libraries and libfabric's own programs, made with the image's compiler."""
+    """Give a folder with the two libraries and libfabric's own programs, made
+    with the image's compiler.
+    """
     for name in ("include/infiniband", "bin/fi_pingpong"):
         if not (PARTS / name).exists():
             pytest.skip(f"NOT TESTED: no {PARTS / name} here (tools/set-up-engine all)")
@@ -115,7 +118,8 @@ class Hosts:
         Args:
             alias: Its name in the network.
             host: What it is a part of.
-            words: What it runs: in the place of the image's entry point, or with it if there is a job.
+            words: What it runs: in the place of the image's entry point, or
+                with it if there is a job.
             variables: Its environment.
             may_lock: Whether it may lock memory without limit.
             nodes: Whether it has the devices' nodes.
@@ -184,7 +188,9 @@ class Hosts:
         ]
 
     def train(self, host: EfaHost, **more: Any) -> list[tuple[int, str]]:
-        """Run a job of the image's launcher on two hosts, whose program lets the plugin move data between them."""
+        """Run a job of the image's launcher on two hosts, whose program lets
+        the plugin move data between them.
+        """
         started = []
         for alias in ("algo-1", "algo-2"):
             job = self.scratch / f"job-{alias}"
@@ -297,11 +303,15 @@ def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
 
 
 GPUS_MEET = [pytest.param(host, id=host.name) for host in (P4D, P5, P6)]
-"""Hosts whose GPUs and devices reach each other: the plugin insists on GPUDirect RDMA unless it is told otherwise."""
+"""Hosts whose GPUs and devices reach each other: the plugin insists on
+GPUDirect RDMA unless it is told otherwise.
+"""
 
 
 def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
-    """The launcher sees the device, sets what libfabric needs, and NCCL's plugin uses it: every byte is right."""
+    """The launcher sees the device, sets what libfabric needs, and NCCL's
+    plugin uses it: every byte is right.
+    """
     results = hosts.train(P3DN)
     has_moved(results)
     for _, said in results:
@@ -313,8 +323,9 @@ def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
 def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host: EfaHost) -> None:
     """From one GPU's memory into the other's, by the protocol that the plugin itself chooses.
 
-    The program, the plugin and libfabric are ended by a signal if they touch that memory: only a card reaches it, and
-    only what has been registered with it. A libfabric without CUDA registers none: then it is the host's.
+    The program, the plugin and libfabric are ended by a signal if they touch that memory: only a
+    card reaches it, and only what has been registered with it. A libfabric without CUDA registers
+    none: then it is the host's.
     """
     results = hosts.train(host)
     has_moved(results)
@@ -333,7 +344,9 @@ NO_GPUDIRECT = "NET/OFI Need to force simple protocol: GDR not supported"
 def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
     hosts: Hosts, host: EfaHost
 ) -> None:
-    """As on a host whose kernel lacks NVIDIA's part: by the plugin's own check NCCL would be left to TCP."""
+    """As on a host whose kernel lacks NVIDIA's part: by the plugin's own check
+    NCCL would be left to TCP.
+    """
     hosts.skip_without_cuda()
     results = hosts.train(host, variables=NO_GPUS)
     has_moved(results)
@@ -388,7 +401,8 @@ ABORTED = 128 + 6
 def test_a_lost_device_is_told(hosts: Hosts) -> None:
     """On its own host. The other one may wait for what will never come."""
     status, said = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
-    # libfabric aborts by itself where a message of its own, and none of the plugin's, was flushed first.
+    # libfabric aborts by itself where a message of its own, and none of the
+    # plugin's, was flushed first.
     assert status in (1, ABORTED), said
     assert "Flushed during queue pair destroy" in said, said
 

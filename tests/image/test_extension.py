@@ -44,7 +44,10 @@ PATH = "../dist/by_path-2.0-py3-none-any.whl"
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A user's folder: code, requirements, and a folder of wheels that pip knows; ``engines`` were used."""
+    """A user's folder: code, requirements, and a folder of wheels that pip knows.
+
+    ``engines`` were used.
+    """
 
     folder: Path
     tag: str
@@ -187,9 +190,12 @@ def test_our_image_with_requirements_and_code_runs_a_job(
 
 
 def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...]]:
-    """Return what the highest layer has: path to mode, time, type and content; without folders that an engine touches.
+    """Return what the highest layer has: path to mode, time, type and content.
 
-    Docker before 26 makes files in /etc for the time of a step, so that folder has the time of the build.
+    Without folders that an engine touches.
+
+    Docker before 26 makes files in /etc for the time of a step, so that folder
+    has the time of the build.
     """
     found = {}
     with engine.layers(tag) as layers:
@@ -208,10 +214,13 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
 
 
 def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Project) -> None:
-    """While requirements are resolved they are installed in the layer that stays: what their lock gives is the same."""
+    """While requirements are resolved they are installed in the layer that
+    stays: what their lock gives is the same.
+    """
     engine = image.engine
     dated = not isinstance(engine, DockerEngine) or engine.sets_times()
-    # Old Docker also gives what hides a deleted file the time of the deletion, which no step can change.
+    # Old Docker also gives what hides a deleted file the time of the deletion,
+    # which no step can change.
     project.write(
         {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
     )
@@ -266,8 +275,11 @@ def test_another_torch_is_answered_with_the_images_own(
 def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
-    """A pin, a package of 2024 that takes something from the base, and one that has a source archive only."""
-    # The base's tensorboard goes with this protobuf in an older release, sagemaker-training in none: it stays.
+    """A pin, a package of 2024 that takes something from the base, and one that
+    has a source archive only.
+    """
+    # The base's tensorboard goes with this protobuf in an older release,
+    # sagemaker-training in none: it stays.
     write_wheel(project.folder / "wheels", "of_last_year", "1.0", "", "protobuf<5")
     project.write(
         {
@@ -320,7 +332,10 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
 def test_a_real_project_needs_no_network_when_its_job_starts(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
-    """Code with setup.py; requirements that include others, and name a wheel, a git repository and Debian packages."""
+    """Code with setup.py.
+
+    Requirements that include others, and name a wheel, a git repository and Debian packages.
+    """
     write_wheel(project.folder / "dist", "by_path", "2.0", "text = 'from a file'\n")
     project.write(
         {
@@ -629,7 +644,9 @@ ENTRYPOINT ["python3"]
 
 @pytest.fixture
 def foreign(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
-    """Give an image that stands in for AWS's: another maker's, with Python and pip, and without our launcher."""
+    """Give an image that stands in for AWS's: another maker's, with Python and
+    pip, and without our launcher.
+    """
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
     settings = read_host_settings(os.environ)
     context = tmp_path / "foreign"

@@ -1,4 +1,6 @@
-"""What code of others sees while an image is extended, and where the files of an extension come from: for real."""
+"""What code of others sees while an image is extended, and where the files of
+an extension come from: for real.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ setup(name="{name}", version="1.0", py_modules=["{name}"])
 
 @dataclass
 class Folder:
-    """A user's folder and home: a netrc, settings of pip with a login, and a variable, each with the canary."""
+    """A user's folder and home: a netrc, settings of pip with a login, and a
+    variable, each with the canary.
+    """
 
     path: Path
     index: Index
@@ -178,7 +182,9 @@ def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
 
 
 def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder: Folder) -> None:
-    """A folder, a git repository, and a source archive of an index with a login, which each look for secrets."""
+    """A folder, a git repository, and a source archive of an index with a
+    login, which each look for secrets.
+    """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     folder.write("pkg/setup.py", SETUP.format(look=look, name="of_folder"))
     folder.write("lib/setup.py", SETUP.format(look=look, name="of_git"))
@@ -219,7 +225,9 @@ RUN cp $(readlink -f /opt/venv/bin/python) /opt/venv/bin/python.real; rm /opt/ve
 def test_a_bases_own_programs_find_nothing_of_this_machine(
     image: BuiltByCommand, folder: Folder, tmp_path: Path
 ) -> None:
-    """Its shell and its Python look, whatever they are asked, and leave in the image what they have found."""
+    """Its shell and its Python look, whatever they are asked, and leave in the
+    image what they have found.
+    """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     note = 'path = "/opt/found.txt"\nwith open(path, "a") as file:\n    file.write(json.dumps(look()) + "\\n")\n'
     context = tmp_path / "hostile"
@@ -325,7 +333,9 @@ def test_a_build_backend_that_lies_is_an_error(
 def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
     image: BuiltByCommand, folder: Folder
 ) -> None:
-    """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
+    """An index with a login, one without, the same version in both, a page,
+    addresses, git, a folder, a wheel.
+    """
     engine, private, folder.in_settings = image.engine, folder.index, False
     texts = {
         "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
@@ -426,7 +436,9 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
 def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
     docker_image: BuiltByCommand, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package index has the build for CUDA. A row's index is https: here it is one of the test."""
+    """The package index has the build for CUDA. A row's index is https: here it
+    is one of the test.
+    """
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

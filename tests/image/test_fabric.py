@@ -1,7 +1,9 @@
-"""NCCL over EFA in a real image with CUDA, as far as it can be proved without a GPU and without an EFA device.
+"""NCCL over EFA in a real image with CUDA, as far as it can be proved without a
+GPU and without an EFA device.
 
-The image's own plugin is loaded as NCCL loads it and moves data between two hosts, over TCP in the place of EFA. A
-stand-in for CUDA's runtime answers for the driver that is not there. What that shows and what not: docs/efa.md.
+The image's own plugin is loaded as NCCL loads it and moves data between two hosts, over TCP in the
+place of EFA. A stand-in for CUDA's runtime answers for the driver that is not there. What that
+shows and what not: docs/efa.md.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def test_the_plugin_loads_from_an_archive_of_its_files(
 def test_two_hosts_move_data_through_the_plugin(
     cuda_image: BuiltByCommand, programs: Path, network: Any
 ) -> None:
-    """Both send and receive 64 MiB at once, and both find every byte right; it really goes over the network."""
+    """Both send and receive 64 MiB at once, and both find every byte right.
+
+    It really goes over the network.
+    """
     import docker
 
     count = "cat /sys/class/net/eth0/statistics/rx_bytes"
@@ -118,7 +123,9 @@ def test_two_hosts_move_data_through_the_plugin(
 def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     cuda_image: BuiltByCommand, programs: Path
 ) -> None:
-    """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start: NCCL takes InfiniBand or TCP itself."""
+    """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start:
+    NCCL takes InfiniBand or TCP itself.
+    """
     done = cuda_image.engine.run(
         cuda_image.reference,
         ("/fabric/transfer", "connect", "localhost", "1"),

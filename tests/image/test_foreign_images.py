@@ -1,4 +1,6 @@
-"""Images that were made to deceive or to harm who asks about them: `check`, `outdated`, and the protocol itself."""
+"""Images that were made to deceive or to harm who asks about them: `check`,
+`outdated`, and the protocol itself.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +252,8 @@ def test_buildah_without_a_runtime_runs_nothing_of_an_image(
     ]
 
 
-# --- the protocol ----------------------------------------------------------------------------------------------------
+# --- the protocol
+# ----------------------------------------------------------------------------------------------------
 
 
 def frameworks(folder: Path, **files: str) -> Frameworks:

@@ -1,6 +1,8 @@
-"""The image tests themselves: the probe over small trees of real ELF files, the scanner over real layers, whole runs.
+"""The image tests themselves: the probe over small trees of real ELF files, the
+scanner over real layers, whole runs.
 
-Most need no engine: the probe runs as a child process here, and ``LocalEngine`` serves this machine as image.
+Most need no engine: the probe runs as a child process here, and ``LocalEngine``
+serves this machine as image.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ IMAGE = BuiltImage(
 )
 
 
-# --- the probe -------------------------------------------------------------------------------------------------------
+# --- the probe
+# -------------------------------------------------------------------------------------------------------
 
 
 def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> Answer:
@@ -119,7 +122,8 @@ def missing(
 ) -> set[tuple[str, str]]:
     """Return what is not found: the file, as the tree calls it, and the name."""
     roots = tuple(f"{tree.root}{root}" for root in roots or ("/opt",))
-    # The folder is the image's root for what looks at all files; the loader knows only this machine's.
+    # The folder is the image's root for what looks at all files; the loader
+    # knows only this machine's.
     check = SharedLibrariesCheck(component="c", roots=roots, provided=provided)
     (told,) = ask(tree.root, check, environment=environment)
     found = (
@@ -395,7 +399,8 @@ def test_libraries_without_protections_are_found(
 def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     tree.library("/opt/late/libfine.so.1")
     tree.library("/opt/late/libdriver.so.1", "libcuda.so.1")
-    # Needs what lies beside it and names no folder, as libcufile_rdma: its only user is what it needs.
+    # Needs what lies beside it and names no folder, as libcufile_rdma: its only
+    # user is what it needs.
     tree.library("/opt/late/libhelper.so.1", "libfine.so.1", "libother.so.1")
     tree.library("/opt/late/libother.so.1", "libfine.so.1")
     tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
@@ -422,7 +427,8 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     ]
 
 
-# --- history ----------------------------------------------------------------------------------------------------------
+# --- history
+# ----------------------------------------------------------------------------------------------------------
 
 
 DOCKERFILE = """\
@@ -465,7 +471,8 @@ def test_a_history_has_the_steps_that_were_rendered() -> None:
         assert "history says of step 1" in promises.history_problems(steps, other)[0]
 
 
-# --- configuration ---------------------------------------------------------------------------------------------------
+# --- configuration
+# ---------------------------------------------------------------------------------------------------
 
 
 def configured(image: BuiltImage, *, others: bool = False) -> str:
@@ -551,7 +558,8 @@ def test_variables_of_a_makers_base_image_are_its_own() -> None:
     assert configured(image, others=True) == ""
 
 
-# --- secrets ---------------------------------------------------------------------------------------------------------
+# --- secrets
+# ---------------------------------------------------------------------------------------------------------
 
 
 def layer(name: str, files: Mapping[str, bytes]) -> Layer:
@@ -573,7 +581,8 @@ def rules(files: Mapping[str, bytes], forbidden: tuple[str, ...] = ()) -> set[st
 def test_clean_layers_have_no_finding() -> None:
     files = {
         "etc/passwd": b"root:x:0:0\n",
-        # Programs that read keys, AWS's example, public test data, mount points, locks: none of them opens anything.
+        # Programs that read keys, AWS's example, public test data, mount points, locks: none of
+        # them opens anything.
         "usr/lib/python3/dist-packages/reader.py": b'START = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n',
         "opt/venv/lib/python3.11/site-packages/botocore/examples.json": b'"AKIAIOSFODNN7EXAMPLE"',
         "opt/venv/lib/python3.11/site-packages/tornado/test/test.key": PRIVATE_KEY,
@@ -586,7 +595,10 @@ def test_clean_layers_have_no_finding() -> None:
 
 
 def test_a_key_in_a_wheel_of_an_index_is_public_and_one_in_a_wheel_of_ones_own_is_not() -> None:
-    """awscli's manual has private keys. Its file has to be the one that its RECORD says, in the same layer."""
+    """awscli's manual has private keys.
+
+    Its file has to be the one that its RECORD says, in the same layer.
+    """
     packages, path = "opt/venv/lib/python3.11/site-packages", "awscli/examples/create.rst"
     digest = base64.urlsafe_b64encode(hashlib.sha256(PRIVATE_KEY).digest()).decode().rstrip("=")
     record = (
@@ -699,7 +711,8 @@ def test_history_labels_and_environment() -> None:
     ]
 
 
-# --- whole runs ------------------------------------------------------------------------------------------------------
+# --- whole runs
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -1066,7 +1079,8 @@ def test_upstream_versions() -> None:
     assert DebianPackageCheck(component="c", package="p").version == ""
 
 
-# --- a real image ----------------------------------------------------------------------------------------------------
+# --- a real image
+# ----------------------------------------------------------------------------------------------------
 
 
 def copy_program(root: Path, program: Path, *, name: str = "") -> None:
@@ -1085,7 +1099,9 @@ def copy_program(root: Path, program: Path, *, name: str = "") -> None:
 
 
 def small_root(root: Path) -> None:
-    """Make a file system of nothing but this machine's shell and Python: enough to be asked, made without a network."""
+    """Make a file system of nothing but this machine's shell and Python: enough
+    to be asked, made without a network.
+    """
     for folder in (
         "tmp",
         "etc",

@@ -1,4 +1,6 @@
-"""Which modules a distribution brings, and what is said of one that cannot be imported, with real distributions."""
+"""Which modules a distribution brings, and what is said of one that cannot be
+imported, with real distributions.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_what_a_distribution_brings(files: list[str], modules: list[str]) -> Non
 
 
 def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.ImportFailure]:
-    """Make a distribution of one module for each source, and have all of them imported, and those that are named."""
+    """Make a distribution of one module for each source, and have all of them
+    imported, and those that are named.
+    """
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
         information = folder / f"{name}-1.0.dist-info"
@@ -75,7 +79,10 @@ def test_everything_can_be_imported(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
-    """As in sagemaker-mlflow 0.1.0, which has a folder of its former name; top_level.txt has the new one alone."""
+    """As in sagemaker-mlflow 0.1.0, which has a folder of its former name.
+
+    Top_level.txt has the new one alone.
+    """
     for name, source in (("former", "import nowhere"), ("present", "x = 1")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(source)

@@ -1,4 +1,6 @@
-"""How build steps install the distribution's packages: several at once, from one cache, none waits for another."""
+"""How build steps install the distribution's packages: several at once, from
+one cache, none waits for another.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SMALL = "hello"
 
 
 class Steps:
-    """Runs `install-packages` as a build step does: in a fresh container of the base image, with the shared cache."""
+    """Runs `install-packages` as a build step does: in a fresh container of the
+    base image, with the shared cache.
+    """
 
     def __init__(self, program: str, folder: Path) -> None:
         """Take the client and a folder for the cache, the settings and the pipes."""
@@ -151,7 +155,9 @@ def fill(steps: Steps, downloaded: Path) -> tuple[Path, Path]:
 
 
 def spoil_inside(archive: Path) -> None:
-    """Put zeros over the lists inside, as a disk does that lost its power: the archive itself can be unpacked."""
+    """Put zeros over the lists inside, as a disk does that lost its power: the
+    archive itself can be unpacked.
+    """
     content = bytearray(archive.read_bytes())
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():

@@ -1,4 +1,6 @@
-"""Real training jobs in the real `cpu` image, started as a platform starts them: one container per host, /opt/ml."""
+"""Real training jobs in the real `cpu` image, started as a platform starts
+them: one container per host, /opt/ml.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def test_two_processes_on_one_host_train(
 def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """Without a network nothing resolves the container's name; torchrun and gloo would look for it."""
+    """Without a network nothing resolves the container's name.
+
+    Torchrun and gloo would look for it.
+    """
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = docker_image.engine.run(
@@ -144,7 +149,10 @@ def test_two_hosts_train_together_and_end_together(
 def test_two_restricted_pods_train_together(
     docker_image: BuiltByCommand, network: Any, mode: str, user: str, tmp_path: Path
 ) -> None:
-    """No root, no capability, a read-only root; nobody has no shell, and the other user no password entry."""
+    """No root, no capability, a read-only root.
+
+    Nobody has no shell, and the other user no password entry.
+    """
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path, user)
 
 
@@ -239,7 +247,10 @@ def native_project(folder: Path, name: str) -> Path:
 def test_requirements_are_compiled_and_taken_from_git(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """A source distribution in C++ and a repository; setuptools is the image's own, so no network is needed."""
+    """A source distribution in C++ and a repository.
+
+    Setuptools is the image's own, so no network is needed.
+    """
     folder = plain_job(tmp_path / "ml", "import one, two; print(one.text(), 'and', two.text())")
     code = folder / "code"
     with tarfile.open(code / "one-1.0.tar.gz", "w:gz") as archive:
@@ -254,7 +265,8 @@ def test_requirements_are_compiled_and_taken_from_git(
         docker_image.reference,
         ("train",),
         mounts=(Mount(source=folder, target="/opt/ml"),),
-        # pip's own word for "take the setuptools that is there", in the spelling that its variables have.
+        # pip's own word for "take the setuptools that is there", in the
+        # spelling that its variables have.
         environment={"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1"},
         timeout=300,
     )

@@ -1,6 +1,8 @@
-"""The launcher in images that are laid out as NVIDIA's, AWS's and a user's own: a wheel and an entry point.
+"""The launcher in images that are laid out as NVIDIA's, AWS's and a user's own:
+a wheel and an entry point.
 
-Their files are those of the `cpu` image: Python, torch and what they need, and nothing else of this project.
+Their files are those of the `cpu` image: Python, torch and what they need, and
+nothing else of this project.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Layout:
     """How an image with torch is laid out.
 
     Attributes:
-        move: Shell that brings the packages of $PACKAGES to their place, and torchrun beside Python.
+        move: Shell that brings the packages of $PACKAGES to their place, and
+            torchrun beside Python.
         path: Its PATH.
         python: The Python with torch.
         train: Words of the entry point.
@@ -84,8 +87,8 @@ LAYOUTS = {
     ),
 }
 
-# What their own entry points do, in our words: NVIDIA's prints a banner and becomes the command; AWS's
-# stays, and runs the command as a child of a shell with job control.
+# What their own entry points do, in our words: NVIDIA's prints a banner and becomes the command;
+# AWS's stays, and runs the command as a child of a shell with job control.
 ENTRY_POINTS = {
     "becomes-the-command": '#!/bin/sh\necho "a banner"\nexec "$@"\n',
     "runs-the-command": '#!/bin/bash -m\nif [ "$1" = train ]; then train; else eval "$@"; fi\n',

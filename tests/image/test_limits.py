@@ -1,4 +1,6 @@
-"""Containers whose engine or limits refuse threads: a line says which, and the status is the launcher's own."""
+"""Containers whose engine or limits refuse threads: a line says which, and the
+status is the launcher's own.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Sixty-six kinds of lines and files: what `extend` locks of each is what uv itself would install, or a named refusal.
+"""Sixty-six kinds of lines and files: what `extend` locks of each is what uv
+itself would install, or a named refusal.
 
-Each row is read, answered and resolved as `extend` does it, and given to `uv pip install --dry-run` as it is. Both see
-the same base, which is only described, and the same indexes on loopback. What has to be built is in test_projects.py.
+Each row is read, answered and resolved as `extend` does it, and given to `uv pip install --dry-run`
+as it is. Both see the same base, which is only described, and the same indexes on loopback. What
+has to be built is in test_projects.py.
 """
 
 from __future__ import annotations

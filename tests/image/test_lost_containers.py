@@ -1,4 +1,6 @@
-"""Jobs of two containers on a private network, of which one is killed, paused or cut off: how the other one ends."""
+"""Jobs of two containers on a private network, of which one is killed, paused
+or cut off: how the other one ends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.engine
 HOSTS = ("algo-1", "algo-2")
 MODES = {"mpi": "sagemaker_mpi_enabled", "torch_distributed": "sagemaker_torch_distributed_enabled"}
 HEARTBEAT = 12
-"""Seconds of silence after which a host counts as lost: the launcher's default, which these tests leave as it is."""
+"""Seconds of silence after which a host counts as lost: the launcher's default,
+which these tests leave as it is.
+"""
 
 SCRIPT = "import signal\nprint('rank is ready', flush=True)\nwhile True: signal.pause()\n"
 

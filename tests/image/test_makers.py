@@ -1,4 +1,6 @@
-"""The lists that makers of packages send, from wheels and Debian packages made here, and those of an image."""
+"""The lists that makers of packages send, from wheels and Debian packages made
+here, and those of an image.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`build.py --only ... -j 2` for real, with each engine: small targets, one of which cannot be built."""
+"""`build.py --only ... -j 2` for real, with each engine: small targets, one of
+which cannot be built.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ BASES = {
     "broken": "rm /usr/bin/apt-get",
     "fine": "touch /etc/issue.net",
 }
-"""Base images by what makes them differ from the real one; nothing can be installed in the second one."""
+"""Base images by what makes them differ from the real one.
+
+Nothing can be installed in the second one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

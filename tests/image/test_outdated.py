@@ -1,4 +1,7 @@
-"""What a rebuild would bring: apt on our own base, for the real `cpu` image; its own archives, and one on loopback."""
+"""What a rebuild would bring: apt on our own base, for the real `cpu` image.
+
+Its own archives, and one on loopback.
+"""
 
 from __future__ import annotations
 

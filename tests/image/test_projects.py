@@ -1,7 +1,9 @@
-"""Projects as people have them, at both doors: what `extend` locks is what a job installs, and what uv would.
+"""Projects as people have them, at both doors: what `extend` locks is what a
+job installs, and what uv would.
 
-Each project is a folder of files. Its packages are tiny wheels on an index of the test, which has no other, so
-nothing depends on what a public index has today. uv by itself gets the image's own packages as constraints.
+Each project is a folder of files. Its packages are tiny wheels on an index of the test, which has
+no other, so nothing depends on what a public index has today. uv by itself gets the image's own
+packages as constraints.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class Case:
         files: Path to text; INDEX stands for the index's address.
         words: What `extend` is told.
         job: What the installer of a job is told.
-        plain: A call of uv with the same meaning, in a shell; ``""`` where uv by itself gives another answer.
+        plain: A call of uv with the same meaning, in a shell; ``""`` where uv
+            by itself gives another answer.
         expected: What is installed, beside or instead of what the image has.
         said: What both doors say.
         refused: What both doors refuse it with; ``""`` where it is installed.
@@ -577,7 +580,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 
 @pytest.fixture(scope="module")
 def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Give the wheels of setuptools_scm and of what it requires, for the image's Python, by their names."""
+    """Give the wheels of setuptools_scm and of what it requires, for the
+    image's Python, by their names.
+    """
     folder = tmp_path_factory.mktemp("tools")
     words = (
         "download",

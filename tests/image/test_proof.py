@@ -1,4 +1,6 @@
-"""The proof of the real `cpu` image: made, read by the standards' own readers, and not for another image."""
+"""The proof of the real `cpu` image: made, read by the standards' own readers,
+and not for another image.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Public Dockerfiles on our image, by their own apt and pip lines: none replaces torch without a word.
+"""Public Dockerfiles on our image, by their own apt and pip lines: none
+replaces torch without a word.
 
-The lines are those of November 2026; clones and copies of code are left out. pip and uv resolve for real, with this
-machine's package index: what it has today decides what fits, and torch stays in any case.
+The lines are those of November 2026; clones and copies of code are left out. pip and uv resolve for
+real, with this machine's package index: what it has today decides what fits, and torch stays in any
+case.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Public:
-    """What a Dockerfile installs: Debian packages, and words of pip. ``wants``: another torch, by the words' own."""
+    """What a Dockerfile installs: Debian packages, and words of pip.
+
+    ``wants``: another torch, by the words' own.
+    """
 
     pip: str
     apt: str = ""
@@ -160,7 +165,9 @@ with concurrent.futures.ThreadPoolExecutor(4) as pool:
 def inside(
     image: BuiltByCommand, folder: Path, settings: HostSettings, *words: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in the image with this machine's settings for packages, in the places of a build."""
+    """Run a command in the image with this machine's settings for packages, in
+    the places of a build.
+    """
     secrets = folder / "secrets"
     secrets.mkdir(exist_ok=True)
     for name, text in {**settings.secrets("bookworm", "")}.items():
@@ -204,7 +211,10 @@ def inside(
 def test_no_public_dockerfile_replaces_torch_in_silence(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """uv for all of them; pip for those that plain pip once let replace it, and for some that fit."""
+    """uv for all of them.
+
+    Pip for those that plain pip once let replace it, and for some that fit.
+    """
     settings = read_host_settings(os.environ)
     found = []
     by_pip = ("picotron", "grpo", "FSDP", "koyeb-fun-training", "therabot-training", "ddp", "dlrm")
@@ -221,7 +231,8 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
         if DOCKERFILES[name].wants and status != 124:
             assert status != 0, (name, tool)
             assert "torch" in said, (name, tool, said)
-    # What fails otherwise fails for a release of theirs that is not there for this Python, or that nvcc compiles.
+    # What fails otherwise fails for a release of theirs that is not there for
+    # this Python, or that nvcc compiles.
     others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
     assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "LLaMA-Factory"} <= fits, (
         others

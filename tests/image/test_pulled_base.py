@@ -1,4 +1,7 @@
-"""A base image from a registry on loopback, on a machine without apt and mmdebstrap; and without the registry."""
+"""A base image from a registry on loopback, on a machine without apt and mmdebstrap.
+
+And without the registry.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.mark.usefixtures("docker_image")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: str) -> None:
-    """Every block of the page, one after the other: one host, then two hosts from the last checkpoint."""
+    """Every block of the page, one after the other: one host, then two hosts
+    from the last checkpoint.
+    """
     page = (examples / name / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
@@ -98,7 +100,9 @@ def rank_in(container: str) -> int:
 def test_an_example_goes_on_after_the_death_of_a_rank(
     docker_image: BuiltByCommand, examples: Path
 ) -> None:
-    """A rank of the second host is killed after the first checkpoint: torchrun starts all ranks again from there."""
+    """A rank of the second host is killed after the first checkpoint: torchrun
+    starts all ranks again from there.
+    """
     words = (
         "train",
         "--mode",

@@ -1,4 +1,6 @@
-"""uv on this machine, for a base that is only described: what it reads, downloads, and never runs."""
+"""uv on this machine, for a base that is only described: what it reads,
+downloads, and never runs.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
 def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     resolver: Resolver, index: Index
 ) -> None:
-    """One resolution says all of it: an index has newer releases, and one that is not in any index is kept."""
+    """One resolution says all of it: an index has newer releases, and one that
+    is not in any index is kept.
+    """
     index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
     index.files |= dict(
         [wheel_of("free", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "free", "other>=1")]

@@ -1,5 +1,6 @@
-"""Containers that are removed when they end, as most are started: what the script saved is on the host, or a line of
-the log has said that it will not be."""
+"""Containers that are removed when they end, as most are started: what the script saved is on the
+host, or a line of the log has said that it will not be.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ LOST = "results end with this container: no mount keeps "
 def train(
     image: BuiltByCommand, folder: Path, options: tuple[str, ...], *words: str
 ) -> tuple[str, list[str]]:
-    """Run a job whose script is in a folder of the host; return its log, and the files that it left there."""
+    """Run a job whose script is in a folder of the host.
+
+    Return its log, and the files that it left there.
+    """
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     folder.chmod(0o777)
     given = [option.format(folder) for option in options]

@@ -1,4 +1,7 @@
-"""The image of SageMaker's page about smp, each part compiled by its recipe, in one build. By hand: `make proof`."""
+"""The image of SageMaker's page about smp, each part compiled by its recipe, in one build.
+
+By hand: `make proof`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real TensorFlow jobs in the real `cpu` image: one process, two ranks of mpirun, two hosts of TF_CONFIG."""
+"""Real TensorFlow jobs in the real `cpu` image: one process, two ranks of
+mpirun, two hosts of TF_CONFIG.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def prepare(folder: Path, hyperparameters: dict[str, str], hosts: Sequence[str],
 
 
 def assert_trained(output: str, world: int, folder: Path) -> None:
-    """Assert that all ranks trained one model: falling losses, equal weights in the end, saved by the first one."""
+    """Assert that all ranks trained one model: falling losses, equal weights in
+    the end, saved by the first one.
+    """
     for rank in range(world):
         losses = [
             float(loss)

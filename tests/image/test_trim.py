@@ -1,4 +1,6 @@
-"""What is taken out of installed wheels: files and symbols go, and every RECORD says what is there."""
+"""What is taken out of installed wheels: files and symbols go, and every RECORD
+says what is there.
+"""
 
 from __future__ import annotations
 

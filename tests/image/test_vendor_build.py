@@ -88,7 +88,10 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(
 
 
 def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
-    """No server, no index: everything that is downloaded lies in the folder. Docker's image shows the promises."""
+    """No server, no index: everything that is downloaded lies in the folder.
+
+    Docker's image shows the promises.
+    """
     engine = engine_that_answers("buildah")
     done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", "--until", "build")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -99,7 +102,9 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
 
 @pytest.fixture
 def spoiling_server(mirror: Path) -> Iterator[Server]:
-    """Give a server of the whole mirror, in which a test spoils METIS: an engine may have forgotten any other step."""
+    """Give a server of the whole mirror, in which a test spoils METIS: an
+    engine may have forgotten any other step.
+    """
     with serving() as server:
         server.serve("/", files_of(mirror))
         yield server

@@ -1,9 +1,10 @@
-"""A small target with vendor sources that can be built for real here: rows beside the checkout's, a source from Debian.
+"""A small target with vendor sources that can be built for real here: rows
+beside the checkout's, a source from Debian.
 
-METIS is compiled by the very recipe of the vendor targets. What it is compiled from is in Debian's archive as a source
-package: the same upstream version, in a file of Debian's making (without a folder that Debian may not distribute), so
-its hash stands here and in no row of the product. The EFA installer is the tests' own. All other recipes are run by
-hand: `image.source_page`.
+METIS is compiled by the very recipe of the vendor targets. What it is compiled from is in Debian's
+archive as a source package: the same upstream version, in a file of Debian's making (without a
+folder that Debian may not distribute), so its hash stands here and in no row of the product. The
+EFA installer is the tests' own. All other recipes are run by hand: `image.source_page`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from trainworks.host.settings import read_host_settings
 PACKAGES_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
 TARGET = f"{PACKAGES_TARGET}-vendor"
 ARCHIVE = "https://vendor.example.org/sources"
-"""Where the rows say that the sources are. Nobody asks there: everything comes from the mirror alone."""
+"""Where the rows say that the sources are.
+
+Nobody asks there: everything comes from the mirror alone.
+"""
 
 SUITE = "bookworm"
 """The Debian whose source packages are built."""
@@ -139,9 +143,11 @@ def heads_of(artifacts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None = None) -> Path:
-    """Copy the checkout and give it the target, with Debian's files in the place of upstream's of the same versions.
+    """Copy the checkout and give it the target, with Debian's files in the
+    place of upstream's of the same versions.
 
-    ``installer`` is the hash of the tests' own; ``rows`` are artifact rows, by name, that stand for the sources'.
+    ``installer`` is the hash of the tests' own; ``rows`` are artifact rows, by
+    name, that stand for the sources'.
     """
     for name in ("images", "templates", "launcher"):
         shutil.copytree(
@@ -151,13 +157,15 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     artifacts = images / "artifacts.toml"
     head, *blocks = artifacts.read_text(encoding="utf-8").split(HEADER)
     ours = [(rows or {}).get(source.name) or artifact(source) for source in SOURCES]
-    # The wheel of torch that AWS has is for another Python than Debian 12's: ours comes from the index.
+    # The wheel of torch that AWS has is for another Python than Debian 12's:
+    # ours comes from the index.
     heads = heads_of([("torch", TORCH), *((source.name, source.version) for source in SOURCES)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     artifacts.write_text(
         "".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8"
     )
-    # Open MPI takes long to compile (`image.source_page` does), and the mirror has no part in the others.
+    # Open MPI takes long to compile (`image.source_page` does), and the mirror
+    # has no part in the others.
     components = images / "components.toml"
     blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
@@ -176,7 +184,8 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
 
 @contextmanager
 def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., None]]:
-    """Give apt-get of Debian 12 with lists of its own, from the archive that this machine's apt uses.
+    """Give apt-get of Debian 12 with lists of its own, from the archive that
+    this machine's apt uses.
 
     Args:
         folder: Where it writes; its lists are removed at the end.
@@ -224,7 +233,10 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
 
 
 def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
-    """Bring sources into a folder, by ``apt-get source``; what else such packages have is removed."""
+    """Bring sources into a folder, by ``apt-get source``.
+
+    What else such packages have is removed.
+    """
     before = set(folder.iterdir())
     with apt_get(folder, "deb-src", "main") as run:
         run("source", "--download-only", "--only-source", *(each.package for each in sources))

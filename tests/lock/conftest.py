@@ -35,7 +35,9 @@ def plain_server() -> Iterator[Server]:
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A bare git repository with a tag ``v1.0`` at ``commit``, and a later commit ``newer`` on its branch."""
+    """A bare git repository with a tag ``v1.0`` at ``commit``, and a later
+    commit ``newer`` on its branch.
+    """
 
     path: Path
     commit: str

@@ -1,4 +1,6 @@
-"""Real servers on loopback for downloads: files with every fault a server can have, git repositories, TLS."""
+"""Real servers on loopback for downloads: files with every fault a server can
+have, git repositories, TLS.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ class Request(BaseHTTPRequestHandler):
         self.do_GET()
 
     def start_of(self, content: bytes) -> int:
-        """Send the head of an answer for these bytes, or for those that a Range asks for; return where it begins."""
+        """Send the head of an answer for these bytes, or for those that a Range asks for.
+
+        Return where it begins.
+        """
         wanted = self.headers.get("Range", "")
         start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
         if start >= len(content) and wanted:
@@ -108,7 +113,10 @@ class Listener(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Request)
 
     def finish_request(self, request: object, client_address: object) -> None:
-        """Shake hands in the request's own thread; a client that does not trust us just goes away."""
+        """Shake hands in the request's own thread.
+
+        A client that does not trust us just goes away.
+        """
         if self._context is None:
             super().finish_request(request, client_address)  # type: ignore[arg-type]
             return
@@ -121,7 +129,10 @@ class Listener(ThreadingHTTPServer):
                 wrapped.unwrap()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Keep the reports of broken connections out of the tests' output; a failing answer fails its client."""
+        """Keep the reports of broken connections out of the tests' output.
+
+        A failing answer fails its client.
+        """
 
 
 @dataclass
@@ -171,7 +182,10 @@ def whole(content: bytes) -> Answer:
 
 
 def files_of(folder: Path) -> Answer:
-    """Answer with the folder's file of the requested name, or that it is not there; to be served at ``/``."""
+    """Answer with the folder's file of the requested name, or that it is not there.
+
+    To be served at ``/``.
+    """
 
     def answer(request: Request) -> None:
         path = folder / (unquote(request.path).strip("/") or "index.html")

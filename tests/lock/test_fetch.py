@@ -1,4 +1,6 @@
-"""``templates/files/builder/fetch`` itself, against real servers with every fault: only pinned bytes get through."""
+"""``templates/files/builder/fetch`` itself, against real servers with every
+fault: only pinned bytes get through.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``fetch-archives`` of the builder, against real indexes: archives are fetched with a login, and none is run."""
+"""``fetch-archives`` of the builder, against real indexes: archives are fetched
+with a login, and none is run.
+"""
 
 from __future__ import annotations
 

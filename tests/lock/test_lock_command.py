@@ -1,4 +1,7 @@
-"""``build.py lock`` and ``build.py mirror`` from end to end, with real servers; and what a build refuses."""
+"""``build.py lock`` and ``build.py mirror`` from end to end, with real servers.
+
+And what a build refuses.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
     authority: Authority,
 ) -> Call:
-    """Call the command in a tree, on a machine that trusts the tests' authority and whose pip has no index."""
+    """Call the command in a tree, on a machine that trusts the tests' authority
+    and whose pip has no index.
+    """
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_FIND_LINKS", "GIT_SSL_CAINFO"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -292,7 +297,9 @@ def test_a_base_image_that_is_there_needs_no_alternative(
 
 
 def with_debian(root: Path, image: str, *alternatives: str) -> None:
-    """Let Debian's base image be this one, which this machine makes of its archive where no registry has it."""
+    """Let Debian's base image be this one, which this machine makes of its
+    archive where no registry has it.
+    """
     path = root / "images" / "bases.toml"
     text = path.read_text(encoding="utf-8")
     listed = ", ".join(f'"{each}"' for each in alternatives)
@@ -346,7 +353,9 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
 def test_the_system_is_locked_where_only_the_package_archive_answers(
     call: Call, tmp_path: Path
 ) -> None:
-    """As in a network with a mirror of Debian alone: no registry of a vendor is what the command is about."""
+    """As in a network with a mirror of Debian alone: no registry of a vendor is
+    what the command is about.
+    """
     root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     assert call("lock", root=root).status == 11
     ended = call("lock", "--upgrade", "system", root=root)
@@ -392,7 +401,9 @@ def test_a_name_that_two_files_have_is_taken_from_no_folder(
 
 
 def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
-    """uv waits for an index that never answers, and SIGINT comes to the command: both are gone, exit status 130."""
+    """uv waits for an index that never answers, and SIGINT comes to the
+    command: both are gone, exit status 130.
+    """
     asked = threading.Event()
 
     def waiting(_request: Request) -> None:
@@ -434,7 +445,9 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
 
 
 def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Server) -> None:
-    """Ctrl-C in the second download: the first one stands in the lock, and the command says it was interrupted."""
+    """Ctrl-C in the second download: the first one stands in the lock, and the
+    command says it was interrupted.
+    """
     first = server.serve("/metis-5.1.0.tar.gz", METIS)
 
     def interrupting(_request: Request) -> None:

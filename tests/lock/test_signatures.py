@@ -57,7 +57,9 @@ def gpg(home: Path, *words: str) -> str:
 
 
 def end_agent(home: Path) -> None:
-    """End the agent that every use of a secret key starts for its home, and wait: the next use would meet it dying."""
+    """End the agent that every use of a secret key starts for its home, and wait: the next use
+    would meet it dying.
+    """
     asked = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
     told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
     agents = [os.pidfd_open(int(line[2:])) for line in told.splitlines() if line.startswith("D ")]

@@ -1,4 +1,7 @@
-"""Sources of ``packages`` targets: found, downloaded, or left out, before a build; with real servers."""
+"""Sources of ``packages`` targets: found, downloaded, or left out, before a build.
+
+With real servers.
+"""
 
 from __future__ import annotations
 

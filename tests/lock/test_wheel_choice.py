@@ -1,4 +1,6 @@
-"""A lock has the file that pip would take on the image's base: the order of wheel tags is that of `packaging`."""
+"""A lock has the file that pip would take on the image's base: the order of
+wheel tags is that of `packaging`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
-    """But for ``linux_x86_64``, which no index takes and whose place changed between versions of packaging."""
+    """But for ``linux_x86_64``, which no index takes and whose place changed
+    between versions of packaging.
+    """
     assert set(TAGS) == set(sys_tags())
     assert [tag for tag in TAGS if "-linux_" not in str(tag)] == [
         tag for tag in sys_tags() if "-linux_" not in str(tag)

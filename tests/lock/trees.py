@@ -33,7 +33,8 @@ def make_tree(
     sources: Literal["packages", "vendor"] = "vendor",
     **row: object,
 ) -> Path:
-    """Write the facts of one target: of a vendor target METIS with CMake, and no Python but what builds.
+    """Write the facts of one target: of a vendor target METIS with CMake, and
+    no Python but what builds.
 
     Args:
         root: Where.
@@ -108,7 +109,10 @@ def add_artifact(root: Path, name: str, version: str, **values: object) -> None:
 
 
 def add_component(root: Path, name: str, version: str, recipe: str, **values: object) -> None:
-    """Append a component with its version and its recipe's stage; ``values`` are further keys of its row."""
+    """Append a component with its version and its recipe's stage.
+
+    ``values`` are further keys of its row.
+    """
     add_row(root, "components", "component", {"name": name, "summary": name, **values})
     with (root / "images" / "stacks.toml").open("a", encoding="utf-8") as stream:
         stream.write(f'{name} = "{version}"\n')

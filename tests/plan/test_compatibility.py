@@ -1,4 +1,7 @@
-"""Rules: each with the smallest plan that breaks it and the nearest one that keeps it; known-bad sets of versions."""
+"""Rules: each with the smallest plan that breaks it and the nearest one that keeps it.
+
+Known-bad sets of versions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Extensions as values: names, requirements against a base, and entry points as the launcher will understand them."""
+"""Extensions as values: names, requirements against a base, and entry points as
+the launcher will understand them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is refused of a lock before anything is built: gaps, other versions, files that contradict their rows."""
+"""What is refused of a lock before anything is built: gaps, other versions,
+files that contradict their rows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ NEURON = "pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"
 def spoiled(
     facts: Facts, target: str, name: str, *, build: bool = False, **values: object
 ) -> Facts:
-    """Return the facts with other values of one package in one lock; with none of them, without the package."""
+    """Return the facts with other values of one package in one lock.
+
+    With none of them, without the package.
+    """
     found = []
     hit = False
     for package in facts.locks[target].packages:
@@ -72,7 +77,10 @@ DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"version": "12.4.1", "file": f"{RUNTIME.replace('-', '_')}-12.4.1-py3-none-any.whl"},
     ),
 )
-"""A lock, one of its packages, and what it has instead; nothing: the package is missing. One problem each, or none."""
+"""A lock, one of its packages, and what it has instead; nothing: the package is missing.
+
+One problem each, or none.
+"""
 
 
 def test_golden_problems_of_locks(facts: Facts, golden: Callable[[str, str], None]) -> None:
@@ -92,7 +100,9 @@ def test_golden_problems_of_locks(facts: Facts, golden: Callable[[str, str], Non
 
 
 def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None:
-    """The wheel of torch 2.11 and later for ARM asks for CUDA: nothing else of such a lock says so."""
+    """The wheel of torch 2.11 and later for ARM asks for CUDA: nothing else of
+    such a lock says so.
+    """
     cuda = [
         each
         for each in facts.locks[CUDA].packages

@@ -1,4 +1,6 @@
-"""Wheels of smp and smddp that a user gives for one build: planned, rendered, named apart, and in the provenance."""
+"""Wheels of smp and smddp that a user gives for one build: planned, rendered,
+named apart, and in the provenance.
+"""
 
 from __future__ import annotations
 

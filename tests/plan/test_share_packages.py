@@ -45,7 +45,9 @@ def names_of(shares: dict[str, tuple[LockedPackage, ...]]) -> dict[str, list[str
 def reachable(
     components: Sequence[Component], lock: Sequence[LockedPackage], *, build: bool = False
 ) -> set[str]:
-    """Return what must be installed, found the slow and plain way: repeat until nothing new comes."""
+    """Return what must be installed, found the slow and plain way: repeat until
+    nothing new comes.
+    """
     packages = {package.name: package for package in lock if package.build is build}
     wanted = {
         name for row in components if builds(row) is build for name in python_patterns(row, CUDA)
@@ -130,7 +132,9 @@ def test_files_keep_the_order_of_the_lock(
 
 
 def test_needed_both_while_building_and_at_run_time() -> None:
-    """``setuptools`` compiles source distributions, and torch needs it in the image: it is in both places."""
+    """``setuptools`` compiles source distributions, and torch needs it in the
+    image: it is in both places.
+    """
     lock = [
         package("torch", "setuptools"),
         package("setuptools"),
@@ -193,7 +197,9 @@ def test_circles_of_dependencies_end() -> None:
 
 @pytest.mark.parametrize("distribution", ["torch", "setuptools"])
 def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) -> None:
-    """Over the real locks: everything that torch depends on, however indirectly, is in some step of the image."""
+    """Over the real locks: everything that torch depends on, however
+    indirectly, is in some step of the image.
+    """
     targets_with_it = 0
     for row in facts.targets:
         lock = facts.locks[facts.name_of(row)].packages
@@ -227,7 +233,10 @@ def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
 
 
 def test_the_libraries_of_other_builds_are_known_by_name(facts: Facts) -> None:
-    """What ``pip freeze`` of a CUDA build lists, and an image without CUDA must not get; never what the image has."""
+    """What ``pip freeze`` of a CUDA build lists, and an image without CUDA must not get.
+
+    Never what the image has.
+    """
     plans = {
         name: make_plan(
             request_for(next(row for row in facts.targets if facts.name_of(row) == name), facts),

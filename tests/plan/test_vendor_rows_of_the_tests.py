@@ -1,4 +1,6 @@
-"""The targets that engine tests add to the rows: a row of ours that does not fit shows before hours of building."""
+"""The targets that engine tests add to the rows: a row of ours that does not
+fit shows before hours of building.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A tiny image and its proof, and the standards' own readers, which accept or refuse our documents."""
+"""A tiny image and its proof, and the standards' own readers, which accept or
+refuse our documents.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,10 @@ class Proven:
 
 
 def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
-    """Make the root folder of a tiny image: the databases of its packages; ``added`` are more of Python; return it."""
+    """Make the root folder of a tiny image: the databases of its packages.
+
+    ``added`` are more of Python; return it.
+    """
     files = {
         "etc/os-release": 'ID=debian\nVERSION_ID="12"\n',
         "var/lib/dpkg/status": STATUS,
@@ -130,7 +135,9 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
 
 
 def ask(tree: Path) -> packages.PackagesAnswer:
-    """Return what an image says of itself: the program as it is started in a container, in a process here."""
+    """Return what an image says of itself: the program as it is started in a
+    container, in a process here.
+    """
     return questions.ask(Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable)[
         "packages"
     ]
@@ -141,7 +148,10 @@ ADDRESS = f"r.example.org/team/image@sha256:{'a' * 64}"
 
 
 def tiny_proof(facts: Facts, folder: Path, address: str = ADDRESS) -> Proven:
-    """Return the proof of a tiny image, whose root folder is made here; ``address`` is where a registry has it."""
+    """Return the proof of a tiny image, whose root folder is made here.
+
+    ``address`` is where a registry has it.
+    """
     return prove(facts, ask(make_tree(folder)), address)
 
 
@@ -241,7 +251,9 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
 
 
 def cyclonedx_problems(text: str) -> object:
-    """Return what the standard's JSON schema, in its strict form, says against a document: nothing, or an error."""
+    """Return what the standard's JSON schema, in its strict form, says against
+    a document: nothing, or an error.
+    """
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 

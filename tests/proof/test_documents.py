@@ -1,4 +1,6 @@
-"""Bills of materials and provenance: golden files, and what the standards' own readers say of them."""
+"""Bills of materials and provenance: golden files, and what the standards' own
+readers say of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Records of test runs: what `tools/evidence.py` writes, what a statement of one says, and which are refused."""
+"""Records of test runs: what `tools/evidence.py` writes, what a statement of
+one says, and which are refused.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def test_a_statement_is_found_by_the_name_of_its_gpu(
 def test_each_part_of_the_minimum_has_to_be_tested(
     lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a record of `run.py --only launcher`: what passed is true, and shows next to nothing."""
+    """As in a record of `run.py --only launcher`: what passed is true, and
+    shows next to nothing.
+    """
     record = gpu_record()
     record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
     evidence = line(EVIDENCE, statement(record | {"digest": digest_of(record)}))
@@ -204,7 +208,9 @@ def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what sets a value inside the record, with the digest that follows: another run, not an edit."""
+    """Return what sets a value inside the record, with the digest that follows:
+    another run, not an edit.
+    """
 
     def change(predicate: dict[str, Any]) -> None:
         at("record", *path, value=value)(predicate)

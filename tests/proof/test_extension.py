@@ -1,4 +1,6 @@
-"""The proof of an extended image: what came with its base stays the base's, and what was added is the image's own."""
+"""The proof of an extended image: what came with its base stays the base's, and
+what was added is the image's own.
+"""
 
 from __future__ import annotations
 

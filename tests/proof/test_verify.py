@@ -21,7 +21,9 @@ IMAGE = ADDRESS.rpartition(":")[2]
 
 
 def line(kind: str, predicate: Mapping[str, Any], image: str = IMAGE) -> str:
-    """Return what ``cosign verify-attestation`` 2.5 prints of a statement: its envelope, in one line."""
+    """Return what ``cosign verify-attestation`` 2.5 prints of a statement: its
+    envelope, in one line.
+    """
     statement = {
         "_type": "https://in-toto.io/Statement/v0.1",
         "predicateType": kind,
@@ -124,7 +126,9 @@ def test_a_policy_is_demanded(
 def test_one_of_several_proofs_that_holds_is_enough(
     lines: list[str], other: str, tmp_path: Path
 ) -> None:
-    """A corrected builder, a second party: what is attached cannot be removed in many registries."""
+    """A corrected builder, a second party: what is attached cannot be removed
+    in many registries.
+    """
     both = [other, *lines, line("https://tests.example/result", {}), line(PROVENANCE, {}, "b" * 64)]
     for builder in ("https://ci.example/builder", "https://other.example"):
         assert check(tmp_path, both, "--builder", builder) == 0

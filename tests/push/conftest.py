@@ -1,4 +1,6 @@
-"""What the tests of pushes share: a registry with TLS and a login, and this machine's own login there."""
+"""What the tests of pushes share: a registry with TLS and a login, and this
+machine's own login there.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ QUICK = Patience(attempts=3, pause=0.01)
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Give a certificate authority that nobody else trusts; its server may be a registry of ECR too."""
+    """Give a certificate authority that nobody else trusts.
+
+    Its server may be a registry of ECR too.
+    """
     return make_authority(tmp_path_factory.mktemp("authority"), "*.dkr.ecr.eu-west-1.amazonaws.com")
 
 

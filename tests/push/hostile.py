@@ -1,4 +1,6 @@
-"""A registry in memory that does what a test says: it fails, pages, slows down, sends elsewhere, or lies."""
+"""A registry in memory that does what a test says: it fails, pages, slows down,
+sends elsewhere, or lies.
+"""
 
 from __future__ import annotations
 
@@ -165,8 +167,8 @@ class Request(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         parts = urlsplit(self.path)
         mine.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
-        # What a fault leaves unread of the body is in the way of the next request: its answer says that this is the
-        # connection's last, or a client's next request may meet the end of it.
+        # What a fault leaves unread of the body is in the way of the next request: its answer says
+        # that this is the connection's last, or a client's next request may meet the end of it.
         kept, self.close_connection = self.close_connection, True
         if mine.fault(self):
             return
@@ -225,7 +227,10 @@ class Request(BaseHTTPRequestHandler):
             self.answer(404)
 
     def _delete(self, name: str, digest: str) -> None:
-        """Remove a manifest with its tags, if this registry does that; no registry of this kind removes a tag alone."""
+        """Remove a manifest with its tags, if this registry does that.
+
+        No registry of this kind removes a tag alone.
+        """
         mine = self.mine
         kept = {
             key: row

@@ -1,4 +1,7 @@
-"""A real registry on loopback, Debian's, with TLS and a login; it can be killed, restarted and made read-only."""
+"""A real registry on loopback, Debian's, with TLS and a login.
+
+It can be killed, restarted and made read-only.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ LOGINS = (
     f"{USER}:$2y$05$abcdefghijklmnopqrstuuqIc1PehSOOC0lHRicFlE4z.QzEUhjRK\n"
     "AWS:$2y$05$abcdefghijklmnopqrstuu/4ofrUS75HrKu6f.iuRo0I/XlrmpqlC\n"
 )
-"""The registry's file of users: this one's password, and the one that moto gives for ECR; bcrypt, made by htpasswd."""
+"""The registry's file of users: this one's password, and the one that moto gives for ECR.
+
+Bcrypt, made by htpasswd.
+"""
 
 
 def program() -> str:
@@ -143,7 +149,9 @@ def docker_configuration(folder: Path, logins: dict[str, tuple[str, str]]) -> Pa
 
 
 class Tunnel:
-    """An HTTP proxy that leads every host's port 443 to one address: a name of AWS is answered by our own registry."""
+    """An HTTP proxy that leads every host's port 443 to one address: a name of
+    AWS is answered by our own registry.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -186,7 +194,8 @@ class Tunnel:
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        # A thread that waits at a closed socket would take the connections of the next one that gets its number.
+        # A thread that waits at a closed socket would take the connections of
+        # the next one that gets its number.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()

@@ -1,4 +1,7 @@
-"""A tag is absent if the registry says so, with HTTP 404 and a code of the protocol; every other answer is an error."""
+"""A tag is absent if the registry says so, with HTTP 404 and a code of the protocol.
+
+Every other answer is an error.
+"""
 
 from __future__ import annotations
 

@@ -192,7 +192,9 @@ def test_evidence_is_signed_and_demanded_like_the_rest(
 def spoiled(
     hostile: Hostile, blobs: dict[tuple[str, str], bytes], chance: random.Random
 ) -> dict[tuple[str, str], bytes]:
-    """Return the blobs with one character of each signed statement or signature changed, and fitting manifests."""
+    """Return the blobs with one character of each signed statement or signature
+    changed, and fitting manifests.
+    """
     found = dict(blobs)
     for (name, reference), (kind, content) in list(hostile.manifests.items()):
         value = json.loads(content)

@@ -1,4 +1,7 @@
-"""ECR: its API is moto's server, its data path Debian's registry under ECR's own name. AWS itself is never asked."""
+"""ECR: its API is moto's server, its data path Debian's registry under ECR's own name.
+
+AWS itself is never asked.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,8 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     assert made["imageTagMutabilityExclusionFilters"] == [
         {"filterType": "WILDCARD", "filter": "*.*-20*"}
     ]
-    # A rule for images without a tag would remove what is attached to images: attachments have none.
+    # A rule for images without a tag would remove what is attached to images:
+    # attachments have none.
     with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
         client.get_lifecycle_policy(repositoryName="released/image")
     # A repository that is there stays as it is.

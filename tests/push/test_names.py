@@ -65,7 +65,9 @@ def test_tags_follow_from_the_images_own() -> None:
 
 @pytest.mark.parametrize("tag", ["2.4-ubuntu-20.04", "1.0-20261121", "1.0-20261121-0a1b2c3d"])
 def test_a_moving_tag_that_ecr_would_freeze_is_rejected_before_a_push(tag: str) -> None:
-    """ECR's filter and the check of moving tags are one: a tag that may move today may move tomorrow."""
+    """ECR's filter and the check of moving tags are one: a tag that may move
+    today may move tomorrow.
+    """
     assert never_moves(tag)
     with pytest.raises(RegistryError, match=f"{re.escape(tag)} cannot be a moving tag"):
         check_tags((), [tag])

@@ -1,4 +1,6 @@
-"""How long a registry is waited for, what is not repeated, and what of a program's words is shown."""
+"""How long a registry is waited for, what is not repeated, and what of a
+program's words is shown.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() ->
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Path:
-    """A program that says what would mean a refusal, and a damaged image, if its words were read."""
+    """A program that says what would mean a refusal, and a damaged image, if
+    its words were read.
+    """
     program = tmp_path / "skopeo"
     words = "error: unexpected HTTP status: 403 Forbidden: file integrity checksum failed"
     program.write_text(
@@ -115,7 +119,9 @@ def failing(tmp_path: Path) -> Path:
 def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
     hostile: Hostile, registries: Registries, failing: Path, status: int, shown: str
 ) -> None:
-    """It begins each upload: a proxy before it has a limit of sizes, or a rule against the method."""
+    """It begins each upload: a proxy before it has a limit of sizes, or a rule
+    against the method.
+    """
     hostile.fault = lambda request: (
         request.command == "PATCH" and request.answer(status, b"<html>no</html>")
     )

@@ -1,4 +1,6 @@
-"""``promote`` by oras, against registries that fail, page, lie and send elsewhere: nothing lost, no login leaves."""
+"""``promote`` by oras, against registries that fail, page, lie and send
+elsewhere: nothing lost, no login leaves.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def promote(
 def test_a_copy_has_every_attachment_of_all_pages_and_levels(
     hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A list of one entry a page; a signature of an attachment; an index of platforms; cosign's own tags."""
+    """A list of one entry a page; a signature of an attachment; an index of platforms.
+
+    Cosign's own tags.
+    """
     hostile.page = 1
     images = [hostile.put_image("team/image", each, tag="") for each in (b"amd64", b"arm64")]
     index = hostile.put_manifest(
@@ -91,7 +96,9 @@ def test_a_copy_to_another_registry(hostile: Hostile) -> None:
 def test_a_tag_of_the_source_does_not_move(
     hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tag that was pushed as one that never moves is one in the copy, too, whatever it looks like."""
+    """A tag that was pushed as one that never moves is one in the copy, too,
+    whatever it looks like.
+    """
     first = hostile.put_image("one", b"one", tag="release1")
     second = hostile.put_image("two", b"two", tag="release1")
     assert promote(hostile, source="one:release1") == 0

@@ -1,4 +1,7 @@
-"""Pushes by each engine to registries that die, fail and send elsewhere; proofs of what was pushed."""
+"""Pushes by each engine to registries that die, fail and send elsewhere.
+
+Proofs of what was pushed.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,8 @@ def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
         assert found is not None
         mine = engine_that_answers(name).inspect(image)
         assert mine is not None
-        # With containerd's store docker knows the image by its manifest, and buildah by its configuration.
+        # With containerd's store docker knows the image by its manifest, and
+        # buildah by its configuration.
         assert mine.identifier in (found.identifier, pushed["digest"])
         assert found.environment == mine.environment
 
@@ -275,7 +279,9 @@ def test_a_push_prints_the_address_and_the_name_it_was_sent_under_goes_where_it_
 def test_two_pushes_at_once_under_one_fixed_tag(
     name: str, server: RegistryServer, tmp_path: Path
 ) -> None:
-    """Real processes, against a real registry: one gets 0, the other 15 with the digest that is there."""
+    """Real processes, against a real registry: one gets 0, the other 15 with
+    the digest that is there.
+    """
     engine = engine_that_answers(name)
     references = [f"trainworks-push-{uuid.uuid4().hex[:12]}:1.{number}-cpu" for number in range(2)]
     try:
@@ -319,7 +325,10 @@ def test_two_pushes_at_once_under_one_fixed_tag(
 def test_tags_of_a_day_with_two_contents(
     name: str, server: RegistryServer, registries: Registries, tmp_path: Path
 ) -> None:
-    """What never moves is refused or gets a name of its own; what moves does; two repositories cost one upload."""
+    """What never moves is refused or gets a name of its own; what moves does.
+
+    Two repositories cost one upload.
+    """
     engine = engine_that_answers(name)
     program = busybox()
     if program is None:
@@ -380,7 +389,10 @@ def test_one_tag_for_two_architectures(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each machine pulls its own image by that tag; a newer image takes the place of the one for its architecture."""
+    """Each machine pulls its own image by that tag.
+
+    A newer image takes the place of the one for its architecture.
+    """
     engine = engine_that_answers(name)
     rootfs = tmp_path / "rootfs"
     rootfs.mkdir()

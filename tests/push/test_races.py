@@ -1,7 +1,8 @@
-"""Two pushes that want one fixed tag for two images: one gets it, and the other is told whose it is.
+"""Two pushes that want one fixed tag for two images: one gets it, and the other
+is told whose it is.
 
-The registry is in memory and real HTTP; it holds requests back until a test says so, so that every order of two pushes'
-requests can be tried. No order is left to the clock.
+The registry is in memory and real HTTP; it holds requests back until a test says so, so that every
+order of two pushes' requests can be tried. No order is left to the clock.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def wants(request: Request, method: str, tag: str = TAG) -> bool:
 
 @dataclass
 class Turns:
-    """Lets the requests of two pushes pass in a given order; then, and once one of them has ended, in any."""
+    """Lets the requests of two pushes pass in a given order.
+
+    Then, and once one of them has ended, in any.
+    """
 
     order: list[int]
     ended: set[int] = field(default_factory=set)
@@ -152,7 +156,9 @@ def test_of_two_pushes_at_once_one_gets_the_tag_in_any_order_of_their_requests(
 
 @pytest.mark.parametrize("length", range(1, 11))
 def test_a_push_that_comes_at_any_moment_of_another_one(length: int, registry: Hostile) -> None:
-    """The first one stands still after each of its requests in turn, while the other one does all that it does."""
+    """The first one stands still after each of its requests in turn, while the
+    other one does all that it does.
+    """
     race(registry, [0] * length + [1] * 200)
 
 

@@ -1,4 +1,6 @@
-"""`tools/release`: one target through all of its steps to a registry, killed in between and begun again."""
+"""`tools/release`: one target through all of its steps to a registry, killed in
+between and begun again.
+"""
 
 from __future__ import annotations
 

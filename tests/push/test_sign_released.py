@@ -1,4 +1,6 @@
-"""`tools/sign-released`: what it signed is accepted by `build.py verify`, and what was changed after is refused."""
+"""`tools/sign-released`: what it signed is accepted by `build.py verify`, and
+what was changed after is refused.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def test_verify_accepts_what_was_signed_and_refuses_what_was_changed(
     proven = tmp_path / "proven.jsonl"
     proven.write_text(attestations(address, key), encoding="utf-8")
     assert main(["verify", address, str(proven), "--builder", "https://ci.example/builder"]) == 0
-    # The same documents, after a byte of each blob in the registry was changed: cosign accepts none of them.
+    # The same documents, after a byte of each blob in the registry was changed:
+    # cosign accepts none of them.
     hostile.blobs = {
         digest: blob[:-1] + bytes([blob[-1] ^ 1]) for digest, blob in hostile.blobs.items()
     }

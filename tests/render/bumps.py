@@ -1,4 +1,6 @@
-"""Facts in which one component of one target has another version: what a person changes, and what a new lock says."""
+"""Facts in which one component of one target has another version: what a person
+changes, and what a new lock says.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,15 @@ from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 
 NEWER = ".99"
-"""Behind a version it makes one that no row has, which is newer than it and older than the next one."""
+"""Behind a version it makes one that no row has, which is newer than it and
+older than the next one.
+"""
 
 
 def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
-    """Return facts in which one component of one target has another version, in its row and in what is downloaded."""
+    """Return facts in which one component of one target has another version, in
+    its row and in what is downloaded.
+    """
     name = facts.name_of(row)
     lock = facts.locks[name]
     step = next(

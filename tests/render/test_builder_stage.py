@@ -1,4 +1,6 @@
-"""The builder stage: its files fit the image's Python, and the distribution's, which may be older, installs them."""
+"""The builder stage: its files fit the image's Python, and the distribution's,
+which may be older, installs them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ WANTS = "3.13"
 
 
 def write_wheel(folder: Path) -> str:
-    """Write a wheel that wants a newer Python than that of most distributions, and return its line with its hash."""
+    """Write a wheel that wants a newer Python than that of most distributions,
+    and return its line with its hash.
+    """
     path = folder / "demo-1.0-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\nRequires-Python: >={WANTS}\n"
     with zipfile.ZipFile(path, "w") as archive:

@@ -1,4 +1,6 @@
-"""Which recorded builds count: those of today's recipes, wherever and on whatever machine the facts were read."""
+"""Which recorded builds count: those of today's recipes, wherever and on
+whatever machine the facts were read.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def digests(facts: Facts) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a copy of the checkout in which two targets were built as they are, and no other ever."""
+    """Give a copy of the checkout in which two targets were built as they are,
+    and no other ever.
+    """
     folder = tmp_path_factory.mktemp("recorded")
     for name in FOLDERS:
         shutil.copytree(
@@ -179,7 +183,9 @@ def test_builds_that_end_at_once_are_all_recorded(built_today: Path) -> None:
 
 
 def test_the_record_does_not_make_the_sources_of_an_image_changed(built_today: Path) -> None:
-    """A release is built with `--record` and proven afterwards: its provenance names the commit, without changes."""
+    """A release is built with `--record` and proven afterwards: its provenance
+    names the commit, without changes.
+    """
     git = (
         "git",
         "-C",

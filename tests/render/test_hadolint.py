@@ -22,9 +22,11 @@ HADOLINT = Path(sys.executable).parent / "hadolint"
 
 
 def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return Dockerfiles that together have every instruction of all: the next is always the one that adds most.
+    """Return Dockerfiles that together have every instruction of all: the next
+    is always the one that adds most.
 
-    Each is without the RUN instructions that an earlier one has. Versions and digests make no difference.
+    Each is without the RUN instructions that an earlier one has. Versions and
+    digests make no difference.
     """
     instructions = {
         name: {NUMBER.sub("0", each): each for each in re.split(r"\n(?=[A-Z]+ )", text.strip())}

@@ -23,5 +23,8 @@ def test_every_file_of_a_context_is_an_input_of_some_part(facts: Facts) -> None:
 
 
 def is_content(file: SourceFile) -> bool:
-    """Lists of downloads are inputs line by line; the folders beside them hold local copies of the same files."""
+    """Lists of downloads are inputs line by line.
+
+    The folders beside them hold local copies of the same files.
+    """
     return not file.path.startswith(("requirements/", "artifacts/", "wheels/"))

@@ -1,4 +1,6 @@
-"""Rendered contexts: golden, portable, closed in themselves, and changed by a bump only where it matters."""
+"""Rendered contexts: golden, portable, closed in themselves, and changed by a
+bump only where it matters.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ WHOLE = {
     "tensorflow-2.21.0-cu129-py311-debian12": "packages of another framework",
     "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": "vendor sources with apt: every part is compiled, Python too",
 }
-"""The targets whose Dockerfiles are golden files, one of each kind, and why. Of the others there is a digest."""
+"""The targets whose Dockerfiles are golden files, one of each kind, and why.
+
+Of the others there is a digest.
+"""
 
 DIGESTS = "render/digests.txt"
 
@@ -222,7 +227,9 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
 def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
-    """What a stage copies from is what its row says (``builds_with``): the plan's account of a bump is the engine's."""
+    """What a stage copies from is what its row says (``builds_with``): the
+    plan's account of a bump is the engine's.
+    """
     for name, rendering in renderings.items():
         copied: dict[str, set[str]] = {}
         component = ""
@@ -274,7 +281,8 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
     for name, rendering in renderings.items():
         steps = [step for step in plans[name].steps if step.in_image]
         sizes = {package.sha256: package.size for step in steps for package in step.python}
-        # A wheel that a component downloads by itself may be larger than those of the lock, and its size is not known.
+        # A wheel that a component downloads by itself may be larger than those
+        # of the lock, and its size is not known.
         if any(step.artifacts and step.python for step in steps):
             continue
         largest = max(sizes.values())
@@ -304,7 +312,8 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
                 max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest
             ), f"{name} {step.component}"
             divided |= {step.component} if len(layers) > 1 else set()
-        # Docker takes at most 127, those of the base image and of what people build on top with them.
+        # Docker takes at most 127, those of the base image and of what people
+        # build on top with them.
         image = rendering.dockerfile.rpartition("\nFROM ")[2]
         assert len(re.findall(r"^(COPY|RUN|ADD) ", image, re.MULTILINE)) < 80, name
     assert divided == {"cuda", "mxnet", "sagemaker-training", "tensorflow", "torch"}
@@ -313,7 +322,9 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
 def test_a_second_target_sends_little_but_its_own_wheels(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], facts: Facts
 ) -> None:
-    """Whoever pushes or pulls a target after another one with the same Python: its layers beside the wheels it adds."""
+    """Whoever pushes or pulls a target after another one with the same Python:
+    its layers beside the wheels it adds.
+    """
     layers: dict[str, set[frozenset[str]]] = {}
     sizes = {
         package.sha256: package.size
@@ -351,7 +362,8 @@ def test_no_address_and_no_setting_of_this_machine(
         index = json.dumps({"wheel_index": plans[name].wheel_index}).strip("{}")
         texts = [
             rendering.dockerfile,
-            # The lists of downloads are addresses, a licence has its own, and nothing else of the context is.
+            # The lists of downloads are addresses, a licence has its own, and
+            # nothing else of the context is.
             *(
                 file.content.decode().replace(index, "")
                 for file in rendering.files
@@ -460,7 +472,8 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         before, after = renderings[name], render(plan, spoiled)
         old, new = sections(before.dockerfile), sections(after.dockerfile)
         # The comment above a stage has the version; nothing else of the Dockerfile may have it.
-        # What the image's environment tells of a version is in its last instructions, and in what login shells read.
+        # What the image's environment tells of a version is in its last instructions, and in what
+        # login shells read.
         told = {"PYTORCH_VERSION": "torch"}.items() & {(key, component) for key in plan.environment}
         # A component's comment is above the first of its stages.
         first = f"{component}-archives" if f"{component}-archives" in old else component
@@ -487,7 +500,9 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
 def test_leaving_a_component_out_leaves_the_other_stages_as_they_are(
     facts: Facts, renderings: Mapping[str, Rendering]
 ) -> None:
-    """Stages are shared between images of different components, so that the engine's cache serves both."""
+    """Stages are shared between images of different components, so that the
+    engine's cache serves both.
+    """
     name = "pytorch-2.4.1-cu121-py311-debian12"
     request = Request(framework="pytorch", cuda="cu121", without_components=("rmm", "mpi4py"))
     full = sections(renderings[name].dockerfile)

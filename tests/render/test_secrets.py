@@ -1,4 +1,6 @@
-"""No step of a Dockerfile has a secret while other people's code runs, or after it could have changed the stage."""
+"""No step of a Dockerfile has a secret while other people's code runs, or after
+it could have changed the stage.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ MAY = {
 AFTERWARDS = frozenset(
     {"/opt/builder/bin/trim-python-packages", "rm", "mv", "cp", "mkdir", "find", "touch"}
 )
-"""What may follow in a step with logins: our own, and the distribution's; none of them runs what was downloaded."""
+"""What may follow in a step with logins: our own, and the distribution's.
+
+None of them runs what was downloaded.
+"""
 
 AFTER_APT = AFTERWARDS | {"ldconfig", "/usr/bin/python3", "chmod"}
 
@@ -115,7 +120,8 @@ def test_what_has_secrets_runs_no_other_code_in_every_target(facts: Facts) -> No
         for row in facts.targets
         for fault in faults(render(plan_row(row, facts), facts, check=False).dockerfile)
     }
-    # It calls apt itself, with apt's settings: AWS's own installer, which is a file with a recorded hash.
+    # It calls apt itself, with apt's settings: AWS's own installer, which is a
+    # file with a recorded hash.
     vendors = {each for each in found if "keep-changes /opt/root ./efa_installer.sh" in each}
     assert all("-vendor: " in each for each in vendors)
     assert found - vendors == set()

@@ -1,4 +1,6 @@
-"""A real headless Chromium, driven through ChromeDriver's own protocol (W3C WebDriver): HTTP and JSON, no library."""
+"""A real headless Chromium, driven through ChromeDriver's own protocol (W3C
+WebDriver): HTTP and JSON, no library.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Browser:
         return self.command("execute/sync", script=script, args=[])
 
     def until(self, condition: str) -> None:
-        """Wait until an expression of the page is true: what follows a key or a click may come with the next frame."""
+        """Wait until an expression of the page is true: what follows a key or a
+        click may come with the next frame.
+        """
         script = f"const done = arguments[0]; (function look() {{ ({condition}) ? done() : setTimeout(look, 10); }})();"
         self.command("execute/async", script=script, args=[])
 
@@ -109,7 +113,9 @@ class Browser:
         )
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """Return what was logged since the last call: ``browser`` (the console) or ``performance`` (DevTools)."""
+        """Return what was logged since the last call: ``browser`` (the console)
+        or ``performance`` (DevTools).
+        """
         entries: list[dict[str, Any]] = self.command("se/log", type=kind)
         return entries
 

@@ -1,4 +1,6 @@
-"""The catalogue: its facts without a browser, and the page as people use it in a real headless Chromium."""
+"""The catalogue: its facts without a browser, and the page as people use it in
+a real headless Chromium.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ CU121 = "pytorch-2.4.1-cu121-py311-debian12"
 TEMPLATE = "catalogue.html.j2"
 
 
-# --- the facts -------------------------------------------------------------------------------------------------------
+# --- the facts
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_every_target_is_in_it_once_and_its_command_builds_it(facts: Facts) -> None:
@@ -212,7 +215,8 @@ def test_the_command_writes_the_file_or_says_why_not(
     assert str(tmp_path) in capsys.readouterr().err
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- the page
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +238,10 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(window: Browser, address: str) -> Iterator[Browser]:
-    """Give the page, opened anew; at the end nothing was asked of any network, and the console is empty."""
+    """Give the page, opened anew.
+
+    At the end nothing was asked of any network, and the console is empty.
+    """
     window.size(1280, 900)
     window.open("about:blank")
     window.requests()

@@ -122,7 +122,8 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     assert files["/opt/trainworks/image.json"][2] == ""
 
 
-# --- size ------------------------------------------------------------------------------------------------------------
+# --- size
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts) -> None:

@@ -1,4 +1,6 @@
-"""Reports on the real `cpu` image and on one made from it by steps of which every effect is known."""
+"""Reports on the real `cpu` image and on one made from it by steps of which
+every effect is known.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ def test_a_size_report_adds_up(base: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(command(tmp_path, "report", base, "--format", "json"))
     assert set(report) == promised("report")
     parts = {part["component"]: part["size"] for part in report["parts"]}
-    # Layers and files are counted by two programs; what a layer wrote a second time is no more than a few files.
+    # Layers and files are counted by two programs; what a layer wrote a second
+    # time is no more than a few files.
     assert report["overwritten"] < report["size"] / 100
     assert parts["torch"] > parts["sagemaker-training"] > parts["open-mpi"] > 0
     assert parts.get("other files", 0) == 0, "every byte of an image has an owner"

@@ -126,7 +126,8 @@ def test_an_image_without_python_has_no_distributions() -> None:
     assert installed_distributions(tree_of_files("/usr/bin/sh", venv=""), IMAGE) == ("", {})
 
 
-# --- what else an image lacks ----------------------------------------------------------------------------------------
+# --- what else an image lacks
+# ----------------------------------------------------------------------------------------
 
 
 def locked(name: str, version: str, *, build: bool = False) -> LockedPackage:
@@ -190,7 +191,9 @@ def server() -> Iterator[Server]:
 
 
 class Service:
-    """A service with OSV's interface on loopback: what is published, and the pages of one distribution."""
+    """A service with OSV's interface on loopback: what is published, and the
+    pages of one distribution.
+    """
 
     def __init__(self, server: Server) -> None:
         self.address = server.url

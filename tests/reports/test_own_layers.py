@@ -1,4 +1,6 @@
-"""An image is compared with the layers that its label names: the same ones, others, or more of them."""
+"""An image is compared with the layers that its label names: the same ones,
+others, or more of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ Members = Mapping[str, bytes | tarfile.TarInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """The one thing that is asked of an engine: an archive of an image; ``words`` is why it ends too early."""
+    """The one thing that is asked of an engine: an archive of an image.
+
+    ``words`` is why it ends too early.
+    """
 
     name: str = "docker"
     content: bytes

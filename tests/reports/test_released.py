@@ -1,4 +1,6 @@
-"""What `tools/release` left becomes part of the catalogue: where images are, their sizes, what changed."""
+"""What `tools/release` left becomes part of the catalogue: where images are,
+their sizes, what changed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Local mode of the SageMaker Python SDK: a real client in its own environment, real containers, no network for either.
+"""Local mode of the SageMaker Python SDK: a real client in its own environment,
+real containers, no network for either.
 
-The client runs in an empty network namespace, so that whatever it looks up outside fails; Docker is a socket in the
-file system. The job's containers are on the network that the client makes for them.
+The client runs in an empty network namespace, so that whatever it looks up outside fails; Docker is
+a socket in the file system. The job's containers are on the network that the client makes for them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Ended:
         error: The client's exception, as ``Type: text``, empty if it raised none.
         output: What the client and the containers printed.
         model: Files of the model archive that the client handed back, name to content.
-        outputs: Files of the archive of the hosts' output directories, likewise; there on failure too.
+        outputs: Files of the archive of the hosts' output directories,
+            likewise; there on failure too.
     """
 
     error: str
@@ -59,9 +61,11 @@ class Ended:
 
 
 def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "") -> Ended:
-    """Run a job with the client of a line (``v2``, ``v3``) in a folder of its own, and leave no container behind.
+    """Run a job with the client of a line (``v2``, ``v3``) in a folder of its
+    own, and leave no container behind.
 
-    With an S3 server at ``store`` (line v2 only) code and model go through it; the client is not isolated then.
+    With an S3 server at ``store`` (line v2 only) code and model go through it;
+    the client is not isolated then.
     """
     python = PEERS / f"sdk-{line}" / "bin" / "python"
     if not python.is_file():
@@ -175,7 +179,9 @@ def _compose_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Remove the containers and networks of every Compose file below a folder: both clients leave them behind."""
+    """Remove the containers and networks of every Compose file below a folder:
+    both clients leave them behind.
+    """
     try:
         yield
     finally:
@@ -185,13 +191,16 @@ def removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator
 
 
 def host_address(image: str, *, docker: tuple[str, ...] = ("docker",)) -> str:
-    """Return the address at which Docker's containers reach this host: where a container sends all that is not near it.
+    """Return the address at which Docker's containers reach this host: where a container sends all
+    that is not near it.
 
-    The daemon's own description of its bridge has no gateway after the daemon's first start, only a subnet.
+    The daemon's own description of its bridge has no gateway after the daemon's
+    first start, only a subnet.
     """
     words = (*docker, "run", "--rm", "--entrypoint", "cat", image, "/proc/net/route")
     routes = subprocess.run(words, capture_output=True, check=True, text=True, timeout=300).stdout
-    # Interface, destination, gateway: numbers in the byte order of the machine, which is little-endian.
+    # Interface, destination, gateway: numbers in the byte order of the machine,
+    # which is little-endian.
     rows = [line.split() for line in routes.splitlines()[1:]]
     gateway = next(row[2] for row in rows if row[1] == "00000000")
     return str(ip_address(bytes.fromhex(gateway)[::-1]))
@@ -207,7 +216,9 @@ def _read_archive(path: Path) -> dict[str, str]:
 
 
 def source(folder: Path, program: str, requirements: str = "") -> Path:
-    """Return a folder of user code with a program of ours and, where there are any, its requirements.txt."""
+    """Return a folder of user code with a program of ours and, where there are
+    any, its requirements.txt.
+    """
     code = folder / "code"
     code.mkdir(parents=True)
     (code / program).write_bytes((PROGRAMS / program).read_bytes())
@@ -217,9 +228,11 @@ def source(folder: Path, program: str, requirements: str = "") -> Path:
 
 
 def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Return a folder that carries this machine's pip settings into a job, and the variables that make pip read it.
+    """Return a folder that carries this machine's pip settings into a job, and
+    the variables that make pip read it.
 
-    Jobs on a machine behind a mirror or an intercepting proxy need both; that is what docs/jobs.md says to do.
+    Jobs on a machine behind a mirror or an intercepting proxy need both; that
+    is what docs/jobs.md says to do.
     """
     settings = read_host_settings(os.environ)
     folder.mkdir()

@@ -1,4 +1,6 @@
-"""SageMaker Python SDK 2 in local mode: `Estimator` and the `PyTorch` estimator start real jobs in the real image."""
+"""SageMaker Python SDK 2 in local mode: `Estimator` and the `PyTorch` estimator
+start real jobs in the real image.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_mo
 
 
 DOCUMENTED = "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'"
-"""The option that AWS's guides for smdistributed add, and which ends the job under sagemaker-training; and another."""
+"""The option that AWS's guides for smdistributed add, and which ends the job under
+sagemaker-training; and another.
+"""
 
 
 def test_two_hosts_with_two_processes_are_one_world_of_four(image: str, tmp_path: Path) -> None:
@@ -160,7 +164,9 @@ def test_model_parallel_jobs_start_with_the_library_of_the_image(
 
 
 def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "") -> None:
-    """Assert that four processes met, two on each host, leader first, each with these arguments and this variable."""
+    """Assert that four processes met, two on each host, leader first, each with
+    these arguments and this variable.
+    """
     world = ended.world()
     hosts = [process["host"] for process in world]
     assert [host.rpartition("-")[0] for host in hosts] == [

@@ -1,7 +1,8 @@
 """SageMaker Python SDK 3 in local mode: `ModelTrainer` starts real jobs in the real image.
 
-With source code it replaces the image's entry point by a script and drivers of its own, so there are two ways in:
-its drivers, which need programs of the image, and a command of ours, which hands the job to the launcher.
+With source code it replaces the image's entry point by a script and drivers of its own, so there
+are two ways in: its drivers, which need programs of the image, and a command of ours, which hands
+the job to the launcher.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def train(
     more: dict[str, str] | None = None,
     **arguments: Any,
 ) -> Ended:
-    """Run ``ModelTrainer.train()`` on a program of ours; ``more`` are further settings of its ``SourceCode``."""
+    """Run ``ModelTrainer.train()`` on a program of ours.
+
+    ``more`` are further settings of its ``SourceCode``.
+    """
     code = source(folder, program, requirements)
     job = {
         "hosts": hosts,

@@ -1,4 +1,6 @@
-"""The examples of docs/jobs.md, run as they are printed: each client in local mode, with the page's own settings."""
+"""The examples of docs/jobs.md, run as they are printed: each client in local
+mode, with the page's own settings.
+"""
 
 from __future__ import annotations
 

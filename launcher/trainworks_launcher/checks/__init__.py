@@ -1,8 +1,10 @@
-"""Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
+"""Checks of a host before the first step: what is asked (``Checks``), and what is found
+(``Finding``). Pure.
 
-``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what they mean. ``gpus`` asks
-nvidia-smi. ``programs/check.py`` is the process that does it where the driver is asked; a host without GPUs is
-looked at in the launcher itself, which costs two milliseconds with its loading.
+``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what they
+mean. ``gpus`` asks nvidia-smi. ``programs/check.py`` is the process that does it where the driver
+is asked; a host without GPUs is looked at in the launcher itself, which costs two milliseconds with
+its loading.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ QUICK_SECONDS = 3.0
 """The most that QUICK may take in all, where the driver is at work already."""
 
 GPU_SECONDS = 3.0
-"""What each GPU takes more where the driver starts it first. Source: NVIDIA, Driver Persistence, Overview."""
+"""What each GPU takes more where the driver starts it first.
+
+Source: NVIDIA, Driver Persistence, Overview.
+"""
 
 FAILED, WARNING = "failed", "warning"
 """Severities: a failed check ends the job, a warning is a line in the log."""
@@ -55,7 +60,8 @@ class Checks(NamedTuple):
 
     Attributes:
         gpus: GPUs that the host seems to have; its driver is asked if there are any.
-        visible_gpus: Those that the job may use, by number or by UUID, and that are judged; None: all.
+        visible_gpus: Those that the job may use, by number or by UUID, and that
+            are judged; None: all.
         row_gpus: GPUs that the instance table says; 0 if it does not.
         row_efa: EFA devices that the instance table says; 0 if it does not.
         efa: EFA devices that were seen; None if they cannot be known.
@@ -63,8 +69,10 @@ class Checks(NamedTuple):
         cuda: Version of the image's CUDA; ``""`` if it has none, or does not say.
         minimum_driver: Oldest driver that runs it; ``""`` if the image does not say.
         without_cuda: Whether the image says what it has, and CUDA is not in it.
-        shared_memory: Whether the job needs more of /dev/shm than Docker's default: it runs on GPUs.
-        interface: Network interface to the other hosts; ``""`` if none is known, or there are no others.
+        shared_memory: Whether the job needs more of /dev/shm than Docker's
+            default: it runs on GPUs.
+        interface: Network interface to the other hosts; ``""`` if none is
+            known, or there are no others.
         directories: Where the job writes.
     """
 

@@ -1,7 +1,10 @@
-"""What nvidia-smi says of the GPUs of a container, and what that means. Loaded where there are GPUs.
+"""What nvidia-smi says of the GPUs of a container, and what that means.
 
-A broken driver may never answer: each question is a process that is left behind at a deadline. A question that a driver
-does not know ends with status 2, and is left open. Statuses are those of nvidia-smi(1).
+Loaded where there are GPUs.
+
+A broken driver may never answer: each question is a process that is left behind at a deadline. A
+question that a driver does not know ends with status 2, and is left open. Statuses are those of
+nvidia-smi(1).
 """
 
 from __future__ import annotations
@@ -105,7 +108,8 @@ def ask(limit: float) -> Gpus:
         int(row["index"]): {**more[row[_UUID]], **row}
         for row in _rows(answers[0], _QUESTIONS[0][1])
     }
-    # Boards of NVSwitches before Hopper do not say whether their fabric is up; one GPU alone has none.
+    # Boards of NVSwitches before Hopper do not say whether their fabric is up;
+    # one GPU alone has none.
     cuda = None
     states = {gpu.get(_FABRIC, "") for gpu in devices.values()}
     if states & set(_WAITING) or (len(devices) > 1 and not states & {*_WAITING, "Completed"}):
@@ -118,7 +122,9 @@ def ask(limit: float) -> Gpus:
 
 
 def uses(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, int]]:
-    """Return (index, percent of the time, bytes of memory in use) of the GPUs; nothing where they do not say.
+    """Return (index, percent of the time, bytes of memory in use) of the GPUs.
+
+    Nothing where they do not say.
 
     Args:
         visible: The GPUs that the job may use, by number or UUID; None: all.
@@ -139,7 +145,9 @@ def uses(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, in
 
 
 def is_visible(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
-    """Return whether the job may use a GPU: another job's is not this one's affair. A UUID may be cut short (CUDA).
+    """Return whether the job may use a GPU: another job's is not this one's affair.
+
+    A UUID may be cut short (CUDA).
 
     Args:
         visible: What the job may use, by number or UUID; None: all.
@@ -161,7 +169,10 @@ def _start(what: str, fields: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _text_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
-    """Return what a process prints; None for one that has not ended by the deadline: it is not waited for."""
+    """Return what a process prints.
+
+    None for one that has not ended by the deadline: it is not waited for.
+    """
     try:
         return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0].decode(
             "utf-8", "replace"

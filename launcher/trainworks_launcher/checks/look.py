@@ -31,7 +31,8 @@ class Seen(NamedTuple):
         gpus: What nvidia-smi says; None if it was not asked.
         shared_memory: Size of /dev/shm in bytes; None if there is none.
         free: Directory -> bytes that can be written there, by its longest existing parent.
-        interface_up: Whether the interface is up and has a carrier; None if it is not there, or none was asked for.
+        interface_up: Whether the interface is up and has a carrier; None if it
+            is not there, or none was asked for.
     """
 
     driver: str = ""
@@ -84,7 +85,9 @@ def size_of(path: str) -> int | None:
 
 
 def is_full(path: str) -> bool:
-    """Return whether the file system of a path can be written, and has less than _FULL_BYTES, or no inode, left."""
+    """Return whether the file system of a path can be written, and has less
+    than _FULL_BYTES, or no inode, left.
+    """
     found = _file_system(path)
     if found is None or found.f_flag & os.ST_RDONLY:
         return False

@@ -1,7 +1,8 @@
 """What the figures of a host mean: one function per subject, each yields findings. Pure.
 
-A check fails where the job could only waste what it costs: it would train on the CPU, crash, or give wrong results. All
-else is a warning. What does not apply (no GPU, an instance type that is not known) yields nothing.
+A check fails where the job could only waste what it costs: it would train on the CPU, crash, or
+give wrong results. All else is a warning. What does not apply (no GPU, an instance type that is not
+known) yields nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from trainworks_launcher.checks.look import Seen
 GIB = 1 << 30
 
 SHARED_MEMORY_BYTES = GIB
-"""Less is a warning on GPUs. Data loaders with workers then die of SIGBUS (PyTorch, README: Using shared memory), and
-NCCL cannot start on many of them."""
+"""Less is a warning on GPUs.
+
+Data loaders with workers then die of SIGBUS (PyTorch, README: Using shared memory), and NCCL cannot
+start on many of them.
+"""
 
 _DEFAULT_SHARED_MEMORY = 64 << 20
-"""Docker's default. Less is a warning everywhere: somebody has made it smaller, or there is none."""
+"""Docker's default.
+
+Less is a warning everywhere: somebody has made it smaller, or there is none.
+"""
 
 DISK_BYTES = 2 * GIB
 """Less is a warning: checkpoints and packages hardly fit."""
@@ -27,8 +34,9 @@ DISK_FULL_BYTES = 16 << 20
 """Less fails: logs, requirements and the failure file cannot be written."""
 
 CLOCK_SECONDS = 2.0
-"""A larger difference between two hosts is a warning: logs are in the wrong order, and files of the other host look
-new or old. AWS refuses signed requests from 5 minutes on."""
+"""A larger difference between two hosts is a warning: logs are in the wrong order, and files of the
+other host look new or old. AWS refuses signed requests from 5 minutes on.
+"""
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -103,7 +111,8 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
             )
 
 
-# ------------------------------------------------------------------------------------------------------ between hosts
+# ------------------------------------------------------------------------------------------------------
+# between hosts
 def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     """Return a warning if the clock of a host and the leader's differ.
 

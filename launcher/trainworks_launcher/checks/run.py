@@ -13,7 +13,10 @@ _OTHER_SECONDS = 0.5
 
 
 _PERSISTENCE = "/run/nvidia-persistenced/socket"
-"""Of the daemon that keeps the driver at work when no program uses a GPU; NVIDIA's container runtime mounts it."""
+"""Of the daemon that keeps the driver at work when no program uses a GPU.
+
+NVIDIA's container runtime mounts it.
+"""
 
 
 def run(asked: Checks) -> tuple[Finding, ...]:

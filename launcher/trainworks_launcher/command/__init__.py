@@ -1,1 +1,4 @@
-"""The command ``train``: its words, its help, what it prints. ``stand_ins``: other names it is called by."""
+"""The command ``train``: its words, its help, what it prints.
+
+``stand_ins``: other names it is called by.
+"""

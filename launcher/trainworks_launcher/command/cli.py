@@ -1,11 +1,10 @@
 """The command ``train``, and the entry point of the image.
 
-``train``                       run this host's part of the job
-``train [OPTIONS] -- PROGRAM``  the same, with the program and its arguments instead of the platform's files
-``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
-``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
-``train check``                 check this host as a job does before it starts, and run nothing
-``train --version``, ``--help``
+``train``                       run this host's part of the job ``train [OPTIONS] -- PROGRAM``  the
+same, with the program and its arguments instead of the platform's files ``train --plan [--host
+NAME]``  print the plan of this host (or another one) as JSON and run nothing ``train explain``
+the same as a table: each flag and variable, its value, its origin, its reason ``train check``
+check this host as a job does before it starts, and run nothing ``train --version``, ``--help``
 anything else                   executed as given: ``docker run IMAGE bash``
 """
 
@@ -109,7 +108,9 @@ _STANDARD_ERROR = 2
 
 
 def _open_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, or the next file or pipe would get its number."""
+    """Open /dev/null for each standard stream that is closed, or the next file
+    or pipe would get its number.
+    """
     while True:
         descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
         if descriptor > _STANDARD_ERROR:
@@ -176,7 +177,8 @@ def _check(measures: bool) -> int:
     """Check this host; the script and the rest of the job need not be there.
 
     Args:
-        measures: Whether an all-reduce is timed, too: a job of its own, which begins with the same checks.
+        measures: Whether an all-reduce is timed, too: a job of its own, which
+            begins with the same checks.
     """
     if measures:
         import shutil
@@ -248,7 +250,9 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
 
 
 def _train(asked: Invocation | None = None, measures: bool = False) -> int:
-    """Run this host's part. The handlers come first: a stop signal during all that follows is not lost.
+    """Run this host's part.
+
+    The handlers come first: a stop signal during all that follows is not lost.
 
     Args:
         asked: What the command line asks for; None: nothing.

@@ -1,7 +1,9 @@
-"""Why a host does what it does: each flag and each variable with its value, its origin and its reason. Pure.
+"""Why a host does what it does: each flag and each variable with its value, its
+origin and its reason. Pure.
 
-Flags come from the reasons that the plan's command line is made of. Variables have a reason in the plan where a mode or
-the network fabric sets them; what every script is given has its meaning in the table below, by name.
+Flags come from the reasons that the plan's command line is made of. Variables have a reason in the
+plan where a mode or the network fabric sets them; what every script is given has its meaning in the
+table below, by name.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Row(NamedTuple):
     """One line of an explanation.
 
     Attributes:
-        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the command) or ``choice``.
+        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the
+            command) or ``choice``.
         name: What the line is about.
         value: Its value; ``""`` for a flag without one.
         origin: Who decided, as ``Origin.word``.
@@ -136,7 +139,8 @@ _PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
-    """Account for every word of the plan's command line and every variable that it adds to ``inherited`` or changes.
+    """Account for every word of the plan's command line and every variable that it adds to
+    ``inherited`` or changes.
 
     A variable that nothing accounts for has an empty reason: a test holds that there is none.
     """
@@ -176,7 +180,9 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
 
 
 def _value(reason: Reason) -> str:
-    """Return the words that are not the subject itself, as a shell takes them: ``ob1`` of ``--mca pml ob1``."""
+    """Return the words that are not the subject itself, as a shell takes them:
+    ``ob1`` of ``--mca pml ob1``.
+    """
     subject = reason.subject.split(" ")
     if list(reason.words[: len(subject)]) == subject:
         return shlex.join(reason.words[len(subject) :])
@@ -187,7 +193,9 @@ def _value(reason: Reason) -> str:
 
 
 def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
-    """Return (origin, reason) of a variable: what the plan says of it, else what it always means."""
+    """Return (origin, reason) of a variable: what the plan says of it, else
+    what it always means.
+    """
     if name in about:
         return about[name].origin.word, about[name].why
     if name in _VARIABLES:
@@ -227,10 +235,12 @@ _HEADINGS = (
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[str] = ()) -> str:
-    """Return an explanation as a table of ``width`` columns; long values are shortened, long texts wrapped.
+    """Return an explanation as a table of ``width`` columns.
 
-    No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
-    own, and a word longer than the table makes its line longer.
+    Long values are shortened, long texts wrapped.
+
+    No word is broken, so that all can be copied: a name or a value with a word longer than its
+    column has lines of its own, and a word longer than the table makes its line longer.
 
     Args:
         plan: What is explained.

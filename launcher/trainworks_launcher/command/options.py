@@ -1,4 +1,6 @@
-"""The options of each command, declared once: they are parsed, and shown in the help, from the same rows. Pure."""
+"""The options of each command, declared once: they are parsed, and shown in the
+help, from the same rows. Pure.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ PROGRAM = "--"
 
 
 def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
-    """Return what to write instead of a word that is no command: a program stands behind PROGRAM."""
+    """Return what to write instead of a word that is no command: a program
+    stands behind PROGRAM.
+    """
     near = likeness.nearest(rest[0], [row.name for row in COMMANDS])
     meant = f"did you mean {near!r}? If it is" if near else "to start"
     write = " ".join(("train", *before, PROGRAM, *rest))
@@ -106,7 +110,8 @@ def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
 def parse(command: Command, words: Sequence[str]) -> Parsed:
     """Read the words after the command; ``--name value`` and ``--name=value`` are the same.
 
-    Raises UsageError for an unknown option, a value that is missing, too much or not allowed, a needed one not given.
+    Raises UsageError for an unknown option, a value that is missing, too much or not allowed, a
+    needed one not given.
     """
     known = {option.name: option for option in command.options}
     found: dict[str, tuple[str, ...]] = {}
@@ -156,7 +161,10 @@ def value_of(parsed: Parsed, name: str, default: str = "") -> str:
 
 
 def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
-    """Return the command that the words name, at any place, and the words without its name; TRAIN if there is none."""
+    """Return the command that the words name, at any place, and the words without its name.
+
+    TRAIN if there is none.
+    """
     valued = {
         option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value
     }
@@ -196,7 +204,10 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
 
 
 def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:
-    """Return the options of commands, for the help: each once, with all commands that have it; at most 120 columns."""
+    """Return the options of commands, for the help: each once, with all commands that have it.
+
+    At most 120 columns.
+    """
     having: dict[Option, list[str]] = {}
     for command in commands:
         for option in command.options:

@@ -14,10 +14,12 @@ _COLUMNS = 16
 
 
 def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
-    """Return the map of a job's ranks as lines; ``()`` for a job of one process, or one that has no ranks.
+    """Return the map of a job's ranks as lines.
 
-    A rank has the GPU of its local rank, which is how scripts choose it. GPUs are this host's: of another type of host
-    nothing is known here.
+    ``()`` for a job of one process, or one that has no ranks.
+
+    A rank has the GPU of its local rank, which is how scripts choose it. GPUs are this host's: of
+    another type of host nothing is known here.
 
     Args:
         placement: Where the job runs.

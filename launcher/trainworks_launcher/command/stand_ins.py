@@ -1,21 +1,29 @@
-"""Programs that stand in front of ``mpirun`` and ``sshd`` for those who start a job without this launcher.
+"""Programs that stand in front of ``mpirun`` and ``sshd`` for those who start a
+job without this launcher.
 
-Both names lead to this module (the image's recipes of ``open-mpi`` and ``ssh``), which becomes the real program.
+Both names lead to this module (the image's recipes of ``open-mpi`` and
+``ssh``), which becomes the real program.
 
-A program under ``train`` on several hosts calls ``mpirun`` with a list of them: it gets the launcher's agent, which
-starts its daemons through the launchers of those hosts (``supervise.children.agents``).
+A program under ``train`` on several hosts calls ``mpirun`` with a list of them: it gets the
+launcher's agent, which starts its daemons through the launchers of those hosts
+(``supervise.children.agents``).
 
-Kubernetes operators (MPIJob, TrainJob with MPI) run ``/usr/sbin/sshd -De`` on the workers: it gets a host key here,
-because images have none. They describe the job to ``mpirun`` in variables of Open MPI 4, which Open MPI 5 does not read
-(kubeflow/mpi-operator#731): it gets them by its own names, with the job's keys (``supervise.ssh.mounted_keys``).
+Kubernetes operators (MPIJob, TrainJob with MPI) run ``/usr/sbin/sshd -De`` on the workers: it gets
+a host key here, because images have none. They describe the job to ``mpirun`` in variables of Open
+MPI 4, which Open MPI 5 does not read (kubeflow/mpi-operator#731): it gets them by its own names,
+with the job's keys (``supervise.ssh.mounted_keys``).
 
-``ModelTrainer`` (SageMaker Python SDK 3) with source code replaces the image's entry point by a script and a driver of
-its own. Its MPI driver calls both programs, and gets wrong, as read in sagemaker-train 1.27.0 and tried in containers:
+``ModelTrainer`` (SageMaker Python SDK 3) with source code replaces the image's entry point by a
+script and a driver of its own. Its MPI driver calls both programs, and gets wrong, as read in
+sagemaker-train 1.27.0 and tried in containers:
 
-- The SDK's local mode says that the network interface is ``ethwe``. No container has it, and mpirun refuses to start.
-- mpirun is given the platform's name of this host, which the container does not know as its own, so it asks ssh.
+- The SDK's local mode says that the network interface is ``ethwe``. No
+  container has it, and mpirun refuses to start.
+- mpirun is given the platform's name of this host, which the container does not
+  know as its own, so it asks ssh.
 - ``-np`` is the number of processes of one host, not of all.
-- Between hosts it needs one private key that all of them hold. It would be everybody's who has the image.
+- Between hosts it needs one private key that all of them hold. It would be
+  everybody's who has the image.
 """
 
 from __future__ import annotations
@@ -45,7 +53,10 @@ from trainworks_launcher.supervise.ssh import mounted_keys
 from trainworks_launcher.supervise.verdict import outcome_files
 
 _DRIVER = "/mpi_driver.py"
-"""How the path of the SDK's MPI driver ends; it starts both programs itself, so it is their parent."""
+"""How the path of the SDK's MPI driver ends.
+
+It starts both programs itself, so it is their parent.
+"""
 
 _HOST_KEYS = "/etc/ssh"
 _PARAMETER = "OMPI_MCA_"
@@ -67,7 +78,10 @@ NO_KEY = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Stand in for the program by whose name this was called; returns only for a refusal, or if the real one fails."""
+    """Stand in for the program by whose name this was called.
+
+    Returns only for a refusal, or if the real one fails.
+    """
     words = list(sys.argv if arguments is None else arguments)
     program = Path(words[0]).name
     manifest, _ = read_manifest(os.environ)
@@ -128,9 +142,10 @@ def corrected(
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return (mpirun's words, what to say about them).
 
-    ``missing`` is the platform's network interface if it does not exist, else ""; it becomes ``reaching``, by which
-    this host reaches the leader ("" if unknown: nothing is replaced). The number of ranks is not changed: a job must
-    not get another size than its command line says, but its log says which size that is.
+    ``missing`` is the platform's network interface if it does not exist, else ""; it becomes
+    ``reaching``, by which this host reaches the leader ("" if unknown: nothing is replaced). The
+    number of ranks is not changed: a job must not get another size than its command line says, but
+    its log says which size that is.
     """
     words = list(options)
     notes: dict[str, None] = {}
@@ -169,10 +184,11 @@ def corrected(
 
 
 def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those by which mpirun would take itself for a part of Slurm's step.
+    """Return the variables without those by which mpirun would take itself for
+    a part of Slurm's step.
 
-    It would ask srun to start its daemons, which is not in the image, and load plugins that Slurm's server for MPI has
-    and the image's Open MPI has not. Where srun is on PATH, mpirun may ask it.
+    It would ask srun to start its daemons, which is not in the image, and load plugins that Slurm's
+    server for MPI has and the image's Open MPI has not. Where srun is on PATH, mpirun may ask it.
     """
     if "SLURM_JOB_ID" not in environment:
         return dict(environment)
@@ -183,9 +199,11 @@ def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_names(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
-    """Return the parameters of mpirun that a Kubernetes operator gives, by the names that this Open MPI reads.
+    """Return the parameters of mpirun that a Kubernetes operator gives, by the
+    names that this Open MPI reads.
 
-    Those with an old name that Open MPI 5 renamed, which it would ignore; a variable that is set is left as it is.
+    Those with an old name that Open MPI 5 renamed, which it would ignore; a
+    variable that is set is left as it is.
     """
     found: dict[str, str] = {}
     for name, value in environment.items():
@@ -222,7 +240,10 @@ def _reached_by_the_launchers(environment: Mapping[str, str], dialect: Dialect) 
 def _reached_with_the_jobs_keys(
     environment: Mapping[str, str], dialect: Dialect, ssh: str
 ) -> dict[str, str]:
-    """Return variables by which mpirun reaches the workers with the mounted keys; {} if there are none."""
+    """Return variables by which mpirun reaches the workers with the mounted keys.
+
+    {} if there are none.
+    """
     keys = mounted_keys.find()
     agent = variable_of(dialect, dialect.canonical("plm_rsh_agent"))
     if keys is None or not ssh or agent in environment:
@@ -241,7 +262,10 @@ def _reached_with_the_jobs_keys(
 
 
 def _host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
-    """Return options for an sshd that has no host key; () if it has one, or none can be made (sshd then says so)."""
+    """Return options for an sshd that has no host key.
+
+    () if it has one, or none can be made (sshd then says so).
+    """
     try:
         more, said = mounted_keys.server_options(options, keygen)
     except (OSError, RefusalError) as error:
@@ -262,7 +286,9 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def _own_line(hostfile: str) -> str:
-    """Return what a hostfile calls this host, "" if it does not have it: the launcher pod may be a worker, too."""
+    """Return what a hostfile calls this host, "" if it does not have it: the
+    launcher pod may be a worker, too.
+    """
     own = os.uname().nodename.split(".")[0]
     lines = text_of(hostfile).splitlines()  # mpirun says where it cannot be read
     return next(
@@ -271,7 +297,9 @@ def _own_line(hostfile: str) -> str:
 
 
 def _known_by_its_name(environment: Mapping[str, str], shim: str, name: str) -> dict[str, str]:
-    """Return variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
+    """Return variables that let mpirun find its own host among the job's, so
+    that it needs no ssh to itself.
+    """
     if not shim or not Path(shim).is_file() or not name:
         return {}
     preload = f"{shim}:{environment['LD_PRELOAD']}" if environment.get("LD_PRELOAD") else shim
@@ -279,7 +307,9 @@ def _known_by_its_name(environment: Mapping[str, str], shim: str, name: str) -> 
 
 
 def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
-    """Say why the job cannot start, where the platform looks for it too, and end the driver, which would not notice."""
+    """Say why the job cannot start, where the platform looks for it too, and
+    end the driver, which would not notice.
+    """
     text = NO_KEY.format(hosts=len(hosts))
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
     reports = f"{base}/{places.RESULTS[places.OUTPUT]}"

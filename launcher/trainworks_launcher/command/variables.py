@@ -8,7 +8,9 @@ from trainworks_launcher.contract import names
 
 
 class Setting(NamedTuple):
-    """A variable: its name, its default for a person, what it means in a line, and whether most people need it."""
+    """A variable: its name, its default for a person, what it means in a line,
+    and whether most people need it.
+    """
 
     name: str
     default: str

@@ -1,4 +1,5 @@
-"""What the launcher and the world agree on: names, statuses, types of values, how a refusal is said.
+"""What the launcher and the world agree on: names, statuses, types of values,
+how a refusal is said.
 
 It knows nothing of a host or a job.
 """

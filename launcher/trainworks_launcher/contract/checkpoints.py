@@ -1,9 +1,11 @@
-"""Checkpoints in a directory: which one is the newest complete one, and whether any is younger than the job.
+"""Checkpoints in a directory: which one is the newest complete one, and whether
+any is younger than the job.
 
-A checkpoint can be found half written: the job was killed while it wrote, or SageMaker uploaded the directory at that
-moment and brought it back at the next start. So a directory counts only if it has the file that its writer writes last
-(LAST_FILES), or if the file beside it that names the latest one names it (TRACKERS), and no file that can be checked
-cheaply is cut off. The directory is only read. It imports nothing of ours: rank.py loads it, too.
+A checkpoint can be found half written: the job was killed while it wrote, or SageMaker uploaded the
+directory at that moment and brought it back at the next start. So a directory counts only if it has
+the file that its writer writes last (LAST_FILES), or if the file beside it that names the latest
+one names it (TRACKERS), and no file that can be checked cheaply is cut off. The directory is only
+read. It imports nothing of ours: rank.py loads it, too.
 """
 
 from __future__ import annotations
@@ -41,14 +43,18 @@ _SHARD = re.compile(rb"__\d+_\d+\.distcp")
 _STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
 _DEPTH = 4
 _ENTRIES = 5000
-"""Entries that are looked at: a large directory on a network file system must not hold the job up."""
+"""Entries that are looked at: a large directory on a network file system must
+not hold the job up.
+"""
 
 _HEADER_BYTES = 1 << 24
 _ZIP_END_BYTES = 66_000  # the record at the end, with the longest comment
 
 
 class Checkpoint(NamedTuple):
-    """A complete checkpoint: a file or directory, the last number in its name (-1: none), when it was written."""
+    """A complete checkpoint: a file or directory, the last number in its name
+    (-1: none), when it was written.
+    """
 
     path: Path
     step: int
@@ -56,10 +62,12 @@ class Checkpoint(NamedTuple):
 
 
 def newest_complete(directory: str) -> str:
-    """Return the path of the newest complete checkpoint; ``""`` if there is none, or no such directory.
+    """Return the path of the newest complete checkpoint.
 
-    The highest number in the names decides, for a copy from S3 has the times of the copying. A checkpoint without a
-    number (``last.ckpt``) is the newest if it was written after that one.
+    ``""`` if there is none, or no such directory.
+
+    The highest number in the names decides, for a copy from S3 has the times of the copying. A
+    checkpoint without a number (``last.ckpt``) is the newest if it was written after that one.
     """
     found = list(_checkpoints(Path(directory)))
     numbered = max(
@@ -74,7 +82,8 @@ def newest_complete(directory: str) -> str:
 
 
 def step_in(name: str) -> int:
-    """Return the step that the name of a checkpoint says, -1 for none: ``epoch=3-step=400.ckpt`` is 400.
+    """Return the step that the name of a checkpoint says, -1 for none:
+    ``epoch=3-step=400.ckpt`` is 400.
 
     ``checkpoint-400`` is the Trainer's of transformers; another number may be that of an epoch.
     """
@@ -83,7 +92,8 @@ def step_in(name: str) -> int:
 
 
 def has_younger(directory: str, since: float) -> bool:
-    """Return whether a file in the directory was written after ``since`` (seconds since 1970), checkpoint or not.
+    """Return whether a file in the directory was written after ``since``
+    (seconds since 1970), checkpoint or not.
 
     True for a directory with too many files to tell.
     """
@@ -99,7 +109,9 @@ def has_younger(directory: str, since: float) -> bool:
 
 
 def state_of(directory: str) -> int | None:
-    """Return a number that changes when a file in the directory is written, comes or goes; None for too many files.
+    """Return a number that changes when a file in the directory is written, comes or goes.
+
+    None for too many files.
 
     Not by the time of writing and this host's clock: a file server's may be another.
     """
@@ -176,7 +188,9 @@ def _tracked(entries: list[Path]) -> frozenset[str]:
 
 
 def _is_whole_directory(folder: Path) -> bool:
-    """Return whether no file of a checkpoint is missing or cut off, as far as files say what they need."""
+    """Return whether no file of a checkpoint is missing or cut off, as far as
+    files say what they need.
+    """
     for place, _, names in os.walk(str(folder)):
         wanted: set[str] = set()
         if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
@@ -208,7 +222,10 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def _shards_of_index(path: Path) -> set[str]:
-    """Return the files that an index of transformers names; one that does not exist where it cannot be read."""
+    """Return the files that an index of transformers names.
+
+    One that does not exist where it cannot be read.
+    """
     try:
         return {str(name) for name in json.loads(_read(path, _HEADER_BYTES))["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -216,8 +233,9 @@ def _shards_of_index(path: Path) -> set[str]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a file of weights is not cut off: torch.save's zip has its directory at the end, and the header of
-    safetensors says how long the file is. Other files are believed."""
+    """Return whether a file of weights is not cut off: torch.save's zip has its directory at the
+    end, and the header of safetensors says how long the file is. Other files are believed.
+    """
     if path.suffix not in _WEIGHTS:
         return True
     try:

@@ -1,7 +1,8 @@
 """The launcher's refusals: one class, every problem in it, one exit status per kind.
 
-A problem says what is wrong, where, which right value is nearest, and what to do. All problems of a job are collected
-and raised together, so that a person corrects a job once and not once per mistake.
+A problem says what is wrong, where, which right value is nearest, and what to do. All problems of a
+job are collected and raised together, so that a person corrects a job once and not once per
+mistake.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Problem(NamedTuple):
     advice: str = ""
 
     def __str__(self) -> str:
-        """``what (where); advice`` on one line, each shortened in its middle: a wrong value may be of any length."""
+        """``what (where); advice`` on one line, each shortened in its middle: a
+        wrong value may be of any length.
+        """
         what, where, advice = (_short(part) for part in (self.what, self.where, self.advice))
         return readable(f"{what} ({where})" + (f"; {advice}" if advice else ""))
 
@@ -40,7 +43,10 @@ def _short(part: str) -> str:
 
 
 class RefusalError(Exception):
-    """The launcher will not start (or go on with) this job; ``status`` is the exit status, EXIT_* of names.py."""
+    """The launcher will not start (or go on with) this job.
+
+    ``status`` is the exit status, EXIT_* of names.py.
+    """
 
     def __init__(self, problems: Iterable[Problem], status: int = names.EXIT_NOT_STARTED) -> None:
         """Keep the problems in the order in which they were found."""
@@ -59,7 +65,10 @@ class RefusalError(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known; empty if nothing is."""
+    """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known.
+
+    Empty if nothing is.
+    """
     candidates = sorted(known)
     near = likeness.nearest(word, candidates)
     if near:

@@ -11,10 +11,13 @@ LIMIT_BYTES = 1 << 26
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Return the text of a regular file, or of one that a link leads to; never waits, and never reads without end.
+    """Return the text of a regular file, or of one that a link leads to.
+
+    Never waits, and never reads without end.
 
     Raises:
-        OSError: It cannot be read, or is a pipe, a device or another thing without an end, or is too large.
+        OSError: It cannot be read, or is a pipe, a device or another thing
+            without an end, or is too large.
         ValueError: It is not text in the encoding.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -28,7 +31,10 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file that may not be there, such as one of the kernel; ``""`` if it cannot be read."""
+    """Return the text of a file that may not be there, such as one of the kernel.
+
+    ``""`` if it cannot be read.
+    """
     try:
         return read_text(Path(path), errors="replace")
     except OSError:
@@ -44,7 +50,9 @@ def written_at(path: str) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file anew. What lies in its place and is not a plain file is removed, never written into.
+    """Write a file anew.
+
+    What lies in its place and is not a plain file is removed, never written into.
 
     Raises OSError.
     """

@@ -15,7 +15,8 @@ from trainworks_launcher.contract.values import Json, decode
 def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
     """Decode every value that is JSON text; keep the others as they are.
 
-    The platform delivers strings only, which the SDK encoded as JSON; a string that is not JSON is meant as it is.
+    The platform delivers strings only, which the SDK encoded as JSON; a string
+    that is not JSON is meant as it is.
     """
     decoded: dict[str, Json] = {}
     for name, value in raw.items():
@@ -44,7 +45,10 @@ def split_reserved(
 
 
 def truth(value: Json) -> bool:
-    """Return whether a switch is on; the SDK sends ``true``, hand-written files say "True" or "1"."""
+    """Return whether a switch is on.
+
+    The SDK sends ``true``, hand-written files say "True" or "1".
+    """
     if isinstance(value, str):
         return value.strip().lower() in ("true", "1", "yes")
     return value is True or (isinstance(value, int) and value == 1)

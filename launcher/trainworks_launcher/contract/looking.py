@@ -1,7 +1,9 @@
-"""Looks that may never return: at a dead mount, at a name server that is gone, at a process that hangs in a driver.
+"""Looks that may never return: at a dead mount, at a name server that is gone,
+at a process that hangs in a driver.
 
-Each is made in a thread of its own, and is waited for with a bound (``Look``, ``in_time``; ``Loop.look`` where nothing
-may wait at all). What is looked at is noted before (``looking_at``); the thread that waits for the reader says it.
+Each is made in a thread of its own, and is waited for with a bound (``Look``, ``in_time``;
+``Loop.look`` where nothing may wait at all). What is looked at is noted before (``looking_at``);
+the thread that waits for the reader says it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def now() -> Looked:
 Seen = TypeVar("Seen")
 
 LOOK_SECONDS = 0.8
-"""How long a look is waited for that only adds to what is known. Heartbeats and the end of a job must not wait."""
+"""How long a look is waited for that only adds to what is known.
+
+Heartbeats and the end of a job must not wait.
+"""
 
 
 class Look(Generic[Seen]):
@@ -78,7 +83,10 @@ class Look(Generic[Seen]):
 
 
 def in_time(look: Callable[[], Seen], otherwise: Seen, seconds: float = LOOK_SECONDS) -> Seen:
-    """Return what a look finds; ``otherwise`` if it does not return in time, fails, or no thread can be started."""
+    """Return what a look finds.
+
+    ``otherwise`` if it does not return in time, fails, or no thread can be started.
+    """
     try:
         looking = Look(look)
     except RuntimeError:

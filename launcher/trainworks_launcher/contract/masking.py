@@ -1,9 +1,10 @@
 """Secrets kept out of plans, logs and failure texts. Pure.
 
-Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an option or a key inside a
-JSON value whose name has a word such as PASSWORD. By form: ``user:password@`` inside a URL, and tokens of a well-known
-form. A ``Masker`` also knows the values found by name, and hides them wherever they come up again: in SM_HPS, in a
-command line, in a traceback.
+Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an
+option or a key inside a JSON value whose name has a word such as PASSWORD. By form:
+``user:password@`` inside a URL, and tokens of a well-known form. A ``Masker`` also knows the values
+found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a
+traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MASK = "******"
 """The text that is shown in place of a secret."""
 
 VALUE_LENGTH = 8
-"""Characters from which a value is recognised outside its own place: a shorter one is part of too many other words."""
+"""Characters from which a value is recognised outside its own place: a shorter
+one is part of too many other words.
+"""
 
 _WORDS = frozenset(
     (
@@ -59,7 +62,9 @@ _BEFORE_PASS = frozenset(
         *("one", "per", "render", "second", "single", "test", "third", "two"),
     )
 )
-"""Words before ``pass`` that make it a turn over something: the only ones that are not somebody's or something's."""
+"""Words before ``pass`` that make it a turn over something: the only ones that
+are not somebody's or something's.
+"""
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
@@ -83,7 +88,10 @@ _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``; not ``max_tokens``."""
+    """Return whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``.
+
+    Not ``max_tokens``.
+    """
     if name in _NOT_SECRET:
         return False
     words = [word.lower() for word in _SPLIT.split(name) if word]
@@ -98,10 +106,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether the value of a name is secret: as its name says, but ``key`` alone may be any key.
+    """Return whether the value of a name is secret: as its name says, but
+    ``key`` alone may be any key.
 
-    A fraction is a measurement where the name ends with another word, and ``PWD`` is a path except in a connection
-    string.
+    A fraction is a measurement where the name ends with another word, and ``PWD`` is a path except
+    in a connection string.
 
     >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543"), is_secret("api_key", "x")
     (False, True, True)
@@ -175,7 +184,8 @@ _OPTION_IN_TEXT = re.compile(
 
 
 def mask_options(text: str) -> str:
-    """Return a text without the values of options that are secrets by their names, as a command line in an error has.
+    """Return a text without the values of options that are secrets by their names, as a command
+    line in an error has.
 
     A value that is its option's name in capitals is argparse's own stand-in for one.
 
@@ -195,7 +205,9 @@ class Masker:
     """Hides what is secret in one job."""
 
     def __init__(self, *sources: Mapping[str, Json] | Mapping[str, str]) -> None:
-        """Learn the secret values from mappings of name to value: variables, hyperparameters, channels."""
+        """Learn the secret values from mappings of name to value: variables,
+        hyperparameters, channels.
+        """
         found: set[str] = set()
         for source in sources:
             _collect(source, found)
@@ -211,13 +223,16 @@ class Masker:
         )
 
     def text(self, text: str) -> str:
-        """Return a text without known secret values, credentials in URLs and tokens of well-known forms."""
+        """Return a text without known secret values, credentials in URLs and
+        tokens of well-known forms.
+        """
         if self._values is not None:
             text = self._values.sub(MASK, text)
         return mask_options(mask_tokens(mask_urls(text)))
 
     def value(self, name: str, value: str) -> str:
-        """Mask the value of a name: all of it if the name is that of a secret, else the secrets in it.
+        """Mask the value of a name: all of it if the name is that of a secret,
+        else the secrets in it.
 
         The keys of an object and the options of a list count as names too.
         """
@@ -233,7 +248,10 @@ class Masker:
         return self.text(value)
 
     def json(self, value: Json) -> Json:
-        """Return a decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
+        """Return a decoded JSON value, masked.
+
+        True, false, null and what is empty say nothing and stay.
+        """
         if isinstance(value, dict):
             return {
                 key: MASK
@@ -261,7 +279,9 @@ class Masker:
         return self._pairs(value)
 
     def _pairs(self, text: str) -> str:
-        """Return a text in which an object may be written, as ``a=1,password=x`` or ``{'password': 'x'}``."""
+        """Return a text in which an object may be written, as
+        ``a=1,password=x`` or ``{'password': 'x'}``.
+        """
         shown: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
@@ -282,7 +302,9 @@ class Masker:
         return {name: self.value(name, value) for name, value in variables.items()}
 
     def words(self, argv: Iterable[str]) -> tuple[str, ...]:
-        """Mask a command line: ``--token VALUE``, ``--token=VALUE``, ``TOKEN=VALUE`` and known values anywhere."""
+        """Mask a command line: ``--token VALUE``, ``--token=VALUE``,
+        ``TOKEN=VALUE`` and known values anywhere.
+        """
         masked: list[str] = []
         hidden = ""
         for word in argv:
@@ -323,7 +345,9 @@ def _forms(value: str) -> tuple[str, ...]:
 
 
 def _collect(value: object, found: set[str], name: str = "") -> None:
-    """Add the secret values in a decoded JSON value, or in the JSON text of a variable, to ``found``."""
+    """Add the secret values in a decoded JSON value, or in the JSON text of a
+    variable, to ``found``.
+    """
     if isinstance(value, Mapping):
         for key, entry in value.items():
             _collect(

@@ -1,30 +1,42 @@
 """Every name the launcher shares with the world outside: variables, hyperparameters, paths, limits.
 
-One documented constant per name, so that a name is spelled once, can be searched for, and has its unit, default and
-source in one place. "as sagemaker-training" marks what that package does too, because scripts rely on it. Names with
-the prefix ``TRAINWORKS_`` are introduced by this launcher.
+One documented constant per name, so that a name is spelled once, can be searched for, and has its
+unit, default and source in one place. "as sagemaker-training" marks what that package does too,
+because scripts rely on it. Names with the prefix ``TRAINWORKS_`` are introduced by this launcher.
 """
 
 from __future__ import annotations
 
-# ---------------------------------------------------------------------------------------------- paths below the base
+# ----------------------------------------------------------------------------------------------
+# paths below the base
 BASE_DIRECTORY = "/opt/ml"
-"""Root of the platform's directories; moved by SAGEMAKER_BASE_DIR. Source: the platform's training contract."""
+"""Root of the platform's directories.
+
+Moved by SAGEMAKER_BASE_DIR. Source: the platform's training contract.
+"""
 
 HYPERPARAMETERS_FILE = "input/config/hyperparameters.json"
 """Object of hyperparameters; the platform delivers every value as a string."""
 
 RESOURCE_CONFIG_FILE = "input/config/resourceconfig.json"
-"""Object with ``current_host``, ``hosts``, ``network_interface_name``, instance types and groups."""
+"""Object with ``current_host``, ``hosts``, ``network_interface_name``, instance
+types and groups.
+"""
 
 INPUT_DATA_CONFIG_FILE = "input/config/inputdataconfig.json"
-"""Object: channel name -> settings of that channel; only the names are used (as sagemaker-training)."""
+"""Object: channel name -> settings of that channel.
+
+Only the names are used (as sagemaker-training).
+"""
 
 SOURCE_CODE_FILE = "input/data/sm_drivers/sourcecode.json"
 """Object: the fields of ModelTrainer's SourceCode. Source: SDK, model_trainer.py."""
 
 DISTRIBUTED_FILE = "input/data/sm_drivers/distributed.json"
-"""Object: the fields of ModelTrainer's Torchrun or MPI; empty for a plain script. Source: SDK, model_trainer.py."""
+"""Object: the fields of ModelTrainer's Torchrun or MPI; empty for a plain script.
+
+Source: SDK, model_trainer.py.
+"""
 
 SOURCE_CHANNEL = "input/data/code"
 """Where ModelTrainer's code is: its source_dir, or the archive that source_dir names."""
@@ -33,21 +45,26 @@ CODE_DIRECTORY = "code"
 """The user's code if the job does not give another place."""
 
 CHECKPOINT_CONFIG_FILE = "input/config/checkpointconfig.json"
-"""Object with ``LocalPath``, the directory that the platform copies to S3 and back. Source: sagemaker-debugger,
-smdebug/core/config_constants.py."""
+"""Object with ``LocalPath``, the directory that the platform copies to S3 and back.
+
+Source: sagemaker-debugger, smdebug/core/config_constants.py.
+"""
 
 CHECKPOINTS = "checkpoints"
 """The platform's default of that directory. Source: API reference, CheckpointConfig, LocalPath."""
 
 FAILURE_FILE = "failure"
-"""Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters. This file, and those below, are in
-the directory of the job's output."""
+"""Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters.
+
+This file, and those below, are in the directory of the job's output.
+"""
 
 FAILURE_JSON = "failure.json"
-"""The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
-``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE),
-``retry`` (whether another try makes sense), ``versions`` of ``launcher`` and ``smdistributed`` (null if the image has
-none)."""
+"""The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``,
+``mode``, ``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line),
+``text`` (as in FAILURE_FILE), ``retry`` (whether another try makes sense), ``versions`` of
+``launcher`` and ``smdistributed`` (null if the image has none).
+"""
 
 TERMINATION_LOG = "/dev/termination-log"
 """What Kubernetes shows of a container's end. Source: Kubernetes, terminationMessagePath."""
@@ -56,15 +73,22 @@ FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
 
 HANG_DIRECTORY = "data"
-"""Where the stacks of ranks that hang and torch's own records are written; the platform uploads it."""
+"""Where the stacks of ranks that hang and torch's own records are written.
+
+The platform uploads it.
+"""
 
 SUCCESS_FILE = "success"
 """Empty file, written when every host ended with status 0 (as sagemaker-training)."""
 
 FAILURE_TEXT_LIMIT = 1024
-"""Characters of the failure file that the platform shows. Source: AWS guide, your-algorithms-training-algo-output."""
+"""Characters of the failure file that the platform shows.
 
-# -------------------------------------------------------------------------------------------- variables that are read
+Source: AWS guide, your-algorithms-training-algo-output.
+"""
+
+# --------------------------------------------------------------------------------------------
+# variables that are read
 BASE_DIRECTORY_VARIABLE = "SAGEMAKER_BASE_DIR"
 """Path that replaces /opt/ml (as sagemaker-training)."""
 
@@ -72,14 +96,18 @@ PROGRAM_VARIABLE = "SAGEMAKER_PROGRAM"
 """Entry point; wins over the hyperparameter ``sagemaker_program`` (as sagemaker-training)."""
 
 SUBMIT_DIRECTORY_VARIABLE = "SAGEMAKER_SUBMIT_DIRECTORY"
-"""Directory (or local tar.gz) of the user's code. sagemaker-training reads and then ignores it. This
-launcher uses it, below the hyperparameter ``sagemaker_submit_directory`` and above BASE/code."""
+"""Directory (or local tar.gz) of the user's code. sagemaker-training reads and then ignores it.
+
+This launcher uses it, below the hyperparameter ``sagemaker_submit_directory`` and above BASE/code.
+"""
 
 TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 """``module:function`` of a framework entry; only passed on as SM_FRAMEWORK_MODULE."""
 
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "SAGEMAKER_REGION")
-"""Region, first one set wins (AWS_REGION is what the platform sets, AWS_DEFAULT_REGION what boto3 reads)."""
+"""Region, first one set wins (AWS_REGION is what the platform sets,
+AWS_DEFAULT_REGION what boto3 reads).
+"""
 
 LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 """Log level, below the hyperparameter of that name. sagemaker-training reads and then
@@ -89,20 +117,30 @@ JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 """Name of the job, set by the platform."""
 
 ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
-"""How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
+"""How hyperparameters become arguments, one of arguments.STYLES.
+
+Below the hyperparameter ARGUMENT_STYLE.
+"""
 
 ARGUMENT_ORDER_VARIABLE = "TRAINWORKS_ARGUMENT_ORDER"
-"""The order of those arguments, one of arguments.ORDERS; below the hyperparameter ARGUMENT_ORDER."""
+"""The order of those arguments, one of arguments.ORDERS.
+
+Below the hyperparameter ARGUMENT_ORDER.
+"""
 
 STRICT_VARIABLE = "TRAINWORKS_STRICT_REQUIREMENTS"
-"""``on``: requirements that the image cannot fulfil as they are written are refused; default off."""
+"""``on``: requirements that the image cannot fulfil as they are written are refused.
+
+Default off.
+"""
 
 REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
 """ARN of the CodeArtifact repository that pip is to install from (as sagemaker-training)."""
 
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
-"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then that
-of sagemaker-training."""
+"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then
+that of sagemaker-training.
+"""
 
 IMAGE_MANIFEST_VARIABLE = "TRAINWORKS_IMAGE_MANIFEST"
 """Path of the image manifest; default IMAGE_MANIFEST."""
@@ -114,8 +152,9 @@ MASTER_PORT_VARIABLE = "MASTER_PORT"
 """TCP port of rank 0's store; default MASTER_PORT. Read, and exported to the script."""
 
 STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
-"""Seconds between a stop signal and KILL. Default: none where the platform or the container's engine sends KILL itself;
-else STOP_SECONDS."""
+"""Seconds between a stop signal and KILL. Default: none where the platform or the container's
+engine sends KILL itself; else STOP_SECONDS.
+"""
 
 CHECK_VARIABLE = "TRAINWORKS_CHECK"
 """``quick`` (default) or ``off``: checks of the hosts before the program starts (CHECK_LEVELS)."""
@@ -124,8 +163,11 @@ CHECK_LEVELS = ("quick", "off")
 """Values of CHECK_VARIABLE, the default first."""
 
 CHECKPOINT_DIRECTORY_VARIABLE = "TRAINWORKS_CHECKPOINT_DIRECTORY"
-"""Where the script keeps its checkpoints; default: LocalPath in CHECKPOINT_CONFIG_FILE, else BASE/checkpoints if it
-exists. Read, and exported to the script."""
+"""Where the script keeps its checkpoints.
+
+Default: LocalPath in CHECKPOINT_CONFIG_FILE, else BASE/checkpoints if it
+exists. Read, and exported to the script.
+"""
 
 JOIN_LIMIT_VARIABLE = "TRAINWORKS_JOIN_LIMIT_SECONDS"
 """Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
@@ -143,7 +185,10 @@ HANG_VARIABLE = "TRAINWORKS_HANG"
 """The action when no rank makes progress, one of HANG_ACTIONS; the leader's value counts."""
 
 HANG_ACTIONS = ("warn", "fail", "off")
-"""``warn``, the default: print and write down where the ranks are. ``fail``: also end the job. ``off``: do not look."""
+"""``warn``, the default: print and write down where the ranks are.
+
+``fail``: also end the job. ``off``: do not look.
+"""
 
 HANG_LIMIT_VARIABLE = "TRAINWORKS_HANG_LIMIT_SECONDS"
 """Seconds without progress of any rank; default HANG_LIMIT_SECONDS."""
@@ -152,62 +197,96 @@ HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
 """Path of a file that the script touches to show that it makes progress; default: none."""
 
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Path of torch's flight recorder's files, which end with the rank: the newer name and the older one."""
+"""Path of torch's flight recorder's files, which end with the rank: the newer
+name and the older one.
+"""
 
 RECORDER_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-"""Path of the FIFOs by which torch's ranks are asked for these files: RANK and ``.pipe`` are put behind it."""
+"""Path of the FIFOs by which torch's ranks are asked for these files: RANK and
+``.pipe`` are put behind it.
+"""
 
 EMULATION_VARIABLE = "SMP_CPU_EMULATION"
-"""``1``: smp and smddp run a script that asks for CUDA on CPUs. Read by this project's smdistributed."""
+"""``1``: smp and smddp run a script that asks for CUDA on CPUs.
+
+Read by this project's smdistributed.
+"""
 
 CLEAN_EXIT_VARIABLE = "TRAINWORKS_CLEAN_EXIT"
-"""``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle; default on."""
+"""``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle.
+
+Default on.
+"""
 
 NUMA_VARIABLE = "TRAINWORKS_NUMA_BINDING"
 """torchrun's ``--numa-binding``, one of NUMA_BINDINGS: which CPUs a rank may use, by its GPU."""
 
 NUMA_BINDINGS = ("auto", "off", "node", "socket", "exclusive", "core-complex")
-"""``auto``, the default: the CPUs of the GPU's node, where they are known. ``off``: all. The others are torchrun's."""
+"""``auto``, the default: the CPUs of the GPU's node, where they are known.
+
+``off``: all. The others are torchrun's.
+"""
 
 RAY_OPTIONS_VARIABLE = "TRAINWORKS_RAY_OPTIONS"
-"""More options for ``ray start`` on every host, as a shell reads them; one that the launcher gives too is replaced."""
+"""More options for ``ray start`` on every host, as a shell reads them.
+
+One that the launcher gives too is replaced.
+"""
 
 SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
 """``on`` or ``off``: whether the log ends with a line about what the job took; default on."""
 
 GIVE_UP_VARIABLE = "TRAINWORKS_GIVE_UP"
-"""``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without a step further end a job; default on."""
+"""``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without a step further end a job.
+
+Default on.
+"""
 
 LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 """``on`` or ``off``: whether lines of ranks start with ``[HOST rank N] `` in jobs of several
 processes; default on."""
 
 JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
-"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they know it when
-they join. Removed from the environment of everything that is started. Default: the content of JOB_SECRET_FILE."""
+"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they
+know it when they join. Removed from the environment of everything that is started. Default: the
+content of JOB_SECRET_FILE.
+"""
 
 JOB_SECRET_FILE_VARIABLE = "TRAINWORKS_JOB_SECRET_FILE"
-"""Path of a file with the secret, where JOB_SECRET_VARIABLE is not set; default JOB_SECRET_FILE, if it exists."""
+"""Path of a file with the secret, where JOB_SECRET_VARIABLE is not set.
+
+Default JOB_SECRET_FILE, if it exists.
+"""
 
 JOB_SECRET_FILE = "/run/secrets/trainworks-job-secret"
-"""Where Docker's and Podman's secrets are mounted by their names, and where a Kubernetes Secret can be. Without it and
-the variables, hosts join without a proof."""
+"""Where Docker's and Podman's secrets are mounted by their names, and where a Kubernetes Secret can
+be. Without it and the variables, hosts join without a proof.
+"""
 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
-"""How often failed ranks are started again, by torchrun or on all hosts; also the hyperparameter MAX_RESTARTS. Default
-0, and ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
+"""How often failed ranks are started again, by torchrun or on all hosts.
+
+Also the hyperparameter MAX_RESTARTS. Default 0, and ELASTIC_RESTARTS where
+MIN_HOSTS is less than all hosts.
+"""
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
-"""Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
-all of them."""
+"""Hosts with which a torchrun job goes on when others are lost.
+
+Also the hyperparameter MIN_HOSTS. Default: all of them.
+"""
 
 MPI_HOSTFILE_VARIABLE = "OMPI_MCA_orte_default_hostfile"
-"""Path of the hostfile that a Kubernetes operator gives the launcher of an MPI job: ``HOST slots=N``, one a line.
-Source: kubeflow/mpi-operator, mpi_job_controller.go, ompiEnvVars; kubeflow/trainer, pkg/constants/constants.go."""
+"""Path of the hostfile that a Kubernetes operator gives the launcher of an MPI job: ``HOST
+slots=N``, one a line. Source: kubeflow/mpi-operator, mpi_job_controller.go, ompiEnvVars;
+kubeflow/trainer, pkg/constants/constants.go.
+"""
 
 HOSTS_VARIABLE = "TRAINWORKS_HOSTS"
-"""Names of the job's hosts, separated by commas, the leader first; the same on every host. For plain hosts, and for
-schedulers that ``platforms`` has no file for."""
+"""Names of the job's hosts, separated by commas, the leader first; the same on every host.
+
+For plain hosts, and for schedulers that ``platforms`` has no file for.
+"""
 
 HOST_VARIABLE = "TRAINWORKS_HOST"
 """This host's name in HOSTS_VARIABLE; default: the kernel's host name, if it is one of them."""
@@ -218,15 +297,21 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
 """``1``: the job's log begins with the table of ``train explain``; default off."""
 
-# ----------------------------------------------------------------------------------------------- variables we hand on
+# -----------------------------------------------------------------------------------------------
+# variables we hand on
 HYPERPARAMETERS_VARIABLE = "SM_HPS"
 """All hyperparameters of the user as one JSON object (as sagemaker-training)."""
 
 FILE_SUFFIX = "_FILE"
-"""A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
+"""A variable that is too long for the kernel is left out, and NAME_FILE names
+the file that holds its value.
+"""
 
 RESUME_VARIABLE = "TRAINWORKS_RESUME_FROM"
-"""Path of the newest complete checkpoint at the (re)start of the ranks; not set if there is none."""
+"""Path of the newest complete checkpoint at the (re)start of the ranks.
+
+Not set if there is none.
+"""
 
 RESTARTS_VARIABLE = "TRAINWORKS_RESTART_COUNT"
 """How often the job was started again: by the platform, as far as it says, and by torchrun."""
@@ -235,17 +320,21 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``,
-``world``."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``,
+``end``, ``ray``, ``world``.
+"""
 
 PLACE_VARIABLE = "TRAINWORKS_RANK"
-"""``RANK of WORLD_SIZE``: which rank of the plan a process belongs to, where the launcher's starter has started it."""
+"""``RANK of WORLD_SIZE``: which rank of the plan a process belongs to, where
+the launcher's starter has started it.
+"""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.
 Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
-# --------------------------------------------------------------------------------------------------- the image's files
+# ---------------------------------------------------------------------------------------------------
+# the image's files
 IMAGE_MANIFEST = "/opt/trainworks/image.json"
 """The image's own plan; written by the builder."""
 
@@ -261,7 +350,8 @@ NCCL_PLUGIN = "aws-ofi-nccl"
 WITHOUT_NCCL_PLUGIN = "NCCL talks TCP between hosts, even where EFA devices are present"
 """What an image without that component costs its user."""
 
-# ------------------------------------------------------------------------------------------------ limits and defaults
+# ------------------------------------------------------------------------------------------------
+# limits and defaults
 FETCHED_ARCHIVE = "code.tar.gz"
 """Name, in the runtime directory, of an archive of code that was fetched."""
 
@@ -269,13 +359,18 @@ ARGUMENT_LIMIT_BYTES = 131_072
 """The kernel's limit of one argument, with the zero byte at its end: MAX_ARG_STRLEN, execve(2)."""
 
 CONTROL_PORT = 7780
-"""Default TCP port of the control channel; beside MASTER_PORT, outside the kernel's ephemeral range."""
+"""Default TCP port of the control channel.
+
+Beside MASTER_PORT, outside the kernel's ephemeral range.
+"""
 
 MASTER_PORT = 7777
 """Default of MASTER_PORT; the value the framework toolkits use (as sagemaker-training)."""
 
 STOP_SECONDS = 30.0
-"""From a stop signal to KILL where nothing else sends it: on a host without a container and without a scheduler."""
+"""From a stop signal to KILL where nothing else sends it: on a host without a
+container and without a scheduler.
+"""
 
 JOIN_LIMIT_SECONDS = 600.0
 """Hosts of one job start minutes apart when an image is large; sagemaker-training waits 15
@@ -288,29 +383,46 @@ HEARTBEAT_SECONDS = 1.0
 """Longest interval between two signs of life on the control channel."""
 
 HEARTBEAT_LIMIT_SECONDS = 12.0
-"""Of silence after a heartbeat that did not come: lost. Every host must have ended within 15 s of a host's death."""
+"""Of silence after a heartbeat that did not come: lost.
+
+Every host must have ended within 15 s of a host's death.
+"""
 
 HANG_LIMIT_SECONDS = 600.0
-"""torch's own watchdog of NCCL ends a job after as long, without a cause. Source: torch/distributed/constants.py."""
+"""torch's own watchdog of NCCL ends a job after as long, without a cause.
+
+Source: torch/distributed/constants.py.
+"""
 
 START_LOOK_SECONDS = 60.0
-"""From the start of the program until the ranks are looked at that have not found each other. Ranks that import for
-longer are not at their rendezvous yet, and nothing is said of them."""
+"""From the start of the program until the ranks are looked at that have not found each other.
+
+Ranks that import for longer are not at their rendezvous yet, and nothing is said of them.
+"""
 
 HANG_FIRST_LOOK = 0.25
-"""Share of HANG_LIMIT_SECONDS without output before the ranks are looked at; one that prints more often never is."""
+"""Share of HANG_LIMIT_SECONDS without output before the ranks are looked at.
+
+One that prints more often never is.
+"""
 
 FAILURE_GRACE_SECONDS = 2.0
-"""Seconds between SIGTERM and KILL for the processes of a job that has already failed on another host. Short because
-every host is to end within 5 s of the first failure, and there is no result left to save."""
+"""Seconds between SIGTERM and KILL for the processes of a job that has already failed on another
+host. Short because every host is to end within 5 s of the first failure, and there is no result
+left to save.
+"""
 
 KILL_LIMIT_SECONDS = 10.0
-"""Seconds after KILL in which a process has to be gone; one that hangs in the kernel (a dead network file system, a
-stuck device) is left behind."""
+"""Seconds after KILL in which a process has to be gone.
+
+One that hangs in the kernel (a dead network file system, a stuck device) is left behind.
+"""
 
 REFUSAL_LIMIT_SECONDS = 30.0
-"""Seconds in which a host that refuses the job, or a leader whose job is over before all have joined, tries to tell the
-others. They might wait for it until the join time-out; it may be the only one, and must not wait so long itself."""
+"""Seconds in which a host that refuses the job, or a leader whose job is over before all have
+joined, tries to tell the others. They might wait for it until the join time-out; it may be the only
+one, and must not wait so long itself.
+"""
 
 LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
@@ -328,16 +440,23 @@ DATA_PARALLEL_PORT = 7592
 """Port of smddp's own rendezvous on the first host of the distribution (as sagemaker-training)."""
 
 TENSORFLOW_WORKER_PORT = 2222
-"""Port of each host's training process in a TensorFlow cluster with parameter servers (as sagemaker-training)."""
+"""Port of each host's training process in a TensorFlow cluster with parameter servers (as
+sagemaker-training).
+"""
 
 TENSORFLOW_SERVER_PORT = 2223
 """Port of each host's parameter server in a TensorFlow cluster (as sagemaker-training)."""
 
 TENSORFLOW_MIRRORED_PORT = 8890
-"""Port of each host's training process under MultiWorkerMirroredStrategy (as sagemaker-training)."""
+"""Port of each host's training process under MultiWorkerMirroredStrategy (as
+sagemaker-training).
+"""
 
 MXNET_SCHEDULER_PORT = 8000
-"""Port of MXNet's scheduler on the first host; the hyperparameter ``_ps_port`` replaces it (as sagemaker-training)."""
+"""Port of MXNet's scheduler on the first host.
+
+The hyperparameter ``_ps_port`` replaces it (as sagemaker-training).
+"""
 
 XLA_WORKER_PORT = 43857
 """Port of each host's XRT worker (as sagemaker-training)."""
@@ -346,29 +465,44 @@ XLA_MESH_PORT = 53957
 """Port of the XRT mesh service on the first host (as sagemaker-training)."""
 
 JOB_SECRET_MINIMUM = 16
-"""Characters of a job secret. A program that can connect to the leader gets a proof made with it, and
-could guess a short one offline."""
+"""Characters of a job secret.
+
+A program that can connect to the leader gets a proof made with it, and could
+guess a short one offline.
+"""
 
 ELASTIC_RESTARTS = 3
-"""Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
+"""Restarts of a job that may go on with fewer hosts, where no number is given:
+without one it could not go on.
+"""
 
 FRUITLESS_RESTARTS = 3
 """Restarts in a row without a step further after which a job ends, however many are allowed."""
 
 FRUITLESS_SECONDS = 600.0
-"""A round of the ranks that lived longer counts as a step further: what it did without a word cannot be known."""
+"""A round of the ranks that lived longer counts as a step further: what it did
+without a word cannot be known.
+"""
 
 HYPERPARAMETERS_LIMIT = 100
-"""Hyperparameters that the platform takes for one job. Source: API reference, CreateTrainingJob, HyperParameters."""
+"""Hyperparameters that the platform takes for one job.
+
+Source: API reference, CreateTrainingJob, HyperParameters.
+"""
 
 HYPERPARAMETER_LENGTH_LIMIT = 2500
-"""Characters of one hyperparameter's value, as JSON, that the platform takes. Source: as HYPERPARAMETERS_LIMIT."""
+"""Characters of one hyperparameter's value, as JSON, that the platform takes.
+
+Source: as HYPERPARAMETERS_LIMIT.
+"""
 
 LOOPBACK = "127.0.0.1"
-"""Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by
-hand with a resource config of algo-1), and nothing outside needs it."""
+"""Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere
+(``docker run`` by hand with a resource config of algo-1), and nothing outside needs it.
+"""
 
-# ------------------------------------------------------------------------------------------------- exit status, API
+# -------------------------------------------------------------------------------------------------
+# exit status, API
 EXIT_NOT_STARTED = 64
 """The job's inputs were refused; nothing was started."""
 
@@ -388,14 +522,19 @@ EXIT_LAUNCHER = 70
 """The launcher itself failed (a defect of ours, please report)."""
 
 EXIT_NOT_EXECUTABLE = 126
-"""``docker run IMAGE program``: the program exists and cannot be executed (a shell's convention)."""
+"""``docker run IMAGE program``: the program exists and cannot be executed (a
+shell's convention).
+"""
 
 EXIT_NOT_FOUND = 127
 """``docker run IMAGE program``: the program does not exist (a shell's convention)."""
 
-# ------------------------------------------------------------------------------------------- reserved hyperparameters
+# -------------------------------------------------------------------------------------------
+# reserved hyperparameters
 RESERVED_PREFIX = "sagemaker_"
-"""Hyperparameters that start with this never reach the script's arguments (as sagemaker-training)."""
+"""Hyperparameters that start with this never reach the script's arguments (as
+sagemaker-training).
+"""
 
 RESERVED_NAMES = frozenset(
     (
@@ -420,7 +559,10 @@ SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 """Where the code is: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
 
 ARGUMENT_STYLE = "sagemaker_argument_style"
-"""How hyperparameters become arguments, one of arguments.STYLES; default "value" (as sagemaker-training)."""
+"""How hyperparameters become arguments, one of arguments.STYLES.
+
+Default "value" (as sagemaker-training).
+"""
 
 ARGUMENT_ORDER = "sagemaker_argument_order"
 """Order of the arguments, one of arguments.ORDERS; default "name" (as sagemaker-training)."""
@@ -429,7 +571,10 @@ LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""
 
 S3_OUTPUT = "sagemaker_s3_output"
-"""Where sagemaker-training uploads output/intermediate while a job runs. This launcher warns that it does not."""
+"""Where sagemaker-training uploads output/intermediate while a job runs.
+
+This launcher warns that it does not.
+"""
 
 JOB_NAME = "sagemaker_job_name"
 """Name of the job as the SDK knows it."""
@@ -454,26 +599,41 @@ TORCH_DISTRIBUTED_ENABLED = "sagemaker_torch_distributed_enabled"
 """Bool: start with torchrun. From distribution={'torch_distributed': {'enabled': True}}."""
 
 DATA_PARALLEL_ENABLED = "sagemaker_distributed_dataparallel_enabled"
-"""Bool: smddp. From distribution={'smdistributed': {'dataparallel': {'enabled': True}}}; newer SDKs send it for
-``pytorchddp`` as well."""
+"""Bool: smddp.
+
+From distribution={'smdistributed': {'dataparallel': {'enabled': True}}}; newer SDKs send it for
+``pytorchddp`` as well.
+"""
 
 DATA_PARALLEL_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
 """Str: the user's own mpirun options of a data parallel job, with shell quoting."""
 
 PYTORCH_DDP_ENABLED = "sagemaker_pytorch_ddp_enabled"
-"""Bool: DDP started by mpirun, as older SDKs ask for it. From distribution={'pytorchddp': {'enabled': True}}."""
+"""Bool: DDP started by mpirun, as older SDKs ask for it.
+
+From distribution={'pytorchddp': {'enabled': True}}.
+"""
 
 PYTORCH_XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
 """Bool: torch_xla's own starter. From distribution={'pytorchxla': {'enabled': True}}."""
 
 RAY_ENABLED = "sagemaker_ray_enabled"
-"""Bool: Ray's head and workers beside the program. No SDK sends it: give it as a hyperparameter, or ``--mode ray``."""
+"""Bool: Ray's head and workers beside the program.
+
+No SDK sends it: give it as a hyperparameter, or ``--mode ray``.
+"""
 
 PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
-"""Bool: parameter servers beside the workers. From distribution={'parameter_server': {'enabled': True}}."""
+"""Bool: parameter servers beside the workers.
+
+From distribution={'parameter_server': {'enabled': True}}.
+"""
 
 MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enabled"
-"""Bool: TensorFlow's strategy of that name. From distribution={'multi_worker_mirrored_strategy': {'enabled': True}}."""
+"""Bool: TensorFlow's strategy of that name.
+
+From distribution={'multi_worker_mirrored_strategy': {'enabled': True}}.
+"""
 
 PLATFORM_TYPES = "ml."
 """How every instance type of the platform begins; others ("local") are not in its table."""
@@ -491,8 +651,10 @@ DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""
 
 MODEL_PARALLEL_PARAMETERS = "mp_parameters"
-"""Object; a non-empty one is what switches model parallelism on (as sagemaker-training). Not prefixed,
-so it is an argument as well."""
+"""Object; a non-empty one is what switches model parallelism on (as sagemaker-training).
+
+Not prefixed, so it is an argument as well.
+"""
 
 MODEL_PARALLEL_VARIABLE = "SM_HP_MP_PARAMETERS"
 """The same as an environment variable (as sagemaker-training)."""

@@ -24,5 +24,7 @@ class Origin(IntEnum):
 
     @property
     def word(self) -> str:
-        """The name in texts and in JSON: ``default``, ``platform``, ``image``, ``fabric``, ``user``."""
+        """The name in texts and in JSON: ``default``, ``platform``, ``image``,
+        ``fabric``, ``user``.
+        """
         return self.name.lower()

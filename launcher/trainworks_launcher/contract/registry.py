@@ -1,8 +1,10 @@
-"""The ways to start a job: one row each. To add one, write ``plan/modes/FILE.py`` and add its row to MODES.
+"""The ways to start a job: one row each.
 
-A row is what the validation of a job has to know about a mode before any of it is planned, so it stands below ``job``;
-the planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is loaded only when it is needed.
-Pure.
+To add one, write ``plan/modes/FILE.py`` and add its row to MODES.
+
+A row is what the validation of a job has to know about a mode before any of it is planned, so it
+stands below ``job``; the planner itself is ``plan(job) -> NodePlan`` in the file that the row
+names, and is loaded only when it is needed. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Mode(NamedTuple):
         name: As in the SDK's ``distribution`` argument.
         file: Module in ``plan/modes/``.
         switch: Hyperparameter that asks for it; ``""`` for none.
-        options: Hyperparameter with the user's own mpirun options; ``""`` where the mode takes none.
+        options: Hyperparameter with the user's own mpirun options; ``""`` where
+            the mode takes none.
         one_per_host: Each host gets one process, whatever its devices.
         needs_count: The processes per host must be given.
         programs: Programs that start it.
@@ -63,10 +66,12 @@ _TORCH = ("torch",)
 
 _ROWS = (
     Mode("none", "none", one_per_host=True, trainium=True),
-    # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
+    # Has no switch: it takes the place of none and torch_distributed where the
+    # platform starts every rank.
     Mode("tasks", "tasks", trainium=True),
     Mode("mpi", "mpi", names.MPI_ENABLED, names.MPI_OPTIONS, programs=_MPIRUN),
-    # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
+    # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as
+    # sagemaker-training).
     Mode(
         "smdistributed.modelparallel",
         "modelparallel",

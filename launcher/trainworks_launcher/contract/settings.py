@@ -42,7 +42,10 @@ class Reader:
         self.warnings: list[str] = []
 
     def refuse(self, what: str, where: str, advice: str = "") -> None:
-        """Note a problem, as ``Problem`` has it. The caller goes on with the nearest value, to find the others too."""
+        """Note a problem, as ``Problem`` has it.
+
+        The caller goes on with the nearest value, to find the others too.
+        """
         self.problems.append(Problem(what, where, advice))
 
     def count(self, name: str) -> int | None:
@@ -80,7 +83,10 @@ class Reader:
         return value if value in words else words[0]
 
     def seconds(self, name: str, default: float) -> float:
-        """Read a number of seconds, more than 0, from a variable; the default if it is absent or wrong."""
+        """Read a number of seconds, more than 0, from a variable.
+
+        The default if it is absent or wrong.
+        """
         value = self.variables.get(name, "").strip()
         if not value:
             return default
@@ -96,7 +102,10 @@ class Reader:
 
 
 def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Json:
-    """Return the log level for the script: the hyperparameter, else the variable, else 20; None if it is not one."""
+    """Return the log level for the script: the hyperparameter, else the variable, else 20.
+
+    None if it is not one.
+    """
     value = reserved.get(names.LOG_LEVEL)
     if value is None or value == "":
         given = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
@@ -111,6 +120,8 @@ def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Jso
 
 
 def region_of(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Return the region: the job's hyperparameter, else the first variable that is set, else ``""``."""
+    """Return the region: the job's hyperparameter, else the first variable that
+    is set, else ``""``.
+    """
     given = text(reserved.get(names.REGION))
     return given or next(filter(None, map(variables.get, names.REGION_VARIABLES)), "") or ""

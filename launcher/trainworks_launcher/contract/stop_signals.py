@@ -1,4 +1,5 @@
-"""What the launcher does with each signal, and the signals that come while the job is read and planned.
+"""What the launcher does with each signal, and the signals that come while the
+job is read and planned.
 
 | signal | what it does |
 |---|---|
@@ -11,10 +12,10 @@
 | ABRT, BUS, FPE, ILL, SEGV, SYS, TRAP | are faults of the launcher, which they end |
 | KILL | ends the launcher; its guard ends the job |
 
-For process 1 of a container the kernel drops a signal that has no handler (pid_namespaces(7)), so handlers are the
-first thing that ``train`` sets. Until ``hold`` a stop signal ends the reading at once, also where it waits for a
-program or for the resolution of a name. After ``hold`` it is only noted, and the supervisor takes it up. A signal that
-is passed on is always only noted.
+For process 1 of a container the kernel drops a signal that has no handler (pid_namespaces(7)), so
+handlers are the first thing that ``train`` sets. Until ``hold`` a stop signal ends the reading at
+once, also where it waits for a program or for the resolution of a name. After ``hold`` it is only
+noted, and the supervisor takes it up. A signal that is passed on is always only noted.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ PASSED_ON = frozenset(
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     )
 )
-"""Signals that end a process which does not know them, and mean something to a script: for its ranks."""
+"""Signals that end a process which does not know them, and mean something to a
+script: for its ranks.
+"""
 
 
 def handled() -> tuple[int, ...]:
-    """Return the signals that the launcher has a handler for; not HUP where it is ignored already (nohup(1))."""
+    """Return the signals that the launcher has a handler for.
+
+    Not HUP where it is ignored already (nohup(1)).
+    """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(
         int(number)

@@ -1,4 +1,6 @@
-"""JSON values, and reading them with a type: the small pure helpers that every parser of outside input shares."""
+"""JSON values, and reading them with a type: the small pure helpers that every
+parser of outside input shares.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ NOTHING: Mapping[str, Json] = MappingProxyType({})
 
 
 NESTING_LIMIT = 100
-"""Levels of lists and objects in a JSON text; more would end in a RecursionError somewhere behind the decoder."""
+"""Levels of lists and objects in a JSON text.
+
+More would end in a RecursionError somewhere behind the decoder.
+"""
 
 
 def decode(text: str) -> Json:
-    """Decode ``text`` as JSON. Raises ValueError with position and reason, also for more than NESTING_LIMIT levels."""
+    """Decode ``text`` as JSON. Raises ValueError with position and reason, also for more than
+    NESTING_LIMIT levels.
+    """
     try:
         value: Json = json.loads(text)
     except RecursionError as error:
@@ -50,7 +57,9 @@ def _depth(value: Json) -> int:
 
 
 def kind(value: Json) -> str:
-    """Return what a value is, in JSON's words and with an article: "a text", "a number", "an object"."""
+    """Return what a value is, in JSON's words and with an article: "a text", "a
+    number", "an object".
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -61,7 +70,9 @@ def kind(value: Json) -> str:
 
 
 def unusable(text: str) -> str:
-    """Return why the kernel or a terminal cannot be given ``text`` as an argument or a variable; "" if they can.
+    """Return why the kernel or a terminal cannot be given ``text`` as an argument or a variable.
+
+    "" if they can.
 
     >>> unusable("straße"), unusable("a\\0b")
     ('', 'has a NUL character')
@@ -76,7 +87,8 @@ def unusable(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text as UTF-8 can carry it: halves of surrogate pairs as their escapes, which JSON reads back.
+    """Return the text as UTF-8 can carry it: halves of surrogate pairs as their
+    escapes, which JSON reads back.
 
     Python has such halves for bytes of variables and paths that are not UTF-8.
     """
@@ -90,7 +102,8 @@ _ESCAPES = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return a text without what a terminal obeys: only characters that are seen, blanks, tabs and line ends are kept.
+    """Return a text without what a terminal obeys: only characters that are
+    seen, blanks, tabs and line ends are kept.
 
     >>> printable("\\x1b[31mred\\x1b[0m, \\x07loss\\r\\n")
     'red,  loss\\n'
@@ -100,12 +113,16 @@ def printable(text: str) -> str:
 
 
 def compact(value: object) -> str:
-    """Encode as JSON without spaces and with sorted keys: the text form of the SM_* variables (sagemaker-training)."""
+    """Encode as JSON without spaces and with sorted keys: the text form of the SM_* variables
+    (sagemaker-training).
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def text_form(value: Json) -> str:
-    """Return a value as the text of an environment variable: a string as it is, null as ``""``, else compact JSON."""
+    """Return a value as the text of an environment variable: a string as it is,
+    null as ``""``, else compact JSON.
+    """
     if value is None:
         return ""
     return value if isinstance(value, str) else compact(value)

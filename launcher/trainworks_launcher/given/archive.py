@@ -1,7 +1,9 @@
-"""Judges an archive of code before any of it is written: what it holds, and whether all of it stays in its directory.
+"""Judges an archive of code before any of it is written: what it holds, and
+whether all of it stays in its directory.
 
-Accepted are regular files, directories, hard links to files of the archive, and symbolic links that stay inside; links
-are resolved as the kernel would, over what will be there in the end. ``programs/unpack.py`` writes what passed.
+Accepted are regular files, directories, hard links to files of the archive, and symbolic links that
+stay inside; links are resolved as the kernel would, over what will be there in the end.
+``programs/unpack.py`` writes what passed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ _LINKS_LIMIT = 40  # links on one way, as the kernel counts them, path_resolutio
 
 
 class Contents(NamedTuple):
-    """A judged archive: its directories, regular files, symbolic links (with their targets) and hard links (with the
-    file they stand for), by path; of a path that is there twice the last."""
+    """A judged archive: its directories, regular files, symbolic links (with their targets) and
+    hard links (with the file they stand for), by path; of a path that is there twice the last.
+    """
 
     directories: frozenset[tuple[str, ...]]
     files: dict[tuple[str, ...], tarfile.TarInfo]
@@ -29,7 +32,9 @@ class Contents(NamedTuple):
 
 
 def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """Return all members of an archive that is whole: it is read to its end, where its checksum is."""
+    """Return all members of an archive that is whole: it is read to its end,
+    where its checksum is.
+    """
     members = opened.getmembers()
     while opened.fileobj.read(1 << 20):
         pass
@@ -37,7 +42,8 @@ def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
-    """Judge all members of an archive that is to be unpacked into a directory, which need not exist.
+    """Judge all members of an archive that is to be unpacked into a directory,
+    which need not exist.
 
     Raises ValueError that names the first member that may not be unpacked, and why.
     """
@@ -120,7 +126,9 @@ def _leads_out(
     kinds: dict[tuple[str, ...], str],
     directory: str,
 ) -> bool:
-    """Return whether a link's target leaves the root, seen from the directory ``start`` once all is unpacked."""
+    """Return whether a link's target leaves the root, seen from the directory
+    ``start`` once all is unpacked.
+    """
     if not target or target.startswith("/") or len(os.fsencode(target)) > _PATH_LIMIT:
         return True
     way = list(start)

@@ -1,7 +1,8 @@
 """The job's hosts and instance groups, as the resource config has them. Pure.
 
-The platform describes a cluster by ``hosts`` and ``current_host``, and, where it has instance groups, by
-``instance_groups`` and ``current_group_name``. A cluster without groups has one that is called ``homogeneousCluster``.
+The platform describes a cluster by ``hosts`` and ``current_host``, and, where it has instance
+groups, by ``instance_groups`` and ``current_group_name``. A cluster without groups has one that is
+called ``homogeneousCluster``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _TEXTS = ("current_host", "current_instance_type", "current_group_name", "networ
 
 
 class Group(NamedTuple):
-    """One instance group: its name, the instance type of its hosts ("" if not given), its hosts in order."""
+    """One instance group: its name, the instance type of its hosts ("" if not
+    given), its hosts in order.
+    """
 
     name: str
     instance_type: str
@@ -41,10 +44,12 @@ def instance_groups(config: Mapping[str, Json]) -> tuple[Group, ...]:
 
 
 def group_of(config: Mapping[str, Json], host: str) -> Group | None:
-    """Return the group that ``host`` is in; None for a cluster without groups, or a host that is in none.
+    """Return the group that ``host`` is in.
 
-    ``current_group_name`` decides for the current host only if it is one of the groups and does not contradict them:
-    the lists of hosts are the same on every host, the name is not.
+    None for a cluster without groups, or a host that is in none.
+
+    ``current_group_name`` decides for the current host only if it is one of the groups and does not
+    contradict them: the lists of hosts are the same on every host, the name is not.
     """
     groups = instance_groups(config)
     holding = [group for group in groups if host in group.hosts]
@@ -125,7 +130,10 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
 
 
 def _check_hosts(row: Mapping[str, Json], where: str) -> list[Problem]:
-    """Return what is wrong with the type of ``hosts``; that it must not be empty is checked where hosts are needed."""
+    """Return what is wrong with the type of ``hosts``.
+
+    That it must not be empty is checked where hosts are needed.
+    """
     hosts = row.get("hosts")
     if hosts is None:
         return []

@@ -1,6 +1,9 @@
-"""What a container may use of its host's devices: EFA devices, memory, GPUs, CPUs. Reads the kernel's own files.
+"""What a container may use of its host's devices: EFA devices, memory, GPUs, CPUs.
 
-The kernel lists RDMA devices and GPUs of the whole host in every container. What counts is what this one can open.
+Reads the kernel's own files.
+
+The kernel lists RDMA devices and GPUs of the whole host in every container.
+What counts is what this one can open.
 """
 
 from __future__ import annotations
@@ -31,14 +34,17 @@ def names_in(
         return ()
 
 
-# ---------------------------------------------------------------------------------------------------------------- EFA
+# ----------------------------------------------------------------------------------------------------------------
+# EFA
 def efa_devices(
     classes: str = "/sys/class", nodes: str = "/dev/infiniband"
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the EFA devices that can be opened here, and of those of the host that cannot.
+    """Return the names of the EFA devices that can be opened here, and of those
+    of the host that cannot.
 
-    A program opens a device by its node ``uverbsN``; the kernel says which node is whose (kernel documentation,
-    sysfs-class-infiniband). Where it does not, each node that can be opened counts for one device.
+    A program opens a device by its node ``uverbsN``; the kernel says which node is whose (kernel
+    documentation, sysfs-class-infiniband). Where it does not, each node that can be opened counts
+    for one device.
 
     Args:
         classes: Where the kernel lists devices by class.
@@ -68,7 +74,9 @@ def efa_devices(
 
 
 def _is_efa(device: str) -> bool:
-    """Return whether an InfiniBand-class device is EFA: by its driver, or by the name the driver gives it."""
+    """Return whether an InfiniBand-class device is EFA: by its driver, or by
+    the name the driver gives it.
+    """
     try:
         driver = os.readlink(f"{device}/device/driver")
     except OSError:
@@ -77,7 +85,9 @@ def _is_efa(device: str) -> bool:
 
 
 def _opens(node: str) -> bool:
-    """Return whether a device node can be opened: its rights are not all, the container's list of devices counts."""
+    """Return whether a device node can be opened: its rights are not all, the
+    container's list of devices counts.
+    """
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:
@@ -103,11 +113,14 @@ def _line(path: str) -> str:
     return text_of(path).strip()
 
 
-# --------------------------------------------------------------------------------------------------------------- GPUs
+# ---------------------------------------------------------------------------------------------------------------
+# GPUs
 def count_gpus(variables: Mapping[str, str]) -> int:
-    """NVIDIA GPUs of this container: its device nodes, else the driver's list, else nvidia-smi, asked once.
+    """NVIDIA GPUs of this container: its device nodes, else the driver's list,
+    else nvidia-smi, asked once.
 
-    Device nodes first: a container that was given two of eight GPUs has two nodes, while the driver may list eight.
+    Device nodes first: a container that was given two of eight GPUs has two
+    nodes, while the driver may list eight.
     """
     nodes = names_in("/dev", re.compile(r"nvidia\d+").fullmatch)
     if nodes:
@@ -133,7 +146,8 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- NUMA
+# ----------------------------------------------------------------------------------------------------------------
+# NUMA
 def nodes_of_gpus(
     gpus: int,
     visible: Sequence[str] | None,
@@ -142,12 +156,15 @@ def nodes_of_gpus(
     driver: str = "/proc/driver/nvidia/gpus",
     cpus: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the NUMA node of each GPU that the job may use; () where ranks cannot be bound to the CPUs of their GPU.
+    """Return the NUMA node of each GPU that the job may use.
 
-    That needs GPUs on two nodes or more, CPUs of each of these nodes, and a ``numactl`` that may bind. Where the kernel
-    does not know a GPU's node (-1, as in many virtual machines), torch would bind its rank to node 0. Where a file is
-    missing, or a node has no CPU that this process may use, torch would end the job. Sources: torch/numa/binding.py;
-    kernel documentation, sysfs-bus-pci (numa_node) and sysfs-devices-node (cpulist).
+    () where ranks cannot be bound to the CPUs of their GPU.
+
+    That needs GPUs on two nodes or more, CPUs of each of these nodes, and a ``numactl`` that may
+    bind. Where the kernel does not know a GPU's node (-1, as in many virtual machines), torch would
+    bind its rank to node 0. Where a file is missing, or a node has no CPU that this process may
+    use, torch would end the job. Sources: torch/numa/binding.py; kernel documentation,
+    sysfs-bus-pci (numa_node) and sysfs-devices-node (cpulist).
 
     Args:
         gpus: Number of GPUs that the job may use.
@@ -188,7 +205,9 @@ def _numbers(ranges: str) -> set[int]:
 
 
 def _binds(cpu: int, variables: Mapping[str, str]) -> bool:
-    """Return whether numactl can bind here, tried with one CPU: a container's filter of system calls may forbid it."""
+    """Return whether numactl can bind here, tried with one CPU: a container's filter of system
+    calls may forbid it.
+    """
     program = shutil.which("numactl", path=variables.get("PATH", os.defpath))
     if not program:
         return False

@@ -1,9 +1,10 @@
-"""What ModelTrainer of the SageMaker SDK (its third line) says about a job beside its hyperparameters. Pure.
+"""What ModelTrainer of the SageMaker SDK (its third line) says about a job beside its
+hyperparameters. Pure.
 
-It sends two files with its own starter: ``sourcecode.json`` (the fields of its SourceCode) and ``distributed.json``
-(those of Torchrun or MPI, or nothing). Where an image is run with its own entry point, or the starter is told to run
-``train``, these are the job; they are translated into the hyperparameters by which the older lines say the same, so
-that one set of rules holds for all.
+It sends two files with its own starter: ``sourcecode.json`` (the fields of its SourceCode) and
+``distributed.json`` (those of Torchrun or MPI, or nothing). Where an image is run with its own
+entry point, or the starter is told to run ``train``, these are the job; they are translated into
+the hyperparameters by which the older lines say the same, so that one set of rules holds for all.
 """
 
 from __future__ import annotations
@@ -204,5 +205,7 @@ def _distribution(fields: _Fields) -> dict[str, Json]:
 
 
 def _inside(path: str) -> str:
-    """Return a path below the code directory, as the SDK takes it: with or without ``./`` in front."""
+    """Return a path below the code directory, as the SDK takes it: with or
+    without ``./`` in front.
+    """
     return path[2:] if path.startswith("./") else path

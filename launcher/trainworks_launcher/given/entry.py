@@ -1,7 +1,8 @@
 """The user's program: which one, where it is, and with which words it is started. Pure.
 
-Six kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file. ``package``: the code
-directory is a project that pip can install, and the program is a module of it. ``command``: any other executable file.
+Six kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file.
+``package``: the code directory is a project that pip can install, and the program is a module of
+it. ``command``: any other executable file.
 ``line``: a line of shell that ModelTrainer calls a command; it is its user's, and run as it is.
 """
 
@@ -20,13 +21,15 @@ REQUIREMENTS = "requirements.txt"
 """File at the root of the code that is installed before the start."""
 
 PROJECT_FILES = ("setup.py", "pyproject.toml")
-"""Files at the root of the code that make it a project, the first one that is there (the second one only if it says how
-to build or what: many a pyproject.toml only has settings of a linter)."""
+"""Files at the root of the code that make it a project, the first one that is there (the second one
+only if it says how to build or what: many a pyproject.toml only has settings of a linter).
+"""
 
 INSTALLED = ".trainworks-installed"
-"""File at the root of the code in an image that ``build.py extend`` made: a JSON object with ``installed``, the names
-of REQUIREMENTS and of the project file whose installation is done, and ``files``, the sha256 of every file of the code
-at that time."""
+"""File at the root of the code in an image that ``build.py extend`` made: a JSON object with
+``installed``, the names of REQUIREMENTS and of the project file whose installation is done, and
+``files``, the sha256 of every file of the code at that time.
+"""
 
 REMOTE = "s3://"
 """Where code can be fetched from."""
@@ -37,9 +40,10 @@ class Code(NamedTuple):
 
     Attributes:
         directory: Where it runs.
-        archive: A tar.gz to unpack there first: a local path, or an address at REMOTE; ``""`` for none.
-        entries: Relative paths of the files, sorted and bounded. For an archive, with the files that exist already;
-            ``()`` while the archive is not fetched.
+        archive: A tar.gz to unpack there first: a local path, or an address at
+            REMOTE; ``""`` for none.
+        entries: Relative paths of the files, sorted and bounded. For an archive, with the files
+            that exist already; ``()`` while the archive is not fetched.
         executable: Those of ``entries`` that have the execute bit.
         project: Which of PROJECT_FILES makes it an installable project; ``""`` for none.
         notes: Lines for the log about where it comes from.
@@ -87,7 +91,8 @@ class EntryPoint(NamedTuple):
 
 
 def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Return the entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as sagemaker-training).
+    """Return the entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as
+    sagemaker-training).
 
     ``""`` if neither is given.
     """
@@ -97,9 +102,11 @@ def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> 
 def code_location(
     base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]
 ) -> str:
-    """Return where the job's code is: its hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
+    """Return where the job's code is: its hyperparameter, else
+    SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
 
-    The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
+    The hyperparameter belongs to one job, the variable is usually baked into an
+    image, so the former wins.
     """
     asked = text(reserved.get(names.SUBMIT_DIRECTORY)) or variables.get(
         names.SUBMIT_DIRECTORY_VARIABLE, ""
@@ -110,8 +117,9 @@ def code_location(
 def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
     """Tell the kind of a program from its name, and from the code where that is known.
 
-    In a project a .py file is a module of it, and so is a name that is not a file: it can import its siblings by their
-    package. Raises ValueError with the reason for a name that could leave the code directory or be taken for an option.
+    In a project a .py file is a module of it, and so is a name that is not a file: it can import
+    its siblings by their package. Raises ValueError with the reason for a name that could leave the
+    code directory or be taken for an option.
     """
     if program.startswith(("-m ", "-m\t")):
         module = program[2:].strip()
@@ -137,13 +145,16 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
 def choose_entry_point(
     program: str, code: Code, programs: Container[str], known: Sequence[Problem]
 ) -> tuple[EntryPoint, list[Problem]]:
-    """Choose the entry point and check it against the code. An archive that is not fetched yet is checked later.
+    """Choose the entry point and check it against the code.
+
+    An archive that is not fetched yet is checked later.
 
     Args:
         program: The name asked for; ``""`` for none.
         code: The code on this host.
         programs: Programs that exist on this host.
-        known: What is wrong with the job otherwise. Missing code is not reported beside it: it may follow from that.
+        known: What is wrong with the job otherwise. Missing code is not
+            reported beside it: it may follow from that.
 
     Returns:
         The entry point, and what is wrong with it.
@@ -226,7 +237,8 @@ def choose_given_program(
 def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tuple[str, ...]:
     """argv of the program on its own, without its arguments; relative to the code directory.
 
-    A shell script with the execute bit is run as it is, so that its own first line chooses the interpreter.
+    A shell script with the execute bit is run as it is, so that its own first
+    line chooses the interpreter.
     """
     if entry.kind == "script":
         return (python, entry.name)

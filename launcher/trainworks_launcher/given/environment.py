@@ -1,8 +1,9 @@
 """Everything the launcher knows of the world, read once, in one place, into one frozen value.
 
-This is one of the two modules with effects before a job runs (the other is ``cli``): it reads environment variables,
-the platform's files and the image manifest, and probes the host. Reading changes nothing. What cannot be read becomes
-a problem in the value and is reported by ``job`` together with all others.
+This is one of the two modules with effects before a job runs (the other is ``cli``): it reads
+environment variables, the platform's files and the image manifest, and probes the host. Reading
+changes nothing. What cannot be read becomes a problem in the value and is reported by ``job``
+together with all others.
 """
 
 from __future__ import annotations
@@ -61,24 +62,29 @@ class Devices(NamedTuple):
 
     Attributes:
         gpus: Number of NVIDIA GPUs that this process may use.
-        visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves, as it calls them; None: all.
+        visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves,
+            as it calls them; None: all.
         neuron_devices: Number of Neuron devices.
         cpus: Number of CPUs that this container may use.
         cpus_limited: Whether a limit of CPU time says so, and not the CPUs themselves.
-        efa: Names of the EFA devices that can be opened here; None if they cannot be known (preflight).
+        efa: Names of the EFA devices that can be opened here; None if they
+            cannot be known (preflight).
         closed_efa: Names of the host's other EFA devices.
         locked_memory: Bytes of memory that a process may lock; None: no limit is known.
         gpu_nodes: NUMA node of each GPU, where ranks can be bound to the CPUs of theirs; else ().
         interfaces: Names of network interfaces.
-        reaching: Interface that routes to the leader; looked up only if the given interface does not exist, or none is
-            given and programs that look their host up by its name would use another one.
+        reaching: Interface that routes to the leader; looked up only if the given interface does
+            not exist, or none is given and programs that look their host up by its name would use
+            another one.
         shared_memory: Bytes of /dev/shm that are free; None if they cannot be known (preflight).
-        own_address: What the host's own name leads to then; ``""``: nothing, or it was not looked up.
-        routed: Interface that routes to the leader, in a job of several hosts; ``""``: none is known.
-        own_route: Address of this host on ``routed``, where this host is the leader and the leader's name does not lead
-            to this host; else ``""``.
-        free_port: TCP port of the loopback interface that no program has, for the ranks' store of a job of one host;
-            0: it was not looked up.
+        own_address: What the host's own name leads to then; ``""``: nothing, or
+            it was not looked up.
+        routed: Interface that routes to the leader, in a job of several hosts;
+            ``""``: none is known.
+        own_route: Address of this host on ``routed``, where this host is the leader and the
+            leader's name does not lead to this host; else ``""``.
+        free_port: TCP port of the loopback interface that no program has, for the ranks' store of a
+            job of one host; 0: it was not looked up.
     """
 
     gpus: int = 0
@@ -106,7 +112,8 @@ class Environment(NamedTuple):
         base_directory: Root of the platform's directories.
         variables: The process's environment, without the job's secret.
         hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
-        resource_config: The job's hosts: the platform's file of that name, or what ``platform`` says in its form.
+        resource_config: The job's hosts: the platform's file of that name, or
+            what ``platform`` says in its form.
         input_data_config: The platform's file of that name.
         manifest: The image's manifest.
         devices: What this host has.
@@ -115,21 +122,27 @@ class Environment(NamedTuple):
         programs: Name -> path, of programs that exist.
         hostname_shim: Path of the shim if the file exists, else ``""``.
         launcher_python: Python that runs this launcher.
-        launcher_directory: Directory of this launcher, with the small programs that it starts (rank.py, agent.py).
-        drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a command and its
-            arguments.
+        launcher_directory: Directory of this launcher, with the small programs that it starts
+            (rank.py, agent.py).
+        drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a
+            command and its arguments.
         platform: Who started this host, and what it says about the job's hosts.
-        invocation: What the command line asks for. It is in ``hyperparameters`` already, except for the program, whose
-            first word is a path below the code's directory or an absolute one.
-        job_secret: Secret that hosts prove to know. It is in no other field, so that no process of the user gets it.
-        aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither exists or is
-            needed.
+        invocation: What the command line asks for. It is in ``hyperparameters`` already, except for
+            the program, whose first word is a path below the code's directory or an absolute one.
+        job_secret: Secret that hosts prove to know. It is in no other field, so
+            that no process of the user gets it.
+        aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither
+            exists or is needed.
         checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
         resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
-        results: Where the job's results go, and why; its paths are empty where that is below the base directory.
-        refusals: Directory for the report of a job that is not started; ``""``: nobody would look there.
-        home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
-        temporary: Directory for temporary files where the usual one does not serve; ``""``: it does.
+        results: Where the job's results go, and why; its paths are empty where
+            that is below the base directory.
+        refusals: Directory for the report of a job that is not started; ``""``:
+            nobody would look there.
+        home: Home directory for the job's processes where their own cannot be
+            written; ``""``: it can.
+        temporary: Directory for temporary files where the usual one does not
+            serve; ``""``: it does.
         locale: Variables of a locale that the image lacks -> the one that it has.
         contained: Whether this process runs in a container, whose engine ends all of its processes.
         warnings: Lines to print before the start.
@@ -189,7 +202,9 @@ class Environment(NamedTuple):
 def read_environment(
     variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED
 ) -> Environment:
-    """Read everything. Never raises for bad input: unreadable or malformed files become ``problems``.
+    """Read everything.
+
+    Never raises for bad input: unreadable or malformed files become ``problems``.
 
     Args:
         variables: The process's environment (the caller passes ``os.environ``).
@@ -284,8 +299,8 @@ def read_environment(
 def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables with MASTER_ADDR and MASTER_PORT as programs read them.
 
-    An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The ``tcp://...`` of a
-    Kubernetes Service named master is not a port.
+    An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The
+    ``tcp://...`` of a Kubernetes Service named master is not a port.
     """
     address, port = (
         variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE)
@@ -317,7 +332,10 @@ class _Documents:
             self._refuse("directory not found; the job's files are expected in it", base, advice)
 
     def read(self, name: str) -> Mapping[str, Json]:
-        """Return one of the files; absent is empty (local use), anything else that fails is a problem."""
+        """Return one of the files.
+
+        Absent is empty (local use), anything else that fails is a problem.
+        """
         path = Path(self.base, name)
         try:
             with looking_at("the configuration", str(path)):
@@ -345,7 +363,9 @@ class _Documents:
 def _read_hyperparameters(
     documents: _Documents, variables: Mapping[str, str], invocation: Invocation
 ) -> tuple[drivers.Drivers, Mapping[str, Json]]:
-    """Return what ModelTrainer's files say, and the hyperparameters with that and the command line in them."""
+    """Return what ModelTrainer's files say, and the hyperparameters with that
+    and the command line in them.
+    """
     given = decode_values(documents.read(names.HYPERPARAMETERS_FILE))
     trainer = drivers.read_drivers(
         documents.read(names.SOURCE_CODE_FILE),
@@ -367,7 +387,9 @@ def _look_for_code(
     invocation: Invocation,
     trainer: drivers.Drivers,
 ) -> tuple[Invocation, entry.Code, list[Problem]]:
-    """Return the command line with its program where it was found, the code, and why the code cannot be used."""
+    """Return the command line with its program where it was found, the code,
+    and why the code cannot be used.
+    """
     problems: list[Problem] = []
     if invocation.program:
         with looking_at("the code", str(Path.cwd())):
@@ -390,7 +412,10 @@ def _look_for_code(
 
 
 def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -> str:
-    """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``; ``""`` if that is not known."""
+    """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``.
+
+    ``""`` if that is not known.
+    """
     given = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
     given = given or text(documents.read(names.CHECKPOINT_CONFIG_FILE).get("LocalPath")).strip()
     default = f"{documents.base}/{names.CHECKPOINTS}"
@@ -415,8 +440,8 @@ def _newest_checkpoint(directory: str) -> str:
 def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     """Return the root of the job's directories: the variable, else the platform's own.
 
-    A program of the command line needs none of the platform's files: where the platform's own directory is missing, it
-    is the working directory.
+    A program of the command line needs none of the platform's files: where the platform's own
+    directory is missing, it is the working directory.
     """
     base = variables.get(names.BASE_DIRECTORY_VARIABLE)
     if not base and has_program and not Path(names.BASE_DIRECTORY).is_dir():
@@ -425,7 +450,9 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
 
 
 def _misspelt(variables: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that was probably meant for one of the launcher's: it changes nothing."""
+    """Return a line for each variable that was probably meant for one of the
+    launcher's: it changes nothing.
+    """
     own = {
         value
         for name, value in vars(names).items()
@@ -442,7 +469,8 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
 
 
 def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
-    """Return a line about variables by which an unknown scheduler may mean several hosts, where one is planned.
+    """Return a line about variables by which an unknown scheduler may mean
+    several hosts, where one is planned.
 
     A person who has named the hosts, or started a job of one process among others, needs none.
     """
@@ -466,8 +494,9 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
 
 
 _SAYS_NOTHING = ("DET_TASK_TYPE", "MODAL_TASK_ID")
-"""Variables of schedulers that tell a job's other hosts by a library alone: Determined (determined.get_cluster_info),
-Modal (modal.experimental.get_cluster_info)."""
+"""Variables of schedulers that tell a job's other hosts by a library alone: Determined
+(determined.get_cluster_info), Modal (modal.experimental.get_cluster_info).
+"""
 
 
 def _results(
@@ -475,9 +504,10 @@ def _results(
 ) -> tuple[places.Results, str]:
     """Return where the results go, and ``Environment.refusals``.
 
-    SageMaker takes them from the base directory, and a person who names one looks there. Nobody else keeps anything:
-    they may go to the working directory, to a directory of the job's own if the scheduler names it, because other jobs
-    may be started from there. Such a directory gets no report of a job that was not started.
+    SageMaker takes them from the base directory, and a person who names one looks there. Nobody
+    else keeps anything: they may go to the working directory, to a directory of the job's own if
+    the scheduler names it, because other jobs may be started from there. Such a directory gets no
+    report of a job that was not started.
     """
     table = _read_text(places.MOUNTS, "surrogateescape")
     of_sagemaker = platform.platform == "sagemaker"
@@ -536,7 +566,10 @@ def _read_text(path: str, errors: str = "strict") -> str:
 
 
 def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]]:
-    """Return the image's manifest, the generic one if there is none at the default place; and what is wrong with it."""
+    """Return the image's manifest, the generic one if there is none at the default place.
+
+    And what is wrong with it.
+    """
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
     try:
@@ -574,10 +607,12 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
 def _observe_image(
     programs: Mapping[str, str], variables: Mapping[str, str], packages: Sequence[str]
 ) -> tuple[Manifest, Mapping[str, str], str]:
-    """Return what stands in for the manifest of an image that has none, its programs, and a line for the log.
+    """Return what stands in for the manifest of an image that has none, its
+    programs, and a line for the log.
 
-    The Python for jobs is the first one that has a framework: the one that the launcher is installed in, else the
-    one on PATH. Programs beside it (torchrun) are found before those on PATH.
+    The Python for jobs is the first one that has a framework: the one that the launcher is
+    installed in, else the one on PATH. Programs beside it (torchrun) are found before those on
+    PATH.
     """
     # Loaded only here: an image of the builder has a manifest, and starts no process to read it.
     from trainworks_launcher.given.observed import (
@@ -606,9 +641,11 @@ def _observe_image(
 def _complete(
     manifest: Manifest, asked: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
 ) -> Manifest:
-    """Complete the manifest with what the modes that are asked for need to know, and it does not say.
+    """Complete the manifest with what the modes that are asked for need to
+    know, and it does not say.
 
-    A user may have installed more into an image of ours. Of another image its Python was asked already.
+    A user may have installed more into an image of ours. Of another image its
+    Python was asked already.
     """
     found: dict[str, str] = {}
     if (
@@ -631,7 +668,10 @@ def _complete(
 
 
 def _open_mpi_version(mpirun: str) -> str:
-    """Return the version that mpirun itself reports, asked only where no manifest says it; "" if it says nothing."""
+    """Return the version that mpirun itself reports, asked only where no manifest says it.
+
+    "" if it says nothing.
+    """
     import subprocess
 
     try:
@@ -666,7 +706,9 @@ def look_again(environment: Environment) -> Environment:
 
 
 def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
-    """Return how AWS can be asked, looked up only where the job needs it: see ``Environment.aws_client``."""
+    """Return how AWS can be asked, looked up only where the job needs it: see
+    ``Environment.aws_client``.
+    """
     if needed and "python" in programs:
         import subprocess
 

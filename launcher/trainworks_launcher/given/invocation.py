@@ -1,4 +1,6 @@
-"""What the command line of ``train`` asks for: the program with its arguments, and how it is started. Pure."""
+"""What the command line of ``train`` asks for: the program with its arguments,
+and how it is started. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ class Invocation(NamedTuple):
     """The words after ``train``.
 
     Attributes:
-        program: The program and its arguments, which stood after ``--``; ``()`` where the job's files name it.
-        mode: A name of ``registry.MODES`` that has a switch, or ``none``; ``""`` if it is not given.
+        program: The program and its arguments, which stood after ``--``; ``()``
+            where the job's files name it.
+        mode: A name of ``registry.MODES`` that has a switch, or ``none``;
+            ``""`` if it is not given.
         processes_per_host: Processes on each host; 0 if it is not given.
         restarts: How often the ranks are started again after a failure; 0 if it is not given.
     """

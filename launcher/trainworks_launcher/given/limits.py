@@ -1,4 +1,6 @@
-"""What the kernel lets this container have: its control group (cgroups(7), versions 1 and 2), its seccomp profile."""
+"""What the kernel lets this container have: its control group (cgroups(7),
+versions 1 and 2), its seccomp profile.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _PIDS_OF_THE_HOST = f"pid:[{0xEFFFFFFC}]"
 
 
 def is_contained() -> bool:
-    """Return whether the process ids of this process are those of a container, which ends with its process 1.
+    """Return whether the process ids of this process are those of a container,
+    which ends with its process 1.
 
-    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of process ids always has that number.
+    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of
+    process ids always has that number.
     """
     try:
         return os.readlink("/proc/self/ns/pid") != _PIDS_OF_THE_HOST
@@ -31,10 +35,12 @@ def is_contained() -> bool:
 def groups(
     controller: str, membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
 ) -> Iterator[tuple[str, int]]:
-    """Yield the directories that may be this control group's, the likelier one first, and their version.
+    """Yield the directories that may be this control group's, the likelier one
+    first, and their version.
 
     Args:
-        controller: Name of the controller, as ``memory``; in version 2 all of them share one directory.
+        controller: Name of the controller, as ``memory``; in version 2 all of
+            them share one directory.
         membership: File with the groups of this process.
         root: Where the groups are mounted.
     """
@@ -47,16 +53,19 @@ def groups(
             directory, version = f"{root}/{controller}", 1
         else:
             continue
-        # Inside a container the path may be the host's, which cannot be seen; then the mount is our own group.
+        # Inside a container the path may be the host's, which cannot be seen;
+        # then the mount is our own group.
         yield f"{directory}/{path.strip('/')}".rstrip("/"), version
         yield directory, version
 
 
 def cpu_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return the CPUs' worth of time that this control group, and those above it, may use, rounded up; None: no limit.
+    """Return the CPUs' worth of time that this control group, and those above
+    it, may use, rounded up; None: no limit.
 
-    Source: cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1). docker's --cpus and Kubernetes'
-    limits.cpu set them; they are not in the set of CPUs that sched_getaffinity(2) returns.
+    Source: cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1). docker's --cpus
+    and Kubernetes' limits.cpu set them; they are not in the set of CPUs that sched_getaffinity(2)
+    returns.
     """
     found = []
     for directory, version in groups("cpu", membership, root):
@@ -88,7 +97,10 @@ def why_no_thread() -> tuple[str, str]:
 
 
 def of_processes() -> str:
-    """Return the limit of processes and threads, as the end of a sentence; ``""`` if there is none."""
+    """Return the limit of processes and threads, as the end of a sentence.
+
+    ``""`` if there is none.
+    """
     import resource
 
     found = []
@@ -107,7 +119,9 @@ def of_processes() -> str:
 
 
 def _clone3() -> int:
-    """Return the error number of a clone3 that can make nothing: EINVAL, if the call itself is allowed."""
+    """Return the error number of a clone3 that can make nothing: EINVAL, if the
+    call itself is allowed.
+    """
     import ctypes
 
     kernel = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,9 @@
 """The image manifest: what the image consists of, as the builder wrote it down.
 
-Pure: text in, a frozen value out. ``environment`` does the reading. The launcher itself has no version, no instance
-type and no program path: they all come from the manifest. In an image without a manifest, the generic one is used, and
-programs are looked up on PATH.
+Pure: text in, a frozen value out. ``environment`` does the reading. The launcher itself has no
+version, no instance
+type and no program path: they all come from the manifest. In an image without a manifest, the
+generic one is used, and programs are looked up on PATH.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ AMD64 = "amd64"
 """The architecture of images and instance types that name none."""
 
 _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
-"""Framework as the builder's targets name it -> the component that is it, where the two names differ."""
+"""Framework as the builder's targets name it -> the component that is it, where
+the two names differ.
+"""
 
 
 class Instance(NamedTuple):
-    """What the instance table says of one instance type, per host; a count of 0 may mean that it is not known.
+    """What the instance table says of one instance type, per host.
+
+    A count of 0 may mean that it is not known.
 
     ``network_gigabits`` is what its network carries in a second, each way.
     """
@@ -63,8 +68,10 @@ GENERIC_FABRIC = (
         "data loaders fork; without it a fork may corrupt registered memory",
     ),
 )
-"""For an image that does not say what its versions need: what every version takes, needed or not. Source: SageMaker
-developer guide, custom_mpi_options on EFA instances."""
+"""For an image that does not say what its versions need: what every version takes, needed or not.
+
+Source: SageMaker developer guide, custom_mpi_options on EFA instances.
+"""
 
 
 class Missing(NamedTuple):
@@ -79,7 +86,8 @@ class Manifest(NamedTuple):
 
     Attributes:
         name: Name of the image.
-        architecture: ``amd64`` or ``arm64``: what its programs run on; older images, which do not say it, are amd64.
+        architecture: ``amd64`` or ``arm64``: what its programs run on; older
+            images, which do not say it, are amd64.
         framework: Component that the image is made for (``torch``); ``""`` if not given.
         components: Component -> version.
         missing: Components that the image was built without.
@@ -88,9 +96,12 @@ class Manifest(NamedTuple):
         programs: Program -> absolute path.
         fabric: Variables that hosts with EFA need, for this image's versions.
         hostname_shim: Path of the shared library; ``""`` for none.
-        protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
-        minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
-        document: The manifest's own text, which names every part of the image; ``""`` for the generic one.
+        protected: Python distribution that a job's requirements must not
+            replace -> version; empty if not given.
+        minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""``
+            if it has none, or does not say.
+        document: The manifest's own text, which names every part of the image;
+            ``""`` for the generic one.
     """
 
     name: str = "generic"

@@ -1,6 +1,8 @@
-"""Reads the job's environment with a bound: code, checkpoints and DNS may be on a file system that never answers.
+"""Reads the job's environment with a bound: code, checkpoints and DNS may be on
+a file system that never answers.
 
-Reading is done in a thread. Where it takes long, the log names what does not answer; at the limit the job is refused.
+Reading is done in a thread. Where it takes long, the log names what does not
+answer; at the limit the job is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Where a job writes: the directories that its script is told of. They exist, and can be written, before it starts.
+"""Where a job writes: the directories that its script is told of.
 
-A script saves its model as its last act, so a place that is missing costs the whole training. ``supervise`` makes the
-places on every host, before the hosts join each other; it takes back what it made if the job is refused after all.
+They exist, and can be written, before it starts.
 
-What is written is kept only on a mount, or on a host's own disk: a container's root, and memory, end with the job. So
-the mount table chooses the places, and the log says what nothing keeps.
+A script saves its model as its last act, so a place that is missing costs the whole training.
+``supervise`` makes the places on every host, before the hosts join each other; it takes back what
+it made if the job is refused after all.
+
+What is written is kept only on a mount, or on a host's own disk: a container's root, and memory,
+end with the job. So the mount table chooses the places, and the log says what nothing keeps.
 """
 
 from __future__ import annotations
@@ -28,11 +31,15 @@ RESULTS: Mapping[str, str] = {
     "SM_OUTPUT_DATA_DIR": "output/data",
     "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
 }
-"""Variable that tells the script of a place -> the place, below the directory of the job's results."""
+"""Variable that tells the script of a place -> the place, below the directory
+of the job's results.
+"""
 
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm")  # noqa: S108  (directories of our own are made there)
-"""Where temporary files may be, in order: Python's own list (tempfile), then memory. Never the current directory, which
-is the user's code."""
+"""Where temporary files may be, in order: Python's own list (tempfile), then memory.
+
+Never the current directory, which is the user's code.
+"""
 
 _ADVICE = (
     f"mount a directory there that this user can write, or set {names.BASE_DIRECTORY_VARIABLE} to one that keeps the"
@@ -59,7 +66,8 @@ class Results(NamedTuple):
 
     Attributes:
         paths: Variable of RESULTS -> path.
-        why: Variable -> why it is there, or that nothing keeps it; nothing for the platform's own place.
+        why: Variable -> why it is there, or that nothing keeps it; nothing for
+            the platform's own place.
         note: Line for the log if they are not in the platform's own place; ``""``: they are.
         warning: Line that says what ends with the container, and what to mount; ``""`` for nothing.
     """
@@ -73,7 +81,8 @@ class Results(NamedTuple):
 def choose(
     roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keeps: Callable[[str], bool]
 ) -> Results:
-    """Choose each place by itself: the first that is kept and can be written, else the first that can be written.
+    """Choose each place by itself: the first that is kept and can be written,
+    else the first that can be written.
 
     Args:
         roots: Directories that may hold the results, in order; at least one.
@@ -122,17 +131,22 @@ def _warning(lost: Sequence[str]) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- mounts
+# -------------------------------------------------------------------------------------------------------------
+# mounts
 MOUNTS = "/proc/self/mountinfo"
 """The kernel's table of this process's mounts (proc(5))."""
 
 _IN_MEMORY = ("tmpfs", "ramfs", "rootfs", "devtmpfs")
 _ENDS_WITH_IT = re.compile(r"/volumes/[0-9a-f]{64}/_data(/|$)|/kubernetes\.io~empty-dir/")
-"""Directory of a host that is made for one container and removed with it: a volume without a name, an emptyDir."""
+"""Directory of a host that is made for one container and removed with it: a
+volume without a name, an emptyDir.
+"""
 
 
 class _Mount(NamedTuple):
-    """A row of the table: its number, its parent's, the directory that is mounted, where, and the file system."""
+    """A row of the table: its number, its parent's, the directory that is
+    mounted, where, and the file system.
+    """
 
     number: str
     parent: str
@@ -144,8 +158,9 @@ class _Mount(NamedTuple):
 def keeps(path: str, table: str) -> bool:
     """Return whether what is written to a path is still there when this container has ended.
 
-    It is on a mount, or on the root of a host that is no container. Not on a mount in memory, of a volume without a
-    name, of an emptyDir. Without a table (no Linux) nothing is known, and it counts as kept.
+    It is on a mount, or on the root of a host that is no container. Not on a mount in memory, of a
+    volume without a name, of an emptyDir. Without a table (no Linux) nothing is known, and it
+    counts as kept.
 
     Args:
         path: The path; it need not exist.
@@ -157,8 +172,8 @@ def keeps(path: str, table: str) -> bool:
         return True
     if mount.kind in _IN_MEMORY or _ENDS_WITH_IT.search(mount.root):
         return False
-    # A container's root is made of layers, or it is a directory of the host (only btrfs has such roots on hosts), or
-    # the engine has mounted the container's own name over the image's.
+    # A container's root is made of layers, or it is a directory of the host (only btrfs has such
+    # roots on hosts), or the engine has mounted the container's own name over the image's.
     of_container = (
         "overlay" in mount.kind
         or mount.kind == "aufs"
@@ -170,7 +185,9 @@ def keeps(path: str, table: str) -> bool:
 
 
 def kind_of_mount(path: str, table: str) -> str:
-    """Return the file system that a path is on by its words alone; ``""`` if the table does not say it.
+    """Return the file system that a path is on by its words alone.
+
+    ``""`` if the table does not say it.
 
     No link is followed: the file system may not answer.
 
@@ -193,7 +210,9 @@ def _mount(line: str) -> _Mount:
 
 
 def _mount_of(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
-    """Return the mount on which a path is, as the kernel finds it: from the root down, each in its parent."""
+    """Return the mount on which a path is, as the kernel finds it: from the
+    root down, each in its parent.
+    """
     numbers = {mount.number for mount in mounts}
     found, inside = None, [mount for mount in mounts if mount.parent not in numbers]
     while True:
@@ -210,7 +229,9 @@ def _is_in(path: str, directory: str) -> bool:
 
 
 def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what keeps a job from writing to its places: one problem for each reason, with the names of the places."""
+    """Yield what keeps a job from writing to its places: one problem for each reason, with the
+    names of the places.
+    """
     reasons: dict[str, list[str]] = {}
     for variable, path in places.items():
         reason = why_not_writable(path)
@@ -225,7 +246,8 @@ def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
 def why_not_writable(path: str) -> str:
     """Return why a directory can neither be written nor made, ``""`` if it can. Changes nothing.
 
-    The kernel is asked about the directory, or about the nearest one above it that exists (access(2)).
+    The kernel is asked about the directory, or about the nearest one above it
+    that exists (access(2)).
     """
     place = Path(path)
     for parent in (place, *place.parents):
@@ -248,13 +270,17 @@ def why_not_writable(path: str) -> str:
     return f"{path} has no directory above it"
 
 
-# ------------------------------------------------------------------------------------------------ HOME, TMPDIR, locale
+# ------------------------------------------------------------------------------------------------
+# HOME, TMPDIR, locale
 def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return a home directory for the job's processes, and a line about it; both ``""`` if theirs can be written.
+    """Return a home directory for the job's processes, and a line about it.
 
-    Caches of Hugging Face, torch and Triton are below the home. A user without an account, as a container may have,
-    gets ``HOME=/`` or none. The directory is the user's own, and the same for all launchers of a host: a model that is
-    downloaded into its cache is there for each of them. It is not made here.
+    Both ``""`` if theirs can be written.
+
+    Caches of Hugging Face, torch and Triton are below the home. A user without an account, as a
+    container may have, gets ``HOME=/`` or none. The directory is the user's own, and the same for
+    all launchers of a host: a model that is downloaded into its cache is there for each of them. It
+    is not made here.
 
     Args:
         variables: The process's environment.
@@ -284,8 +310,9 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
 def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return a directory for temporary files that serves every program, and a line about it.
 
-    Both ``""`` if the usual one does. torch.compile and Triton compile there, and load what they compiled; Docker
-    mounts a tmpfs so that nothing in it can be executed. Sockets are made there, whose paths have a limit.
+    Both ``""`` if the usual one does. torch.compile and Triton compile there, and load what they
+    compiled; Docker mounts a tmpfs so that nothing in it can be executed. Sockets are made there,
+    whose paths have a limit.
 
     Args:
         variables: The process's environment.
@@ -310,20 +337,26 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
 
 
 _NAME_BYTES = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
-"""Longest name of a directory for temporary files: a socket's path has at most 107 bytes (unix(7)), and this is the
-longest that torch and Python's multiprocessing append. The launcher's own are shorter."""
+"""Longest name of a directory for temporary files: a socket's path has at most 107 bytes (unix(7)),
+and this is the longest that torch and Python's multiprocessing append. The launcher's own are
+shorter.
+"""
 
 
 def is_too_long(place: str) -> bool:
-    """Return whether the paths of sockets in a directory for temporary files would be too long for the kernel."""
+    """Return whether the paths of sockets in a directory for temporary files
+    would be too long for the kernel.
+    """
     return len(os.fsencode(Path(place).absolute())) > _NAME_BYTES
 
 
 def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return variables of the locale for the job's processes, and a line about them; nothing where theirs exist.
+    """Return variables of the locale for the job's processes, and a line about them.
 
-    A scheduler hands on those of the host that submitted the job. A program that asks for a locale that the image lacks
-    fails, or reads and writes ASCII.
+    Nothing where theirs exist.
+
+    A scheduler hands on those of the host that submitted the job. A program that asks for a locale
+    that the image lacks fails, or reads and writes ASCII.
 
     Args:
         variables: The process's environment.
@@ -369,7 +402,10 @@ def _temporary(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _forbids_execution(place: str) -> bool:
-    """Return whether files below a directory cannot be executed; of one that does not exist, False."""
+    """Return whether files below a directory cannot be executed.
+
+    Of one that does not exist, False.
+    """
     try:
         return bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
     except OSError:
@@ -387,7 +423,9 @@ def _home_of_account() -> str:
 
 
 def _is_free_or_ours(path: str) -> bool:
-    """Return whether nothing is there, or a directory that only this user can write: others can guess the name."""
+    """Return whether nothing is there, or a directory that only this user can
+    write: others can guess the name.
+    """
     try:
         found = os.lstat(path)
     except OSError:
@@ -397,7 +435,8 @@ def _is_free_or_ours(path: str) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- making
+# -------------------------------------------------------------------------------------------------------------
+# making
 def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
     """Make the directories that are missing, and write into each of them for a moment.
 
@@ -432,7 +471,9 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
 
 
 def _try(directory: str) -> None:
-    """Make a file and remove it: what access(2) says is not the last word on a network file system."""
+    """Make a file and remove it: what access(2) says is not the last word on a
+    network file system.
+    """
     import tempfile
 
     with tempfile.TemporaryFile(dir=directory, prefix=".trainworks-"):

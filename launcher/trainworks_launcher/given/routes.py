@@ -1,4 +1,6 @@
-"""How this host reaches the leader: its interfaces, its routes and its addresses, as the kernel has them."""
+"""How this host reaches the leader: its interfaces, its routes and its
+addresses, as the kernel has them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def look_at_network(
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that no program listens on; 0 if there is none."""
+    """Return a TCP port of the loopback interface that no program listens on.
+
+    0 if there is none.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((names.LOOPBACK, 0))
@@ -64,10 +69,11 @@ def network_interfaces() -> tuple[str, ...]:
 
 
 def interface_that_reaches(*hosts: str) -> str:
-    """Return the interface that routes to the first of the hosts, else the one of the default route, else ``""``.
+    """Return the interface that routes to the first of the hosts, else the one
+    of the default route, else ``""``.
 
-    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where more hosts are
-    given, loopback is the last resort.
+    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where
+    more hosts are given, loopback is the last resort.
     """
     found = [name for name in map(_interface_towards, hosts) if name]
     if len(hosts) == 1 and found:
@@ -82,7 +88,8 @@ def interface_that_reaches(*hosts: str) -> str:
 def _way_from_leader(leader: str, other: str) -> str:
     """Return the interface by which the leader reaches another host.
 
-    Its own name says nothing of that: an address of its own always leads to the interface that has it.
+    Its own name says nothing of that: an address of its own always leads to the
+    interface that has it.
     """
     found = _interface_towards(other)
     if found in ("", "lo"):  # its name is not known yet: pods get theirs when they run
@@ -144,18 +151,25 @@ def address_of(interface: str) -> str | None:
 
 
 def default_route_interface() -> str:
-    """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
+    """Return the interface of the kernel's default route (proc(5), net/route),
+    "" if there is none.
+    """
     rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
     return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")
 
 
 def has_no_carrier(interface: str) -> bool:
-    """Return whether the kernel says that nothing is plugged in, or the other end is down (sysfs-class-net)."""
+    """Return whether the kernel says that nothing is plugged in, or the other
+    end is down (sysfs-class-net).
+    """
     return bool(interface) and files.text_of(f"/sys/class/net/{interface}/carrier").strip() == "0"
 
 
 def address6_of(interface: str) -> str:
-    """Return the first global IPv6 address of an interface (proc(5), net/if_inet6); ``""`` if it has none."""
+    """Return the first global IPv6 address of an interface (proc(5), net/if_inet6).
+
+    ``""`` if it has none.
+    """
     for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):
         is_global = len(row) > 5 and row[3] == "00"
         if is_global and row[-1] == interface:

@@ -1,7 +1,8 @@
 """The job's secret: where it comes from, and how this process keeps it from others.
 
-The secret is in a variable or in a file that the platform mounts. A process of the same user could read it in
-``/proc/PID/environ`` or ``/proc/PID/mem``, and a program that the launcher starts would inherit the variable.
+The secret is in a variable or in a file that the platform mounts. A process of the same user could
+read it in ``/proc/PID/environ`` or ``/proc/PID/mem``, and a program that the launcher starts would
+inherit the variable.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 def take_variables() -> Mapping[str, str]:
-    """Return this process's environment; from now on no other process of the same user can read the job's secret.
+    """Return this process's environment.
 
-    The kernel then gives this process's files in /proc to root (proc(5), PR_SET_DUMPABLE in prctl(2)). A program that
-    is started becomes readable again with its exec, so ranks can be debugged; it does not inherit the secret.
+    From now on no other process of the same user can read the job's secret.
+
+    The kernel then gives this process's files in /proc to root (proc(5), PR_SET_DUMPABLE in
+    prctl(2)). A program that is started becomes readable again with its exec, so ranks can be
+    debugged; it does not inherit the secret.
     """
     variables = dict(os.environ)
     if variables.get(names.JOB_SECRET_VARIABLE) or _is_file_given(variables):
@@ -30,9 +34,11 @@ def take_variables() -> Mapping[str, str]:
 
 
 def read_secret(variables: Mapping[str, str]) -> tuple[str, list[Problem]]:
-    """Return the job's secret, ``""`` if it has none, and why the file that should have it cannot be used.
+    """Return the job's secret, ``""`` if it has none, and why the file that
+    should have it cannot be used.
 
-    The variable wins over the file. An empty or unreadable file is a problem: the job would start without a proof.
+    The variable wins over the file. An empty or unreadable file is a problem:
+    the job would start without a proof.
     """
     given = variables.get(names.JOB_SECRET_VARIABLE, "")
     if given or not _is_file_given(variables):
@@ -59,7 +65,9 @@ def _path_of_file(variables: Mapping[str, str]) -> str:
 
 
 def _is_file_given(variables: Mapping[str, str]) -> bool:
-    """Return whether the secret is expected in a file: one is named, or something is at the default path."""
+    """Return whether the secret is expected in a file: one is named, or
+    something is at the default path.
+    """
     named = bool(variables.get(names.JOB_SECRET_FILE_VARIABLE, "").strip())
     return named or os.path.lexists(names.JOB_SECRET_FILE)
 

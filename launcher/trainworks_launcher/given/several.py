@@ -1,9 +1,12 @@
-"""Variables by which any scheduler says that a job has several hosts, recognised by their kind. Pure.
+"""Variables by which any scheduler says that a job has several hosts, recognised by their kind.
 
-Three kinds. A pair with one beginning: ``X_TASK_COUNT=2`` with ``X_TASK_INDEX=0``, ``NUM_PROCESSES`` with
-``PROCESS_ID``. A list of addresses: ``X_HOST_LIST=10.0.0.4,10.0.0.5``. A file of hosts: ``X_HOSTS_FILE``. An array of
-jobs that know nothing of each other has pairs, too, and so have shards of tests, GPUs and data loaders: they are not
-hosts.
+Pure.
+
+Three kinds. A pair with one beginning: ``X_TASK_COUNT=2`` with ``X_TASK_INDEX=0``,
+``NUM_PROCESSES`` with
+``PROCESS_ID``. A list of addresses: ``X_HOST_LIST=10.0.0.4,10.0.0.5``. A file of hosts:
+``X_HOSTS_FILE``. An array of jobs that know nothing of each other has pairs, too, and so have
+shards of tests, GPUs and data loaders: they are not hosts.
 """
 
 from __future__ import annotations
@@ -125,7 +128,9 @@ _NO_HOSTS = frozenset(
 )
 _FILLERS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
 _OURS = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
-"""Beginnings of what the launcher itself exports, of links to services, and of Cloud Run's arrays of tasks."""
+"""Beginnings of what the launcher itself exports, of links to services, and of
+Cloud Run's arrays of tasks.
+"""
 
 _TOGETHER = re.compile(
     r"(N|NUM)((?:NODE|HOST|PROC|TASK|WORKER|REPLICA|RANK)S)"
@@ -145,7 +150,8 @@ class Pair(NamedTuple):
         place: This one's number, as it is said: from 0, or from 1.
         names: The variables of the two.
         vendor: The words with which both begin; ``()`` for none.
-        of_hosts: Whether hosts are counted, or processes of which each host has one as far as is known (JAX).
+        of_hosts: Whether hosts are counted, or processes of which each host has
+            one as far as is known (JAX).
     """
 
     size: int
@@ -160,7 +166,9 @@ class Pair(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Addresses of several hosts: the variable that has them, or that names their file, and the addresses in order."""
+    """Addresses of several hosts: the variable that has them, or that names
+    their file, and the addresses in order.
+    """
 
     name: str
     hosts: tuple[str, ...]
@@ -168,7 +176,9 @@ class Listed(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A variable's name in parts: its maker, what it is about, and the word that says count or index."""
+    """A variable's name in parts: its maker, what it is about, and the word
+    that says count or index.
+    """
 
     vendor: tuple[str, ...]
     objects: tuple[str, ...]
@@ -205,7 +215,9 @@ def pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
 
 
 def lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[Listed, ...]:
-    """Return the lists and files that name two hosts or more. read: returns the text of a file, ``""`` for none."""
+    """Return the lists and files that name two hosts or more. read: returns the
+    text of a file, ``""`` for none.
+    """
     found = []
     for name, value in sorted(variables.items()):
         words = _words(name)
@@ -243,7 +255,10 @@ def index_of(variables: Mapping[str, str], listed: Listed) -> str:
 
 
 def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, str]:
-    """Return (variable, address) of the leader as the maker of a pair calls it; ``("", "")`` if there is none."""
+    """Return (variable, address) of the leader as the maker of a pair calls it.
+
+    ``("", "")`` if there is none.
+    """
     for name, value in sorted(variables.items()):
         words = _words(name)
         is_leader = not _LEADERS.isdisjoint(words) and words[-1] in _ADDRESSES
@@ -259,7 +274,9 @@ def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, 
 
 
 def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return ``NAME=VALUE`` of a lone count above one, and of a lone index, by which a job may have several hosts."""
+    """Return ``NAME=VALUE`` of a lone count above one, and of a lone index, by
+    which a job may have several hosts.
+    """
     counts: dict[str, int] = {}
     indices: dict[str, int] = {}
     for name, value in sorted(variables.items()):
@@ -284,7 +301,9 @@ def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def is_host_name(name: str) -> bool:
-    """Return whether a text can be a host's name or address: nothing that a manifest or a shell left unexpanded."""
+    """Return whether a text can be a host's name or address: nothing that a
+    manifest or a shell left unexpanded.
+    """
     return bool(_HOST_NAME.fullmatch(name)) or (name.count(":") > 1 and bool(_IPV6.fullmatch(name)))
 
 
@@ -302,7 +321,10 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _parts(name: str) -> _Name | None:
-    """Return the parts of a name that says a count or an index of hosts or processes; None for any other name."""
+    """Return the parts of a name that says a count or an index of hosts or processes.
+
+    None for any other name.
+    """
     words = _words(name)
     if name.startswith(_OURS) or len(words) < 2 or not _NO_HOSTS.isdisjoint(words[:-1]):
         return None
@@ -342,7 +364,10 @@ def _singular(word: str) -> str:
 
 
 def _addresses(words: Iterator[str] | list[str]) -> tuple[str, ...]:
-    """Return the different hosts among words, without ports; ``()`` if one of the words is no host."""
+    """Return the different hosts among words, without ports.
+
+    ``()`` if one of the words is no host.
+    """
     hosts = [_without_port(word) for word in words if word]
     if not all(map(is_host_name, hosts)):
         return ()

@@ -1,4 +1,7 @@
-"""Looks at the user's code: a directory, an archive, or the address of one. Reads; changes nothing."""
+"""Looks at the user's code: a directory, an archive, or the address of one.
+
+Reads; changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,18 @@ def look_at_program(
 ) -> tuple[tuple[str, ...], Code]:
     """Look at a program of the command line.
 
-    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for another environment. A
-    note says so.
+    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for
+    another environment. A note says so.
 
     Args:
         directory: The working directory.
-        words: The program and its arguments: a file, the name of a program on PATH, or ``-m`` and a module.
+        words: The program and its arguments: a file, the name of a program on
+            PATH, or ``-m`` and a module.
         path: Directories of programs, as PATH has them.
 
     Returns:
-        The words, a program on PATH by its absolute path; and the code, whose entries are the program, or if it is not
-        found the names of the files that are there.
+        The words, a program on PATH by its absolute path; and the code, whose entries are the
+        program, or if it is not found the names of the files that are there.
     """
     name = words[0]
     found = (
@@ -76,7 +80,8 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 
     Args:
         code: The user's code.
-        words: The program and its arguments; a script behind an interpreter (``bash run.sh``) is one of the files.
+        words: The program and its arguments; a script behind an interpreter
+            (``bash run.sh``) is one of the files.
     """
     if code.archive:
         return tuple(path for path in (Path(code.archive),) if path.is_file())
@@ -95,7 +100,10 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 
 
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
-    """Return a digest of the bytes of ``entry_files``, ``""`` if there are none; of a very large file, of its size."""
+    """Return a digest of the bytes of ``entry_files``, ``""`` if there are none.
+
+    Of a very large file, of its size.
+    """
     import hashlib
 
     files = entry_files(code, words)
@@ -119,7 +127,8 @@ def imports_mpi(code: Code, words: Sequence[str]) -> bool:
 
 
 def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
-    """Look at the code at a location: a path, ``file://``, or an address at REMOTE, which is not fetched.
+    """Look at the code at a location: a path, ``file://``, or an address at
+    REMOTE, which is not fetched.
 
     Args:
         base: The base directory; an archive is unpacked into its code directory.
@@ -185,7 +194,9 @@ def _unused(location: str, directory: str) -> tuple[str, ...]:
 
 
 def _look_at_directory(location: str, program: str) -> Code:
-    """Return the files of a directory, unsorted: at most a bounded number of them, and those that matter."""
+    """Return the files of a directory, unsorted: at most a bounded number of
+    them, and those that matter.
+    """
     entries: list[str] = []
     executable: list[str] = []
     for parent, directories, files in os.walk(location):
@@ -219,7 +230,10 @@ def _look_at_directory(location: str, program: str) -> Code:
 
 
 def _installed(location: str) -> tuple[str, ...]:
-    """Return what INSTALLED names, if every file of the code is as it was when the image was built; else ()."""
+    """Return what INSTALLED names, if every file of the code is as it was when the image was built.
+
+    Else ().
+    """
     marker = Path(location, INSTALLED)
     if not marker.is_file():
         return ()
@@ -247,7 +261,10 @@ def _beginning(path: Path) -> bytes:
 
 
 def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
-    """Return what will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
+    """Return what will be in the directory when a local archive has been unpacked over it.
+
+    Judged as unpack.py will.
+    """
     import tarfile
 
     from trainworks_launcher.given.archive import judge, members_of  # only an archive needs it

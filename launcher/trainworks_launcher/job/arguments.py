@@ -1,9 +1,10 @@
 """The user's hyperparameters as command line arguments, in one of five styles. Pure.
 
-A script reads its arguments in its own way, so the job says which: the hyperparameter ``sagemaker_argument_style``,
-else the variable TRAINWORKS_ARGUMENT_STYLE, else ``value``. The order is that of the names, or the one of the
-platform's file (``sagemaker_argument_order``): parsers that merge files and options read them in order. In every style
-names are kept as they are, and an argument is never quoted, joined or split again on its way to the script.
+A script reads its arguments in its own way, so the job says which: the hyperparameter
+``sagemaker_argument_style``, else the variable TRAINWORKS_ARGUMENT_STYLE, else ``value``. The order
+is that of the names, or the one of the platform's file (``sagemaker_argument_order``): parsers that
+merge files and options read them in order. In every style names are kept as they are, and an
+argument is never quoted, joined or split again on its way to the script.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ ORDERS = ("name", "given")
 
 
 def choose_style(reader: Reader) -> str:
-    """Return the style asked for, one of STYLES; a problem with the nearest name for anything else."""
+    """Return the style asked for, one of STYLES.
+
+    A problem with the nearest name for anything else.
+    """
     return _choose(
         reader, names.ARGUMENT_STYLE, names.ARGUMENT_STYLE_VARIABLE, [*STYLES], "argument style"
     )
@@ -45,7 +49,8 @@ def _choose(
 ) -> str:
     """Return one of the known words, the first by default.
 
-    The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
+    The hyperparameter belongs to one job, the variable is usually baked into an
+    image, so the former wins.
     """
     value, where = reader.reserved.get(hyperparameter), f"hyperparameter {hyperparameter}"
     if value in (None, ""):
@@ -74,7 +79,9 @@ def to_arguments(
 
 
 def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
-    """Return a problem for each hyperparameter that makes an argument longer than the kernel takes."""
+    """Return a problem for each hyperparameter that makes an argument longer
+    than the kernel takes.
+    """
     problems: list[Problem] = []
     words = STYLES[style]
     for name in sorted(user):
@@ -115,7 +122,8 @@ def _value(name: str, value: Json) -> Iterator[str]:
 
 
 def _flag(name: str, value: Json) -> Iterator[str]:
-    """``--name`` for true, nothing for false, null and an empty list, ``--name a b`` for a list, else as in ``value``.
+    """``--name`` for true, nothing for false, null and an empty list, ``--name a b`` for a list,
+    else as in ``value``.
 
     "True" and "False" count as booleans: that is what an SDK sends that does not encode its values.
     """
@@ -128,13 +136,17 @@ def _flag(name: str, value: Json) -> Iterator[str]:
 
 
 def _json(name: str, value: Json) -> Iterator[str]:
-    """``--name`` and JSON text, a string as it is: what ModelTrainer of the SageMaker SDK gives a script."""
+    """``--name`` and JSON text, a string as it is: what ModelTrainer of the
+    SageMaker SDK gives a script.
+    """
     yield f"--{name}"
     yield value if isinstance(value, str) else json.dumps(value)
 
 
 def _assignment(name: str, value: Json) -> Iterator[str]:
-    """``name=value`` in Hydra's override grammar, an object as one assignment for each of its entries."""
+    """``name=value`` in Hydra's override grammar, an object as one assignment
+    for each of its entries.
+    """
     if isinstance(value, dict) and value and all(re.fullmatch(_KEY, key) for key in value):
         for key, entry in value.items():
             yield from _assignment(f"{name}.{key}", entry)
@@ -153,8 +165,9 @@ STYLES: Mapping[str, Callable[[str, Json], Iterator[str]]] = MappingProxyType(
 """Style -> the words of one hyperparameter."""
 
 
-# --------------------------------------------------------------------------------------------- Hydra's override grammar
-# Source: OverrideLexer.g4 and OverrideParser.g4 of hydra-core 1.3; a test has Hydra itself read what is written here.
+# ---------------------------------------------------------------------------------------------
+# Hydra's override grammar Source: OverrideLexer.g4 and OverrideParser.g4 of hydra-core 1.3; a test
+# has Hydra itself read what is written here.
 _KEY = r"[A-Za-z_][A-Za-z0-9_-]*"
 _PLAIN = r"[A-Za-z_][A-Za-z0-9_./-]*"
 _READ_AS_SOMETHING_ELSE = frozenset(("true", "false", "null", "inf", "nan"))
@@ -162,8 +175,12 @@ _BACKSLASHES_BEFORE_QUOTE = r"\\+(?='|\Z)"
 
 
 def _hydra_text(value: Json) -> str:
-    """One value. Strings are quoted unless they are plain words that mean themselves, so that none is read as a number,
-    a list or a sweep, and a word can still choose a config group. In a key what has a meaning is escaped."""
+    """One value.
+
+    Strings are quoted unless they are plain words that mean themselves, so that none is read as a
+    number, a list or a sweep, and a word can still choose a config group. In a key what has a
+    meaning is escaped.
+    """
     if isinstance(value, list):
         return "[" + ",".join(_hydra_text(entry) for entry in value) + "]"
     if isinstance(value, dict):

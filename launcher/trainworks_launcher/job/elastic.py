@@ -1,7 +1,8 @@
 """Restarts and lost hosts: what a torchrun job asks for, and whether that can be. Pure.
 
-``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the platform that starts
-the container); both are the user's, so two different values are a contradiction and none of them wins.
+``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the
+platform that starts the container); both are the user's, so two different values are a
+contradiction and none of them wins.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Elastic(NamedTuple):
 
     Attributes:
         restarts: How often the ranks are started again after a failure; 0: never.
-        minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
+        minimum_hosts: The job goes on with this many hosts when others are
+            lost; 0: only with all of them.
     """
 
     restarts: int = 0
@@ -67,7 +69,9 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
 
 
 class _Numbers:
-    """Whole numbers, each of which can be given in two places. given: the places, as a person knows them."""
+    """Whole numbers, each of which can be given in two places. given: the
+    places, as a person knows them.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

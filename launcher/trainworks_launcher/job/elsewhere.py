@@ -1,8 +1,9 @@
 """The environment as another host of the job would read it, as far as this host can know it. Pure.
 
-For ``train --plan --host NAME`` and preflight. The image, the code and the hyperparameters are the same on every
-host. Names are the other host's. Devices are too: those of this host if it is of the same instance type, else what the
-image's instance table says; the number of CPUs is not in that table and stays this host's.
+For ``train --plan --host NAME`` and preflight. The image, the code and the hyperparameters are the
+same on every host. Names are the other host's. Devices are too: those of this host if it is of the
+same instance type, else what the image's instance table says; the number of CPUs is not in that
+table and stays this host's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from trainworks_launcher.given.manifest import Instance
 
 
 def environment_of(environment: Environment, host: str) -> Environment:
-    """Return the environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
+    """Return the environment of ``host``.
+
+    Unchanged for this host, and for a name that is none of the job's.
+    """
     config = environment.resource_config
     current = text(config.get("current_host"))
     if not host or host == current or host not in texts(config.get("hosts")):

@@ -1,9 +1,9 @@
 """EFA: what a host's network fabric needs, decided by its devices. Pure.
 
-Devices present on the host decide. Where devices cannot be seen (planning for another host, or on a laptop) the
-manifest's instance table is the fallback. A host without EFA gets none of these variables: with FI_PROVIDER=efa and no
-device, libfabric finds no provider at all and the job hangs or dies. Which variables, is a matter of the image's
-versions: its manifest lists them.
+Devices present on the host decide. Where devices cannot be seen (planning for another host, or on a
+laptop) the manifest's instance table is the fallback. A host without EFA gets none of these
+variables: with FI_PROVIDER=efa and no device, libfabric finds no provider at all and the job hangs
+or dies. Which variables, is a matter of the image's versions: its manifest lists them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.given.manifest import GENERIC_FABRIC, Instance, Manifest
 
 LOCKED_BYTES = 128 << 20
-"""Less memory that may be locked is far from what libfabric registers for one process. Source: EC2 user guide, Get
-started with EFA, which asks for no limit at all."""
+"""Less memory that may be locked is far from what libfabric registers for one process.
+
+Source: EC2 user guide, Get started with EFA, which asks for no limit at all.
+"""
 
 _PROVIDER = "FI_PROVIDER"
 
@@ -39,7 +41,10 @@ class Fabric(NamedTuple):
     unusable: Mapping[str, str] = MappingProxyType({})
 
     def why_left_out(self, name: str, value: str) -> str:
-        """Return why a variable with a value that a user chose is left out; ``""`` if it is kept."""
+        """Return why a variable with a value that a user chose is left out.
+
+        ``""`` if it is kept.
+        """
         given = value.strip().lower()
         kept = given != "efa" if name == _PROVIDER else given in ("", "0")
         return "" if kept else self.unusable.get(name, "")
@@ -61,7 +66,8 @@ def choose_fabric(
         devices: EFA devices that can be opened on the host; None if they cannot be known.
         instance_type: Instance type of the host.
         hosts: Number of hosts of the distribution.
-        inherited: The container's environment; a value in it is the user's choice, if this host can keep it.
+        inherited: The container's environment; a value in it is the user's
+            choice, if this host can keep it.
         closed: EFA devices of the host that cannot be opened.
         locked: Bytes of memory that may be locked; None: any.
     """
@@ -122,7 +128,9 @@ def choose_fabric(
 
 
 def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = ()) -> Fabric:
-    """Return the fabric of a host without EFA: libfabric finds no provider at all if it is told to use EFA."""
+    """Return the fabric of a host without EFA: libfabric finds no provider at
+    all if it is told to use EFA.
+    """
     made = Fabric(unusable=MappingProxyType({_PROVIDER: why}))
     return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
 
@@ -130,7 +138,9 @@ def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = (
 def _without_rdma(
     manifest: Manifest, row: Instance | None, instance_type: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield variables that make libfabric abort where the devices do not read remote memory, and why."""
+    """Yield variables that make libfabric abort where the devices do not read
+    remote memory, and why.
+    """
     if row is not None and row.efa and not row.efa_rdma:
         for variable in (*GENERIC_FABRIC, *manifest.fabric):
             if variable.rdma:

@@ -1,6 +1,7 @@
 """What a job leaves idle, or does twice, without a word of the script: one warning each. Pure.
 
-All of them follow from the mode, the hosts and the devices. The script may know better, and says so by doing it.
+All of them follow from the mode, the hosts and the devices. The script may know
+better, and says so by doing it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ CUDA = frozenset(("cuda", "cudnn", "nccl"))
 
 
 def warnings(environment: Environment, program: Program, placement: Placement) -> tuple[str, ...]:
-    """Return a line for each: GPUs without a process, hosts that each train alone, an image for CUDA without a GPU."""
+    """Return a line for each: GPUs without a process, hosts that each train
+    alone, an image for CUDA without a GPU.
+    """
     found = []
     # A shell script and a starter may well start more.
     alone = (
@@ -45,7 +48,10 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
 
 
 def _no_gpu(environment: Environment, placement: Placement) -> str:
-    """Return a line if the image is for CUDA and this host shows no GPU; ``""`` where somebody has hidden them."""
+    """Return a line if the image is for CUDA and this host shows no GPU.
+
+    ``""`` where somebody has hidden them.
+    """
     devices, kind = environment.devices, placement.instance_type
     is_known = devices.efa is not None and is_type_of_this_host(environment, kind)
     wanted = CUDA.isdisjoint(environment.manifest.components) or not is_known

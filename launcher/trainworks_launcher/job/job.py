@@ -1,8 +1,8 @@
 """From the environment to a validated job, or to one refusal with every problem in it. Pure.
 
-A job has three parts, each read by its own function: ``program`` (what runs), ``placement`` (where it runs) and
-``network`` (how the hosts reach each other). A job is made for one host. ``make_job(environment, host)`` makes it for
-another host, with what is known about that one.
+A job has three parts, each read by its own function: ``program`` (what runs), ``placement`` (where
+it runs) and ``network`` (how the hosts reach each other). A job is made for one host.
+``make_job(environment, host)`` makes it for another host, with what is known about that one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def make_job(environment: Environment, host: str = "") -> Job:
 
 
 def _check_settings(environment: Environment) -> list[Problem]:
-    """Check the settings of the launcher itself: the form of the log, and a secret that can be guessed."""
+    """Check the settings of the launcher itself: the form of the log, and a
+    secret that can be guessed.
+    """
     reader = Reader({}, environment.variables)
     for name in (
         names.LOG_PREFIX_VARIABLE,
@@ -115,7 +117,9 @@ def _check_settings(environment: Environment) -> list[Problem]:
 
 
 def describe(job: Job) -> str:
-    """Return one line for the log: the mode, this host's place in it, the processes, the program."""
+    """Return one line for the log: the mode, this host's place in it, the
+    processes, the program.
+    """
     placement = job.placement
     hosts, part = len(placement.hosts), len(placement.distribution_hosts)
     if placement.served:

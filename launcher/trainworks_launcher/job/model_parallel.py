@@ -1,8 +1,9 @@
 """The parameters of smp's first version, checked before a cluster's time is spent on them. Pure.
 
-Keys, types, ranges and rules between keys are in smp_parameters.json, a copy of the file that the library of this
-project reads (docs/smdistributed.md). Their source is the AWS guide, 'Required parameters for smdistributed', and what
-public scripts pass. A key that is not known is a warning and no refusal: scripts have keys of other versions.
+Keys, types, ranges and rules between keys are in smp_parameters.json, a copy of the file that the
+library of this project reads (docs/smdistributed.md). Their source is the AWS guide, 'Required
+parameters for smdistributed', and what public scripts pass. A key that is not known is a warning
+and no refusal: scripts have keys of other versions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _OLD, _NEW = "partitions", "pipeline_parallel_degree"
 _SHARDED = "sharded_data_parallel_degree"
 
 OPEN_LIBRARY = "trainworks-smdistributed"
-"""The distribution of this project that has smddp and smp; the manifest of an image with it protects it."""
+"""The distribution of this project that has smddp and smp.
+
+The manifest of an image with it protects it.
+"""
 
 
 class _Range(NamedTuple):
@@ -76,7 +80,8 @@ class _Range(NamedTuple):
 class _Table(NamedTuple):
     """The file: the range of each key, the keys that do nothing, rules (kind, key, other key).
 
-    And what the image's own library asks: the first PyTorch for a degree above 1, and switches that cannot be on.
+    And what the image's own library asks: the first PyTorch for a degree above
+    1, and switches that cannot be on.
     """
 
     ranges: Mapping[str, _Range]
@@ -127,7 +132,10 @@ def parameters(
 
 
 def complete(given: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the parameters with the pipeline degree under both of its names; 1 where the model is only sharded."""
+    """Return the parameters with the pipeline degree under both of its names.
+
+    1 where the model is only sharded.
+    """
     degree = given.get(_NEW, given.get(_OLD, 1))
     return {**given, _OLD: degree, _NEW: degree}
 
@@ -153,9 +161,11 @@ def check(value: Json, where: str) -> list[Problem]:
 
 
 def _no_degree(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return (what is wrong, advice) where a client does not say into how many partitions the model is split.
+    """Return (what is wrong, advice) where a client does not say into how many
+    partitions the model is split.
 
-    The guide requires it. Only its page on sharded data parallelism leaves it out, which splits in another way.
+    The guide requires it. Only its page on sharded data parallelism leaves it
+    out, which splits in another way.
     """
     if _NEW in value or _OLD in value or _SHARDED in value:
         return []
@@ -173,7 +183,9 @@ def unknown(value: Json) -> list[str]:
 
 
 def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
-    """Everything that is wrong with the parameters for this number of processes; what ``check`` finds is not told.
+    """Everything that is wrong with the parameters for this number of processes.
+
+    What ``check`` finds is not told.
 
     Where ``ddp`` is missing, the script may give it to ``smp.init``, which asks for it.
     """
@@ -262,7 +274,8 @@ def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
             )
         elif kind == "excludes" and _is_on(here) and _is_on(beside):
             found.append((f"{key} is {here!r} beside {other} {beside!r}", "keep one of them"))
-        # "above one needs": the script may give it to `smp.init`. `check_processes` refuses what is switched off.
+        # "above one needs": the script may give it to `smp.init`.
+        # `check_processes` refuses what is switched off.
     return found
 
 

@@ -17,11 +17,14 @@ class Limits(NamedTuple):
     """Bounded waits of a job, all in seconds.
 
     Attributes:
-        stop_grace: From a stop signal to KILL; None: the platform sends KILL. See ``names.STOP_GRACE_VARIABLE``.
+        stop_grace: From a stop signal to KILL; None: the platform sends KILL. See
+            ``names.STOP_GRACE_VARIABLE``.
         join: For all hosts to join the leader; see ``names.JOIN_LIMIT_SECONDS``.
-        prepare: For a host to fetch code and install requirements; see ``names.PREPARE_LIMIT_SECONDS``.
+        prepare: For a host to fetch code and install requirements; see
+            ``names.PREPARE_LIMIT_SECONDS``.
         heartbeat: Of silence until a host counts as lost; see ``names.HEARTBEAT_LIMIT_SECONDS``.
-        hang: Without progress of any rank; 0: it is not looked at. See ``names.HANG_LIMIT_SECONDS``.
+        hang: Without progress of any rank; 0: it is not looked at. See
+            ``names.HANG_LIMIT_SECONDS``.
     """
 
     stop_grace: float | None = None
@@ -81,7 +84,8 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
     if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off":
         hang = 0.0
     if placement.served and hang:
-        # No launcher is where the ranks are: a job whose ranks print nothing would look like one that hangs.
+        # No launcher is where the ranks are: a job whose ranks print nothing
+        # would look like one that hangs.
         hang = 0.0
         if environment.variables.get(names.HANG_VARIABLE, "").strip():
             reader.warnings.append(
@@ -113,7 +117,10 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
 
 
 def _stop_grace(environment: Environment, reader: Reader) -> float | None:
-    """Return the seconds from a stop signal to our KILL; None where the platform, or the engine, sends KILL itself."""
+    """Return the seconds from a stop signal to our KILL.
+
+    None where the platform, or the engine, sends KILL itself.
+    """
     asked = reader.variables.get(names.STOP_GRACE_VARIABLE, "").strip()
     if not asked and (environment.contained or environment.platform.ends_jobs):
         return None
@@ -121,10 +128,11 @@ def _stop_grace(environment: Environment, reader: Reader) -> float | None:
 
 
 def _absent(environment: Environment) -> list[str]:
-    """Return a line for each interface that a person has set for NCCL or gloo, and that this host does not have.
+    """Return a line for each interface that a person has set for NCCL or gloo,
+    and that this host does not have.
 
-    NCCL takes beginnings of names, ``=`` before a whole one, and ``^`` before those to leave out (NCCL's page of
-    environment variables); gloo takes whole names.
+    NCCL takes beginnings of names, ``=`` before a whole one, and ``^`` before those to leave out
+    (NCCL's page of environment variables); gloo takes whole names.
     """
     has, found = environment.devices.interfaces, []
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -140,14 +148,17 @@ def _absent(environment: Environment) -> list[str]:
 
 
 def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
-    """Choose the network interface: the given one if it exists, else the one that routes to the leader.
+    """Choose the network interface: the given one if it exists, else the one
+    that routes to the leader.
 
-    Where none is given programs find it by the host's own name (gloo does): one is chosen only if that leads elsewhere.
+    Where none is given programs find it by the host's own name (gloo does): one is chosen only if
+    that leads elsewhere.
 
     Several may be given, separated by commas, as NCCL, gloo and Open MPI take them.
 
     Returns:
-        The interface and where it comes from; both ``""`` if none is known. A replacement is a warning.
+        The interface and where it comes from; both ``""`` if none is known. A
+        replacement is a warning.
     """
     given = text(environment.resource_config.get("network_interface_name"))
     devices = environment.devices

@@ -1,7 +1,7 @@
 """Where a job runs: the mode, the hosts that take part, and the processes of each. Pure.
 
-The helpers of ``read_placement`` tell its reader what is wrong and go on with the nearest value, so that all problems
-of a job are reported together.
+The helpers of ``read_placement`` tell its reader what is wrong and go on with the nearest value, so
+that all problems of a job are reported together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_
 
 
 _IPV6_MODES = ("none", ELASTIC)
-"""Modes that find a host by its address. mpirun and TensorFlow take what stands behind a colon for something else."""
+"""Modes that find a host by its address. mpirun and TensorFlow take what stands
+behind a colon for something else.
+"""
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -57,7 +59,8 @@ class Placement(NamedTuple):
         mpi_options_where: The setting that ``mpi_options`` come from.
         elastic: Restarts, and hosts that may be lost.
         leader_address: Name or address by which this host reaches the leader.
-        served: Whether no launcher runs on the other hosts, which serve ssh with keys that the platform mounts.
+        served: Whether no launcher runs on the other hosts, which serve ssh
+            with keys that the platform mounts.
         tasks: Where the platform starts every rank: which of them this process is; else None.
         warnings: Lines to print before the start.
     """
@@ -81,10 +84,12 @@ class Placement(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The host that has rank 0, starts mpirun, and listens on the control port: first of the distribution.
+        """The host that has rank 0, starts mpirun, and listens on the control
+        port: first of the distribution.
 
-        One host for all three, also where a group's distribution does not begin with the job's first host: mpirun needs
-        the keys that the listening host made, and the model that is kept is rank 0's.
+        One host for all three, also where a group's distribution does not begin with the job's
+        first host: mpirun needs the keys that the listening host made, and the model that is kept
+        is rank 0's.
         """
         return self.distribution_hosts[0]
 
@@ -92,7 +97,8 @@ class Placement(NamedTuple):
     def members(self) -> tuple[str, ...]:
         """The launchers of the job, the leader's first: one per host, or one per task.
 
-        A task has no host in its name: which host has which rank is not known everywhere (srun, --distribution).
+        A task has no host in its name: which host has which rank is not known
+        everywhere (srun, --distribution).
         """
         if self.tasks is not None:
             return tuple(f"task {rank}" for rank in range(sum(self.tasks.counts)))
@@ -107,12 +113,18 @@ class Placement(NamedTuple):
 
     @property
     def takes_part(self) -> bool:
-        """Whether this host is one of the distribution's; another host runs the program by itself."""
+        """Whether this host is one of the distribution's.
+
+        Another host runs the program by itself.
+        """
         return self.host in self.distribution_hosts
 
     @property
     def host_rank(self) -> int:
-        """Index of this host in ``distribution_hosts``; 0 is the leader. Raises ValueError if it takes no part."""
+        """Index of this host in ``distribution_hosts``; 0 is the leader.
+
+        Raises ValueError if it takes no part.
+        """
         return self.distribution_hosts.index(self.host)
 
     @property
@@ -164,7 +176,8 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         reader.refuse(
             what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
         )
-    # The leader's name may lead elsewhere on the leader itself: there its programs take its address.
+    # The leader's name may lead elsewhere on the leader itself: there its
+    # programs take its address.
     own_route = environment.devices.own_route if host == part[0] else ""
     placement = Placement(
         mode=mode.name,
@@ -200,7 +213,10 @@ def _is_ipv6(name: str) -> bool:
 
 
 def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[str, ...], str]:
-    """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
+    """Return (hosts, the host this job is made for).
+
+    Without a resource config the job is one host: this one.
+    """
     where = environment.platform.where
     config = environment.resource_config
     hosts = texts(config.get("hosts"))
@@ -234,10 +250,13 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
 
 
 def _choose_mode(environment: Environment, reader: Reader) -> Mode:
-    """Return the one mode that is switched on; a problem if there are several, or one that is not known.
+    """Return the one mode that is switched on.
 
-    Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
-    with torch_distributed they are its second, which is only a library that reads them. smddp beside torch_distributed
+    A problem if there are several, or one that is not known.
+
+    Parameters of model parallelism make two different things: with mpi they are smp's first
+    version, a mode of its own; with torch_distributed they are its second, which is only a library
+    that reads them. smddp beside torch_distributed
     is a library too: torchrun starts the processes.
     """
     reserved = reader.reserved
@@ -300,7 +319,10 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
 
 
 def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode:
-    """Return the mode of a job whose platform starts every rank; a problem if the mode would start them, too."""
+    """Return the mode of a job whose platform starts every rank.
+
+    A problem if the mode would start them, too.
+    """
     if mode.name not in ("none", "torch_distributed"):
         what = f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts several on each host"
         reader.refuse(what, environment.platform.where, "let it start one task on each host")
@@ -320,7 +342,10 @@ def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
-    """Return the leading numbers of the installed version of a component, for comparison; () if it is not known."""
+    """Return the leading numbers of the installed version of a component, for comparison.
+
+    () if it is not known.
+    """
     return _numbers(environment.manifest.components.get(component, ""))
 
 
@@ -348,10 +373,11 @@ def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[st
 def _hosts_of(
     environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
 ) -> tuple[str, ...]:
-    """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
+    """Return the hosts that take part in the distribution: all, or those of the
+    named groups, in the groups' order.
 
-    The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
-    host is refused.
+    The first of them is its leader (as sagemaker-training). Never empty: a named group that does
+    not exist or has no host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {
@@ -413,8 +439,9 @@ def _slots(
 ) -> tuple[tuple[int, ...], str]:
     """Return (processes of each of the distribution's hosts, how their number was found).
 
-    Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
-    every host of the job comes to the same result, whichever host it is made on.
+    Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get
+    the same number, so every host of the job comes to the same result, whichever host it is made
+    on.
     """
     platform = environment.platform
     if platform.tasks is not None:
@@ -468,7 +495,10 @@ def _slots(
 
 
 def _lacks_neuron(environment: Environment) -> bool:
-    """Return whether an image whose parts are known has none of Neuron's; a foreign image's are not known."""
+    """Return whether an image whose parts are known has none of Neuron's.
+
+    A foreign image's are not known.
+    """
     components = environment.manifest.components
     return bool(environment.manifest.document) and not any("neuron" in name for name in components)
 
@@ -476,8 +506,9 @@ def _lacks_neuron(environment: Environment) -> bool:
 def accelerators(environment: Environment, kind: str) -> tuple[int, int]:
     """Return (GPUs, Neuron cores) of a host of an instance type.
 
-    This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
-    (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
+    This host's devices decide for its own type: a container may have been given two of eight GPUs.
+    Where none is seen (another type, or a plan made on a laptop) the image's instance table is the
+    fallback, with a warning.
     """
     if _sees_gpus(environment, kind):
         return environment.devices.gpus, 0
@@ -521,7 +552,9 @@ def _unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
 
 
 def unknown_type(kind: str, known: Iterable[str]) -> str:
-    """Return the warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
+    """Return the warning for a type that is newer than the table, or misspelt:
+    nothing is refused for it.
+    """
     return (
         f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
         " EFA devices are counted on the host itself; where that is not possible, none are assumed"
@@ -529,13 +562,17 @@ def unknown_type(kind: str, known: Iterable[str]) -> str:
 
 
 def is_type_of_this_host(environment: Environment, kind: str) -> bool:
-    """Return whether hosts of an instance type are like the one that the environment was read on."""
+    """Return whether hosts of an instance type are like the one that the
+    environment was read on.
+    """
     config = environment.resource_config
     return cluster.instance_type_of(config, text(config.get("current_host"))) == kind
 
 
 def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
-    """Return processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
+    """Return processes of the distribution in all: its slots, or fewer where
+    mpirun is asked for fewer.
+    """
     total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
     if total and total > sum(counts):
         reader.refuse(
@@ -547,7 +584,10 @@ def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
 
 
 def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[str, ...]:
-    """Return the user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
+    """Return the user's mpirun options as words, by shell quoting rules.
+
+    Checked by ``flags`` when they are merged.
+    """
     where = f"hyperparameter {mode.options}"
     value = reader.reserved.get(mode.options)
     if not mode.options or value is None or value == "":

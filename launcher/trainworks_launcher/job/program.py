@@ -1,4 +1,7 @@
-"""What a job runs on each host: the user's program, its code, what it needs, its arguments. Pure."""
+"""What a job runs on each host: the user's program, its code, what it needs, its arguments.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,9 @@ def _check_texts(
 
 
 def _check_name(name: str, what: str, where: str) -> list[Problem]:
-    """Find what keeps a name from being part of a variable's name (environ(7): no ``=``) and of an argument."""
+    """Find what keeps a name from being part of a variable's name (environ(7):
+    no ``=``) and of an argument.
+    """
     bad = "is empty" if not name else "has a '='" if "=" in name else unusable(name)
     advice = "use letters, digits, . _ -"
     return (

@@ -1,4 +1,7 @@
-"""How code and requirements come to a host: the command lines of the programs that bring them. Pure."""
+"""How code and requirements come to a host: the command lines of the programs that bring them.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,9 @@ def installation(
 ) -> tuple[str, ...]:
     """Return the command line that installs the project and its requirements; () for none.
 
-    A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
-    was installed with this code when the image was built is not installed again: the host may have no network.
+    A project is installed where its entry point is Python's: a shell script may want to do that in
+    its own way. What was installed with this code when the image was built is not installed again:
+    the host may have no network.
     """
     is_missing = code.project and code.project not in code.installed
     project = (".",) if is_missing and entry.kind in ("module", "package") else ()
@@ -140,7 +144,9 @@ LOCKS = ("uv.lock", "pylock.toml", "poetry.lock", "pdm.lock", "Pipfile.lock", "e
 
 
 def unread(code: Code) -> tuple[str, ...]:
-    """Return lines for the log: which files that look like requirements no installation at the start reads."""
+    """Return lines for the log: which files that look like requirements no
+    installation at the start reads.
+    """
     if code.requirements in code.entries or code.installed:
         return ()
     return tuple(
@@ -163,7 +169,9 @@ def why_kept(environment: Environment) -> str:
 
 
 def _program(environment: Environment, name: str, reason: str, reader: Reader) -> tuple[str, ...]:
-    """Return how a program that asks AWS is started: with the Python that has boto3, else with the launcher's."""
+    """Return how a program that asks AWS is started: with the Python that has
+    boto3, else with the launcher's.
+    """
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
         what = f"neither boto3 nor the aws command line is installed, and {reason}"

@@ -1,8 +1,9 @@
 """Programs that start ranks themselves, such as torchrun: refused in a mode that starts ranks, too.
 
-Two starters would make worlds of their own that know nothing of each other, and each of them would end well. Such a
-program is found in the words of a command line, behind ``env``, ``nohup`` or ``bash -c``. What a shell script starts is
-not read: each rank compares itself with the plan (``programs/python/sitecustomize.py``). Pure.
+Two starters would make worlds of their own that know nothing of each other, and each of them would
+end well. Such a program is found in the words of a command line, behind ``env``, ``nohup`` or
+``bash -c``. What a shell script starts is not read: each rank compares itself with the plan
+(``programs/python/sitecustomize.py``). Pure.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class Starter(NamedTuple):
 
 
 def starter_of(words: Sequence[str]) -> Starter | None:
-    """Return the program that starts ranks in a command line, by its name or path; None if there is none.
+    """Return the program that starts ranks in a command line, by its name or path.
+
+    None if there is none.
 
     >>> starter_of(("env", "A=1", "nohup", "/opt/venv/bin/torchrun", "train.py")).name
     'torchrun'
@@ -247,7 +250,10 @@ def _of_program(name: str, words: tuple[str, ...]) -> Starter | None:
 
 
 def _script_of(starter: Starter) -> tuple[str, ...]:
-    """Return the script behind a starter's options, with its arguments; a stand-in where it cannot be told."""
+    """Return the script behind a starter's options, with its arguments.
+
+    A stand-in where it cannot be told.
+    """
     rest = starter.rest
     for index, word in enumerate(rest):
         if word.endswith(".py"):
@@ -258,7 +264,9 @@ def _script_of(starter: Starter) -> tuple[str, ...]:
 
 
 def _count_of(starter: Starter) -> str:
-    """Return the processes of each host that a starter is asked for, ``""`` if that is no number or not there."""
+    """Return the processes of each host that a starter is asked for, ``""`` if
+    that is no number or not there.
+    """
     for index, word in enumerate(starter.rest):
         option, equals, value = word.partition("=")
         if option in _PER_HOST:

@@ -1,10 +1,13 @@
-"""How each major line of Open MPI spells its command line: names of parameters, and every option with its values. Data.
+"""How each major line of Open MPI spells its command line: names of parameters, and every option
+with its values. Data.
 
-Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE) and took some options away. A user's words were
-often written for the other line than the image has; so names are made canonical for the installed one.
+Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE) and took some options away. A
+user's words were often written for the other line than the image has; so names are made canonical
+for the installed one.
 
-Sources: ``mpirun --help full`` and ``ompi_info --all`` of 4.1; of 5.0 ``ompi_info --all``, ``prte_info --all`` (they
-list the synonyms) and the option table of its command line. An engine test asks both programs about every option.
+Sources: ``mpirun --help full`` and ``ompi_info --all`` of 4.1; of 5.0 ``ompi_info --all``,
+``prte_info --all`` (they list the synonyms) and the option table of its command line. An engine
+test asks both programs about every option.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ class Dialect(NamedTuple):
         renamed: Old name of a parameter -> the name in this line.
         gone: Parameter without a successor -> why it may be dropped.
         socket: What this line calls a processor package.
-        own_classes: Whether parameters of the run-time, of PMIx and of MPI have options of their own.
+        own_classes: Whether parameters of the run-time, of PMIx and of MPI have
+            options of their own.
         renamed_prefixes: Old beginning of parameters' names -> the beginning in this line.
     """
 
@@ -152,13 +156,19 @@ OPEN_MPI_5 = Dialect(
 
 
 def dialect_of(version: str) -> Dialect:
-    """Return the dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
+    """Return the dialect of an installed version such as "5.0.8".
+
+    An unknown version is taken for the older line.
+    """
     major = version.split(".", 1)[0]
     return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
 
 
 MCA_OPTIONS = _MCA_CLASSES
-"""Options that give a parameter: a name and a value. Open MPI 5 tells the classes apart; 4 has ``mca`` and ``gmca``."""
+"""Options that give a parameter: a name and a value.
+
+Open MPI 5 tells the classes apart; 4 has ``mca`` and ``gmca``.
+"""
 
 KEYED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -184,7 +194,10 @@ KEYED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bind-to-socket": ("bind-to", "{socket}"),
     }
 )
-"""Options that can stand once -> (the option, the value) that both lines take without complaint; "" for no value."""
+"""Options that can stand once -> (the option, the value) that both lines take without complaint.
+
+"" for no value.
+"""
 
 INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -198,7 +211,9 @@ INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hwloc_default_binding_policy": ("bind-to",),
     }
 )
-"""Options and parameters that cannot stand beside, or say the same as, an option that we give: it is left out then."""
+"""Options and parameters that cannot stand beside, or say the same as, an
+option that we give: it is left out then.
+"""
 
 _COUNTED = "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes"
 _LISTED = "the platform's resource config lists the hosts"

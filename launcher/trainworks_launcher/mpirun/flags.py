@@ -1,9 +1,10 @@
 """mpirun's options as keyed maps with an origin (``origins``). Pure.
 
-Open MPI refuses a command line that has one MCA parameter twice with two values (4.x: even with the same value). So
-parameters are merged by name before the line is written: the stronger origin wins, the same value is written once, and
-two values from the user are an error that shows both. ``dialects`` has the spelling of the installed Open MPI: a user's
-words for the other line become this one's, so that an old name and our new name are the same parameter.
+Open MPI refuses a command line that has one MCA parameter twice with two values (4.x: even with the
+same value). So parameters are merged by name before the line is written: the stronger origin wins,
+the same value is written once, and two values from the user are an error that shows both.
+``dialects`` has the spelling of the installed Open MPI: a user's words for the other line become
+this one's, so that an old name and our new name are the same parameter.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ _VARIABLE_LIST = "mca_base_env_list"
 def parse_user_options(
     words: Sequence[str], dialect: Dialect, where: str
 ) -> tuple[UserOptions, list[Problem]]:
-    """Sort the user's words (already split by shell rules). ``where`` names their source in the problems."""
+    """Sort the user's words (already split by shell rules).
+
+    ``where`` names their source in the problems.
+    """
     if any("\0" in word for word in words):
         return UserOptions(), [
             Problem("a word has a NUL character", where, "remove it: an argument cannot have NUL")
@@ -197,7 +201,8 @@ class _Parser:
                 f"{name!r} is not the name of an MCA parameter", f"for example: {example}"
             )
         elif name == _VARIABLE_LIST:
-            # Open MPI 4 refuses this parameter beside -x, which the ranks' own variables may come with.
+            # Open MPI 4 refuses this parameter beside -x, which the ranks' own
+            # variables may come with.
             for entry in filter(None, value.split(";")):
                 self._export(f"--{option} {name}", entry)
         else:
@@ -213,7 +218,8 @@ class _Parser:
         if option == "x":
             self._export("-x", taken[0])
         else:
-            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of mpirun; it means the variable.
+            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of
+            # mpirun; it means the variable.
             self._keep(self._exports, "-x", option, taken[0])
 
     def _export(self, said: str, entry: str) -> None:
@@ -250,7 +256,9 @@ class _Parser:
             )  # PE=N binds each process to N cores; Open MPI 5 refuses both
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
-        """An option of the installed mpirun: two dashes, which both lines take for every name longer than a letter."""
+        """An option of the installed mpirun: two dashes, which both lines take for every name
+        longer than a letter.
+        """
         self._left_out.update(INSTEAD.get(option, ()))
         dashed = f"-{option}" if len(option) == 1 else f"--{option}"
         if option in self._dialect.optional:
@@ -265,7 +273,10 @@ class _Parser:
         self._rest += (dashed, *(taken or ()))
 
     def _take_unknown(self, word: str, option: str) -> None:
-        """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
+        """Passed on: the image may have a newer mpirun than we know.
+
+        The words up to the next option are its values.
+        """
         self._warnings.append(
             f"{word} is not a known option of Open MPI {self._dialect.major}; it is passed on to mpirun;"
             f" {nearest(option, self._dialect.options)}"
@@ -291,7 +302,8 @@ class _Parser:
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """One setting per name: the strongest origin wins, the first place in the order is kept.
 
-    Two values of one origin cannot occur: the user's were checked by ``parse_user_options``, and ours are code.
+    Two values of one origin cannot occur: the user's were checked by
+    ``parse_user_options``, and ours are code.
     """
     merged: dict[str, Setting] = {}
     for setting in settings:
@@ -310,13 +322,15 @@ def merge_parameters(
 ) -> tuple[tuple[Setting, ...], tuple[tuple[str, str], ...], list[Problem]]:
     """Merge our MCA parameters with the user's and the container's.
 
-    A ``*_if_exclude`` removes our ``*_if_include`` and the reverse: Open MPI accepts only one of the two.
+    A ``*_if_exclude`` removes our ``*_if_include`` and the reverse: Open MPI
+    accepts only one of the two.
 
     Args:
         ours: Parameters of the launcher.
         user: The user's options.
         dialect: How the installed Open MPI spells them.
-        variables: The container's environment. ``OMPI_MCA_NAME`` in it wins over ours; the user's options win over it.
+        variables: The container's environment. ``OMPI_MCA_NAME`` in it wins over ours; the user's
+            options win over it.
         where: The setting that the user's options come from.
 
     Returns:

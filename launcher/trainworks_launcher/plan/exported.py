@@ -1,9 +1,11 @@
-"""The environment variables that the user's script is given: names and text forms of sagemaker-training. Pure.
+"""The environment variables that the user's script is given: names and text forms of
+sagemaker-training. Pure.
 
-Computed on each host from that host's own facts and never forwarded from another one: a rank sees its own host in
-SM_CURRENT_HOST. Text forms: a string as it is, null as "", everything else compact JSON with sorted keys.
-Where a value differs from sagemaker-training's on purpose, docs/environment.md says so and why; a test runs both over
-many inputs and allows no other difference.
+Computed on each host from that host's own facts and never forwarded from another one: a rank sees
+its own host in SM_CURRENT_HOST. Text forms: a string as it is, null as "", everything else compact
+JSON with sorted keys. Where a value differs from sagemaker-training's on purpose,
+docs/environment.md says so and why; a test runs both over many inputs and allows no other
+difference.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ HOST_SPECIFIC = frozenset(
         "SM_TRAINING_ENV",
     )
 )
-"""Variables that differ between the hosts of one job; a user's ``-x`` of one of them would copy the leader's."""
+"""Variables that differ between the hosts of one job.
+
+A user's ``-x`` of one of them would copy the leader's.
+"""
 
 
 def exported_variables(job: Job) -> Mapping[str, str]:
@@ -92,7 +97,8 @@ def _sm_values(
     if topology:
         values["topology"] = topology
     for prefix, rows in (("channel", channels), ("hp", user)):
-        # A shell cannot read a variable with a hyphen in its name, so there is a second name without.
+        # A shell cannot read a variable with a hyphen in its name, so there is
+        # a second name without.
         values.update(
             {
                 f"{prefix}_{name.replace('-', '_')}": value
@@ -110,7 +116,9 @@ def _master(job: Job) -> str:
 
 
 def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
-    """Return the other variables that tell about the job: the same on every host, but for the leader's own address."""
+    """Return the other variables that tell about the job: the same on every host, but for the
+    leader's own address.
+    """
     environment = job.environment
     platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
     exported = {
@@ -144,7 +152,8 @@ def _of_host(job: Job) -> dict[str, str]:
         "PYTHONUNBUFFERED" not in environment.variables
     ):  # a log that appears only at the end is of no use
         exported["PYTHONUNBUFFERED"] = "1"
-    # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
+    # Programs look their host up by its name: a made-up one is only for mpirun,
+    # which pairs hosts by it.
     if len(placement.hosts) > 1 and (
         environment.platform.names_resolve or MODES[placement.mode].by_mpirun
     ):
@@ -172,13 +181,17 @@ _ONLY_AS_PROPERTY = frozenset(
         "topology",
     )
 )
-"""Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""
+"""Properties that are in SM_TRAINING_ENV and have no variable of their own, or
+one by another name.
+"""
 
 
 def _properties(
     job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
 ) -> dict[str, Json]:
-    """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
+    """Return what SM_TRAINING_ENV tells about the job: the properties of
+    sagemaker-training's Environment.
+    """
     environment, entry = job.environment, job.program.entry
     row = environment.manifest.instances.get(job.placement.instance_type)
     # The platform's usual interface where none is named, if it exists on this host.
@@ -232,7 +245,9 @@ def _directories(environment: Environment) -> dict[str, Json]:
 
 
 def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the properties that say which hosts there are, in which groups, and which one this is."""
+    """Return the properties that say which hosts there are, in which groups,
+    and which one this is.
+    """
     placement, config = job.placement, job.environment.resource_config
     mode, host = placement.mode, placement.host
     all_hosts = texts(config.get("hosts")) or placement.hosts
@@ -275,9 +290,11 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
 
 
 def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
-    """Return the variables of the hostname shim, if the kernel's hostname is not this host's name in the job.
+    """Return the variables of the hostname shim, if the kernel's hostname is
+    not this host's name in the job.
 
-    Every container of a platform may answer the same word to gethostname(), and MPI then pairs the wrong processes.
+    Every container of a platform may answer the same word to gethostname(), and
+    MPI then pairs the wrong processes.
     """
     if environment.hostname == host or not environment.hostname_shim:
         return {}

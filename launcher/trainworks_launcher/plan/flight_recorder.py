@@ -1,7 +1,8 @@
-"""torch's flight recorder: each rank keeps its last collectives, and writes them down when NCCL's time-out is over.
+"""torch's flight recorder: each rank keeps its last collectives, and writes
+them down when NCCL's time-out is over.
 
-``torchfrtrace`` reads the files. Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp, and
-PyTorch's page "ProcessGroupNCCL Environment Variables". Pure.
+``torchfrtrace`` reads the files. Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and
+ProcessGroupNCCL.hpp, and PyTorch's page "ProcessGroupNCCL Environment Variables". Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.job.job import Job
 
 _RENAMED_IN = (2, 13)  # of torch
-"""From this release on, the older names of the first two variables print a warning in every rank."""
+"""From this release on, the older names of the first two variables print a
+warning in every rank.
+"""
 
 _ENTRIES = "2000"
 """Collectives that a rank keeps: what newer releases keep by default."""
 
 
 def recorder_variables(job: Job) -> Mapping[str, str]:
-    """Return the variables that switch the recorder on; none where torch has no NCCL, or the user has set them."""
+    """Return the variables that switch the recorder on.
+
+    None where torch has no NCCL, or the user has set them.
+    """
     components = job.environment.manifest.components
     if "torch" not in components or "nccl" not in components:
         return MappingProxyType({})

@@ -1,4 +1,6 @@
-"""The all-reduce of ``train check bandwidth``: nccl-tests' program, started over the hosts as a job is. Pure."""
+"""The all-reduce of ``train check bandwidth``: nccl-tests' program, started
+over the hosts as a job is. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,16 @@ MISSING = (
 )
 
 LIMIT_SECONDS = 900.0
-"""From the start of mpirun. Hosts that are new load CUDA and connect every pair of GPUs first, which takes minutes."""
+"""From the start of mpirun.
+
+Hosts that are new load CUDA and connect every pair of GPUs first, which takes minutes.
+"""
 
 
 def measured(plan: NodePlan, job: Job) -> NodePlan:
-    """Return the plan of a job with PROGRAM whose host that starts mpirun also says what its figure means."""
+    """Return the plan of a job with PROGRAM whose host that starts mpirun also
+    says what its figure means.
+    """
     if not plan.argv:
         return plan
     placement, environment = job.placement, job.environment

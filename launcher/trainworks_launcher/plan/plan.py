@@ -1,4 +1,7 @@
-"""What is done on one host, as a value that prints itself. What ``train --plan`` shows is what ``supervise`` runs."""
+"""What is done on one host, as a value that prints itself.
+
+What ``train --plan`` shows is what ``supervise`` runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from trainworks_launcher.plan.flight_recorder import recorder_variables
 class Reason(NamedTuple):
     """Why a flag, a variable or a choice is as it is.
 
-    A command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
+    A command line is made of such reasons (``words_of``), so that ``explain``
+    can account for each of its words.
 
     Attributes:
         subject: A flag ("--mca pml"), the name of a variable, or a choice in words.
@@ -42,13 +46,15 @@ def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
 
 
 class Control(NamedTuple):
-    """The control channel of a job with several hosts, or of one whose platform starts several launchers on a host.
+    """The control channel of a job with several hosts, or of one whose platform starts several
+    launchers on a host.
 
     Attributes:
         leader: The host that listens; the others join it.
         hosts: All hosts, the leader first.
         port: The leader's TCP port.
-        minimum_hosts: The job goes on with this many hosts when others are lost; 0: it needs all of them.
+        minimum_hosts: The job goes on with this many hosts when others are
+            lost; 0: it needs all of them.
         address: Name or address by which the leader is reached; ``""``: its name.
     """
 
@@ -92,8 +98,8 @@ class NodePlan(NamedTuple):
         role: ``alone``, ``leader`` or ``worker``.
         needs: Absolute paths of programs that must exist.
         argv: The command; ``()`` on a host whose processes another host starts.
-        env: Variables set on top of the inherited environment, for the command and, in MPI jobs, for every rank of
-            this host.
+        env: Variables set on top of the inherited environment, for the command and, in MPI jobs,
+            for every rank of this host.
         cwd: Directory in which the command starts.
         code: What is fetched and unpacked before the start.
         requirements: Command line of the installation; ``()`` for none.
@@ -101,13 +107,14 @@ class NodePlan(NamedTuple):
         member: This launcher's name in the control channel's hosts; ``""``: the host's.
         rank: Rank of the command, where the platform starts every rank; else -1.
         hidden: Beginnings of variables that the command does not see.
-        hidden_from_ranks: Those that the ranks do not see either, except for what the command itself sets.
+        hidden_from_ranks: Those that the ranks do not see either, except for
+            what the command itself sets.
         left_out: Variables of the container's environment that no process of the job gets.
         processes: Processes of this host. With several, the first traceback is taken for the cause.
-        ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
-            launcher handles their output and signals, and the command's own report names the rank that failed first.
-            ``spawn``: the command's children are the ranks, and they get the signals. ``""``: the command is the
-            program itself.
+        ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through
+            ``rank.py``. The launcher handles their output and signals, and the command's own report
+            names the rank that failed first. ``spawn``: the command's children are the ranks, and
+            they get the signals. ``""``: the command is the program itself.
         auxiliaries: Processes that run beside the command.
         control: The control channel; None for a job of one host.
         shell: ssh to hosts without a launcher; None where each host has one.
@@ -218,7 +225,10 @@ def role_of(job: Job) -> str:
 
 
 def control_of(job: Job) -> Control | None:
-    """Return the control channel of a job of several hosts, whatever its mode; None for a job of one host."""
+    """Return the control channel of a job of several hosts, whatever its mode.
+
+    None for a job of one host.
+    """
     return _control(job.placement, job.network)
 
 
@@ -236,7 +246,10 @@ def _control(placement: Placement, network: Network) -> Control | None:
 
 
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
-    """Plan a host that refuses the job: it only tells the other hosts. None for a job of one host."""
+    """Plan a host that refuses the job: it only tells the other hosts.
+
+    None for a job of one host.
+    """
     control = _control(placement, network)
     if control is None:
         return None
@@ -257,9 +270,12 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
 
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
-    """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
+    """Return what the job's log begins with: what is started, how the hosts
+    talk to each other, and the warnings.
+    """
     platform = job.environment.platform
-    # A job that is taken for another platform's, and a platform that a person did not know of, are seen at once.
+    # A job that is taken for another platform's, and a platform that a person
+    # did not know of, are seen at once.
     lines = (
         [f"platform {platform.platform}: {platform.why}"]
         if platform.platform not in ("", "sagemaker")
@@ -282,9 +298,12 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def _threads(job: Job) -> tuple[int, str]:
-    """Return the threads of each rank of this host, and why; 0 where OpenMP's own default, all CPUs, is right.
+    """Return the threads of each rank of this host, and why.
 
-    Not where the platform starts the ranks and shares the CPUs out, and not for a program that may start ranks itself.
+    0 where OpenMP's own default, all CPUs, is right.
+
+    Not where the platform starts the ranks and shares the CPUs out, and not for
+    a program that may start ranks itself.
     """
     devices, ranks = job.environment.devices, job.placement.processes_per_host
     if job.placement.mode == "ray":
@@ -301,7 +320,10 @@ def _threads(job: Job) -> tuple[int, str]:
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Return variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
+    """Return variables for NCCL and gloo, and the fabric's.
+
+    What the container already sets is kept.
+    """
     variables: dict[str, str] = dict(job.network.fabric.variables)
     why = [Reason(subject, text, Origin.FABRIC) for subject, text in job.network.fabric.reasons]
     if job.network.interface:

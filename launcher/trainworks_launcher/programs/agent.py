@@ -1,15 +1,17 @@
 """Started by mpirun on the leader to run words on another host: ``agent.py HOST WORDS...``.
 
-It asks the launcher of this host, over a socket in the job's runtime directory. That one asks the launcher of HOST to
-start the words, over the channel between them. Under the launcher's own mpirun it answers at once: HOST's launcher
-tells what becomes of them. Under a mpirun that a program calls it answers when they have ended, with their status.
+It asks the launcher of this host, over a socket in the job's runtime directory. That one asks the
+launcher of HOST to start the words, over the channel between them. Under the launcher's own mpirun
+it answers at once: HOST's launcher tells what becomes of them. Under a mpirun that a program calls
+it answers when they have ended, with their status.
 
 HOST is a name that the job has for a host, or another name or address of it.
 
-Where an operator has mounted keys, and no launcher runs on the other hosts, it becomes ssh with those keys.
+Where an operator has mounted keys, and no launcher runs on the other hosts, it
+becomes ssh with those keys.
 
-A program of its own so that mpirun's command line, and with it the plan, does not hold the random name of the runtime
-directory. Neither a user's ssh configuration nor any key in the image is read.
+A program of its own so that mpirun's command line, and with it the plan, does not hold the random
+name of the runtime directory. Neither a user's ssh configuration nor any key in the image is read.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Ask for the words to be started; returns the status that the launcher answers, or 255 where none does."""
+    """Ask for the words to be started.
+
+    Returns the status that the launcher answers, or 255 where none does.
+    """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
         configuration = os.path.join(directory, "ssh_config")  # noqa: PTH118
@@ -49,7 +54,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _same(host: str, others: dict[str, str]) -> str:
-    """Return the name of the one with an address to which the host's name leads, "" if there is none."""
+    """Return the name of the one with an address to which the host's name
+    leads, "" if there is none.
+    """
     asked = _addresses(host) if others else set()
     spoken = (name for name, address in others.items() if address in asked)
     return next(spoken, "") or next((name for name in others if asked & _addresses(name)), "")
@@ -66,7 +73,8 @@ def _ask(directory: str, host: str, line: str) -> dict[str, Any]:
     """Return the launcher's answer. Raises OSError or ValueError if there is none."""
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        # By way of the descriptor: a path of more than 107 bytes does not fit into a socket's address.
+        # By way of the descriptor: a path of more than 107 bytes does not fit
+        # into a socket's address.
         connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
         connection.sendall(json.dumps({"host": host, "line": line}).encode() + b"\n")
         with connection.makefile("rb") as answers:

@@ -1,7 +1,9 @@
-"""Checks this host before the job starts: ``check.py CHECKS``, a JSON object with the fields of ``checks.Checks``.
+"""Checks this host before the job starts: ``check.py CHECKS``, a JSON object
+with the fields of ``checks.Checks``.
 
-A process of its own, because a driver may never answer, while the launcher's heartbeats and stop signals go on.
-Findings are lines on standard error; the status is names.EXIT_CHECK if one of them failed.
+A process of its own, because a driver may never answer, while the launcher's heartbeats and stop
+signals go on. Findings are lines on standard error; the status is names.EXIT_CHECK if one of them
+failed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Runs pip with a private index of AWS CodeArtifact; a program of its own.
 
-Run as ``python -I codeartifact.py REGION OWNER DOMAIN REPOSITORY CLI -- PIP...``: with the user's Python and its boto3
-where CLI is "", else with the aws command line at CLI. It asks for a token and for the address of the repository,
-writes the token into a netrc file that only this user can read, in the host's runtime directory, runs pip with the
-address as its index, and removes the file. So the token is in no argument of any process (a URL with it in pip's
-options is handed on to pip's own children) and in no output.
+Run as ``python -I codeartifact.py REGION OWNER DOMAIN REPOSITORY CLI -- PIP...``: with the user's
+Python and its boto3 where CLI is "", else with the aws command line at CLI. It asks for a token and
+for the address of the repository, writes the token into a netrc file that only this user can read,
+in the host's runtime directory, runs pip with the address as its index, and removes the file. So
+the token is in no argument of any process (a URL with it in pip's options is handed on to pip's own
+children) and in no output.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _answer(*words: str) -> str:
 
 
 def write_netrc(path: Path, host: str, token: str) -> None:
-    """Write the token for one host, and below it what the user's own netrc file says about others."""
+    """Write the token for one host, and below it what the user's own netrc file
+    says about others.
+    """
     theirs = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
         rest = theirs.read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Started by ssh as its ProxyCommand: connects to a host that may come up later, and gives ssh the connection.
+"""Started by ssh as its ProxyCommand: connects to a host that may come up
+later, and gives ssh the connection.
 
-``python3 -I connect.py SECONDS HOST PORT``. On Kubernetes a pod's name resolves only once the pod runs, and its sshd
-listens later still; ssh itself gives up on a name at once. The connection goes to ssh over standard output
-(``ProxyUseFdpass``, ssh_config(5)), so no process stays in between.
+``python3 -I connect.py SECONDS HOST PORT``. On Kubernetes a pod's name resolves only once the pod
+runs, and its sshd listens later still; ssh itself gives up on a name at once. The connection goes
+to ssh over standard output (``ProxyUseFdpass``, ssh_config(5)), so no process stays in between.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Runs the command of an installation with a copy of the project: ``copied.py COMMAND... -- . WORDS...``.
+"""Runs the command of an installation with a copy of the project: ``copied.py
+COMMAND... -- . WORDS...``.
 
-pip and uv build a project in its own folder. Hosts that share the folder would build into each other, what is built
-would stay in the user's checkout, and a read-only mount cannot be built in. So the project, ``.`` in the current
-directory, is copied to the job's private directory first; ``install.py`` does so with folders that a requirements file
-names. Versions may come from git, so ``.git`` is a link there.
+pip and uv build a project in its own folder. Hosts that share the folder would build into each
+other, what is built would stay in the user's checkout, and a read-only mount cannot be built in. So
+the project, ``.`` in the current directory, is copied to the job's private directory first;
+``install.py`` does so with folders that a requirements file names. Versions may come from git, so
+``.git`` is a link there.
 
-Everything but source is left out: builds, caches, environments, and the directories in which this job keeps results.
-A project that is too large to be copied, or that cannot be, is installed where it is, and a line says so.
+Everything but source is left out: builds, caches, environments, and the directories in which this
+job keeps results. A project that is too large to be copied, or that cannot be, is installed where
+it is, and a line says so.
 """
 
 from __future__ import annotations
@@ -75,7 +78,10 @@ class _Copying:
 
 
 def copy_of_folder(folder: str, around: str) -> str:
-    """Return the path of a copy of a folder, as ``private_copy``; what lies around it, up to ``around``, is linked."""
+    """Return the path of a copy of a folder, as ``private_copy``.
+
+    What lies around it, up to ``around``, is linked.
+    """
     if folder == around or not folder.startswith(f"{around}/"):
         return private_copy(folder)
     # Each has a place of its own: what is linked there for one folder may be copied for another.

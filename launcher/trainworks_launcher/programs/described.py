@@ -1,4 +1,6 @@
-"""An exception that ends a Python of a job, as the fields of its record: ``python/sitecustomize.py`` runs it then."""
+"""An exception that ends a Python of a job, as the fields of its record:
+``python/sitecustomize.py`` runs it then.
+"""
 
 import json
 import os

@@ -1,8 +1,9 @@
 """Fetches the archive of code from S3 into the host's runtime directory; a program of its own.
 
-Run as ``python -I fetch.py ADDRESS ENDPOINT REGION CLI``: with the user's Python and its boto3 where CLI is "", else
-with the aws command line at CLI. ENDPOINT and REGION may be "". Credentials come from where these two look for them
-(variables, the task's or the instance's role) and are never an argument.
+Run as ``python -I fetch.py ADDRESS ENDPOINT REGION CLI``: with the user's Python and its boto3
+where CLI is "", else with the aws command line at CLI. ENDPOINT and REGION may be "". Credentials
+come from where these two look for them (variables, the task's or the instance's role) and are never
+an argument.
 """
 
 from __future__ import annotations

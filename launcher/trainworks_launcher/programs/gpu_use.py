@@ -1,7 +1,9 @@
-"""Prints the use of the GPUs now and then: ``gpu_use.py FIRST LONGEST [GPU...]``, until its input ends.
+"""Prints the use of the GPUs now and then: ``gpu_use.py FIRST LONGEST
+[GPU...]``, until its input ends.
 
-Each line is a JSON list with [index, percent of the time, bytes of memory] of each GPU. FIRST and LONGEST are seconds
-between two lines; each pause is twice the one before. GPU: those that the job may use, by number or UUID; default all.
+Each line is a JSON list with [index, percent of the time, bytes of memory] of each GPU. FIRST and
+LONGEST are seconds between two lines; each pause is twice the one before. GPU: those that the job
+may use, by number or UUID; default all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from trainworks_launcher.checks.gpus import uses
 
 _LIMIT = 60.0
-"""Seconds for one answer: a driver that starts its GPUs takes a while, and the job does not wait for it."""
+"""Seconds for one answer: a driver that starts its GPUs takes a while, and the
+job does not wait for it.
+"""
 
 
 def main(first: str, longest: str, *visible: str) -> int:

@@ -1,11 +1,14 @@
-"""Ends the processes of a job when its launcher has died without doing so: killed, or for lack of memory.
+"""Ends the processes of a job when its launcher has died without doing so:
+killed, or for lack of memory.
 
-Started by the launcher as ``python3 -IS guard.py MARK DIRECTORY``, with a pipe as its input that only the launcher
-holds. The launcher writes the process id of each command that it starts, a line each; the end of the pipe is the end of
-the launcher. Then these commands, what they have started, the sessions that these lead, and every process with the mark
-are killed, and the directory of the job is removed. A launcher that ends in order ends its guard.
+Started by the launcher as ``python3 -IS guard.py MARK DIRECTORY``, with a pipe as its input that
+only the launcher holds. The launcher writes the process id of each command that it starts, a line
+each; the end of the pipe is the end of the launcher. Then these commands, what they have started,
+the sessions that these lead, and every process with the mark are killed, and the directory of the
+job is removed. A launcher that ends in order ends its guard.
 
-The mark is a limit of resources that all processes of the job have inherited (``children.guard``); 0 if they have none.
+The mark is a limit of resources that all processes of the job have inherited (``children.guard``);
+0 if they have none.
 """
 
 from __future__ import annotations
@@ -74,7 +77,10 @@ def _belonging(commands: set[tuple[int, str]], mark: str, sessions: set[str]) ->
 
 
 def _stat(pid: int) -> tuple[int, str, str, str]:
-    """Return a process's parent, start time, session and state, of proc(5); the state is X if it is gone."""
+    """Return a process's parent, start time, session and state, of proc(5).
+
+    The state is X if it is gone.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             fields = opened.read().rpartition(")")[2].split()
@@ -84,8 +90,10 @@ def _stat(pid: int) -> tuple[int, str, str, str]:
 
 
 def _has(pid: int, mark: str) -> bool:
-    """Return whether a process has inherited the mark. Not by its environment: one that hangs in a driver may hold the
-    lock that such a read waits for."""
+    """Return whether a process has inherited the mark.
+
+    Not by its environment: one that hangs in a driver may hold the lock that such a read waits for.
+    """
     try:
         with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             lines = opened.read().splitlines()

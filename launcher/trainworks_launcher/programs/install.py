@@ -1,16 +1,20 @@
-"""Installs requirements with uv and keeps what the image was built around: one program, for a job and for an extension.
+"""Installs requirements with uv and keeps what the image was built around: one program, for a job
+and for an extension.
 
-Run as ``python -I install.py [--manifest FILE] [--strict] [--keep NAME==VERSION]... -- WORDS``, with the Python that it
-installs for. ``--keep`` stands in for ``protected`` where an image has no manifest. WORDS are
-those of ``pip install``: folders, ``-r FILE``, options that uv has too. The image's manifest says what is kept
-(``protected``), what is compiled against that (``companions``), what other builds of it need (``libraries``), what
-compiles with a component that the image lacks: later (``compiled_by``), or while it is installed (``needs``); and what
-is built with the image's packages in sight (``built_whole``).
+Run as ``python -I install.py [--manifest FILE] [--strict] [--keep NAME==VERSION]... -- WORDS``,
+with the Python that it installs for. ``--keep`` stands in for ``protected`` where an image has no
+manifest. WORDS are those of ``pip install``: folders, ``-r FILE``, options that uv has too. The
+image's manifest says what is kept (``protected``), what is compiled against that (``companions``),
+what other builds of it need (``libraries``), what compiles with a component that the image lacks:
+later (``compiled_by``), or while it is installed (``needs``); and what is built with the image's
+packages in sight (``built_whole``).
 
 Its parts are in ``installing``.
-1. The files are read: those of pip's line by line, projects, locks and scripts by uv. What asks for an older or another
-   build of what is kept is answered with what the image has, and printed; a newer one is refused.
-2. uv gets the other lines, with what is kept as constraints and with pip's settings. It resolves and installs.
+1. The files are read: those of pip's line by line, projects, locks and scripts by uv. What asks for
+   an older or another build of what is kept is answered with what the image has, and printed; a
+   newer one is refused.
+2. uv gets the other lines, with what is kept as constraints and with pip's
+   settings. It resolves and installs.
 3. What of the image lost a requirement is asked for in a second call.
 4. What must fit what is kept, or what went back, is imported once; what moved is printed.
 """

@@ -1,8 +1,10 @@
-"""Runs nccl-tests' all_reduce_perf and says what its figure means: ``measure.py ASKED MPIRUN... all_reduce_perf ...``.
+"""Runs nccl-tests' all_reduce_perf and says what its figure means: ``measure.py ASKED MPIRUN...
+all_reduce_perf ...``.
 
-ASKED is a JSON object: ``limit`` in seconds, ``ranks``, ``hosts``, their ``type``, and ``gigabits``: what the network
-of one host carries in a second, each way; 0 if that is not known. The figure comes by a file, as NCCL's log may stand
-between the lines of the program. A run that does not end is a warning: a job may have more time, or fewer hosts.
+ASKED is a JSON object: ``limit`` in seconds, ``ranks``, ``hosts``, their ``type``, and
+``gigabits``: what the network of one host carries in a second, each way; 0 if that is not known.
+The figure comes by a file, as NCCL's log may stand between the lines of the program. A run that
+does not end is a warning: a job may have more time, or fewer hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _END_SECONDS = 20.0
 """For mpirun to end the ranks of all hosts."""
 
 _SLOW = 0.5
-"""A figure below this part of what the network carries is a warning: EFA reaches more, TCP on such hosts does not."""
+"""A figure below this part of what the network carries is a warning: EFA
+reaches more, TCP on such hosts does not.
+"""
 
 
 def main(document: str, command: Sequence[str]) -> int:

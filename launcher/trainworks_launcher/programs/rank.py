@@ -1,20 +1,25 @@
-"""Started by mpirun or torchrun once per rank: reports to the launcher of its host and becomes the user's program.
+"""Started by mpirun or torchrun once per rank: reports to the launcher of its
+host and becomes the user's program.
 
-A program of its own, run as ``python3 -I rank.py [--size N] [--keep A,B] -- PROGRAM...`` with only the standard
-library's smallest modules, because it starts once per rank. No shell, no copy of the output, no process in between.
+A program of its own, run as ``python3 -I rank.py [--size N] [--keep A,B] -- PROGRAM...`` with only
+the standard library's smallest modules, because it starts once per rank. No shell, no copy of the
+output, no process in between.
 
-It connects to the launcher's socket in the runtime directory, makes two pipes, sends the read ends with the rank's
-numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and error: real pipes, for scripts open
-/dev/stdout again. Where no launcher answers, the program runs with the output that it was given.
+It connects to the launcher's socket in the runtime directory, makes two pipes, sends the read ends
+with the rank's numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and
+error: real pipes, for scripts open /dev/stdout again. Where no launcher answers, the program runs
+with the output that it was given.
 
-With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of this host, with what mpirun set (by
-prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it, so that nothing host-specific comes
-from the leader. Without it (torchrun) the environment is the inherited one.
+With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of this host, with what
+mpirun set (by prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it,
+so that nothing host-specific comes from the leader. Without it (torchrun) the environment is the
+inherited one.
 
-Where no launcher runs on this host, nobody else has made the directories that the program is told to write to.
+Where no launcher runs on this host, nobody else has made the directories that
+the program is told to write to.
 
-With ``--size`` the number of ranks that mpirun says it started has to be the planned one: a part of a job that trains
-on fewer processes than were paid for must not end in success.
+With ``--size`` the number of ranks that mpirun says it started has to be the planned one: a part of
+a job that trains on fewer processes than were paid for must not end in success.
 """
 
 from __future__ import annotations
@@ -116,7 +121,10 @@ def main(arguments: list[str]) -> int:
 
 
 def attach(directory: str) -> None:
-    """Give this process's output to the launcher; where it does not answer, the output stays, and a line says so."""
+    """Give this process's output to the launcher.
+
+    Where it does not answer, the output stays, and a line says so.
+    """
     try:
         _report(directory)
     except OSError as error:
@@ -124,7 +132,10 @@ def attach(directory: str) -> None:
 
 
 def _report(directory: str) -> None:
-    """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2. Raises OSError."""
+    """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2.
+
+    Raises OSError.
+    """
     errors = os.environ.get(_ERROR_FILE, "")
     header = {
         "rank": _number(_RANK),
@@ -136,7 +147,8 @@ def _report(directory: str) -> None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_ANSWER_SECONDS)
-            # By way of the descriptor: a path of more than 107 bytes does not fit into a socket's address.
+            # By way of the descriptor: a path of more than 107 bytes does not
+            # fit into a socket's address.
             connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
             rights = b"".join(end.to_bytes(4, sys.byteorder) for end in pipes[::2])
             message = json.dumps(header).encode() + b"\n"
@@ -152,10 +164,11 @@ def _report(directory: str) -> None:
 
 
 def restarted() -> Mapping[str, str]:
-    """Return what a rank that torchrun starts again is told: how often, and the checkpoint to go on from.
+    """Return what a rank that torchrun starts again is told: how often, and the
+    checkpoint to go on from.
 
-    torchrun counts on each host the failures of that host, but starts the ranks of all hosts again: so the starts are
-    counted here, too.
+    torchrun counts on each host the failures of that host, but starts the ranks of all hosts again:
+    so the starts are counted here, too.
     """
     again = _number((_FAILURES,))
     if again >= 0:
@@ -174,14 +187,17 @@ def restarted() -> Mapping[str, str]:
 
 
 def place_in_the_plan() -> Mapping[str, str]:
-    """Return the variable by which each Python below this rank can tell whether another starter has started it."""
+    """Return the variable by which each Python below this rank can tell whether
+    another starter has started it.
+    """
     rank, world = _number(_RANK), _number((*_SIZE, "WORLD_SIZE"))
     return {_PLACE: f"{rank} of {world}"} if rank >= 0 and world > 0 else {}
 
 
 def _starts_before() -> int:
-    """Count this start of the rank in the host's runtime directory, and return how many there were before; 0 if that
-    cannot be."""
+    """Count this start of the rank in the host's runtime directory, and return how many there were
+    before; 0 if that cannot be.
+    """
     directory, place = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
     if not directory:
         return 0

@@ -1,14 +1,18 @@
-"""Becomes a program of a job with Ray, once what that needs is there: Ray's head, its workers, or all of its hosts.
+"""Becomes a program of a job with Ray, once what that needs is there: Ray's
+head, its workers, or all of its hosts.
 
-Run as ``python3 -I ray_node.py LEADER PORT SECONDS WHAT -- PROGRAM...``. LEADER and PORT are where Ray's head listens.
-WHAT is what PROGRAM is:
+Run as ``python3 -I ray_node.py LEADER PORT SECONDS WHAT -- PROGRAM...``. LEADER and PORT are where
+Ray's head listens. WHAT is what PROGRAM is:
 
-``head``     ``ray start --head``: it is told this host's own address, the one by which the others reach it.
+``head``     ``ray start --head``: it is told this host's own address, the one
+by which the others reach it.
 ``worker``   ``ray start --address``: starts when the head listens; Ray itself would print each try.
-a number     the job's program, on the leader: starts when Ray has so many hosts, and finds it by RAY_ADDRESS. Run by
+a number     the job's program, on the leader: starts when Ray has so many hosts, and finds it by
+RAY_ADDRESS. Run by
              the Python that has Ray.
 
-The limit is SECONDS. What happens to the head and the workers meanwhile is not watched here: the launcher does that.
+The limit is SECONDS. What happens to the head and the workers meanwhile is not
+watched here: the launcher does that.
 """
 
 from __future__ import annotations
@@ -24,11 +28,16 @@ _ADDRESS = "RAY_ADDRESS"
 _BETWEEN_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _ANYWHERE = ("192.0.2.1", 9)
-"""An address of documentation (RFC 5737): to connect a datagram socket sends nothing, and tells the way there."""
+"""An address of documentation (RFC 5737): to connect a datagram socket sends
+nothing, and tells the way there.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; returns only if that fails, with a shell's status for it, or 66 after the limit."""
+    """Become the program.
+
+    Returns only if that fails, with a shell's status for it, or 66 after the limit.
+    """
     if len(arguments) < 6 or arguments[4] != "--":
         sys.stderr.write(
             "usage: ray_node.py LEADER PORT SECONDS head|worker|HOSTS -- PROGRAM [ARGUMENT...]\n"
@@ -68,7 +77,8 @@ def main(arguments: list[str]) -> int:
 
 
 def own_address(name: str) -> str:
-    """Return this host's address by its name, or where that is loopback or another host's, by its way to others.
+    """Return this host's address by its name, or where that is loopback or
+    another host's, by its way to others.
 
     ``""`` where neither is known: Ray then looks itself.
     """

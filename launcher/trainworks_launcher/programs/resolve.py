@@ -1,7 +1,8 @@
 """Becomes another program, with one variable's host name replaced by its IPv4 address.
 
-A program of its own, run as ``python3 -I resolve.py NAME -- PROGRAM...``. For programs that listen on an address which
-they are told by name: where the name leads to is known on the host, and not yet when the job is planned.
+A program of its own, run as ``python3 -I resolve.py NAME -- PROGRAM...``. For programs that listen
+on an address which they are told by name: where the name leads to is known on the host, and not yet
+when the job is planned.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A TensorFlow server of the cluster that TF_CONFIG describes; serves until it is ended.
 
-A program of its own, run by the image's Python as ``python tensorflow_server.py``: TensorFlow is the image's.
+A program of its own, run by the image's Python as ``python
+tensorflow_server.py``: TensorFlow is the image's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Unpacks an archive of code, safely; a program of its own, so that a large archive does not stop the heartbeats.
+"""Unpacks an archive of code, safely.
 
-Run as ``python3 -I unpack.py ARCHIVE DIRECTORY``; a relative ARCHIVE is in the host's runtime directory. Files of the
-archive take the place of files of the same name: an upload wins over what the image has.
+A program of its own, so that a large archive does not stop the heartbeats.
 
-Two defences, one behind the other. The whole archive is judged before anything is written (``given.archive``): one bad
-member, and nothing is unpacked. And what writes never follows a link: every directory on the way is opened by itself.
+Run as ``python3 -I unpack.py ARCHIVE DIRECTORY``; a relative ARCHIVE is in the host's runtime
+directory. Files of the archive take the place of files of the same name: an upload wins over what
+the image has.
+
+Two defences, one behind the other. The whole archive is judged before anything is written
+(``given.archive``): one bad member, and nothing is unpacked. And what writes never follows a link:
+every directory on the way is opened by itself.
 """
 
 from __future__ import annotations
@@ -53,7 +57,10 @@ class _Tree:
         return self._opened
 
     def clear(self, path: tuple[str, ...]) -> tuple[int, str]:
-        """Remove what stands at a path, a file or a link; (descriptor of its directory, its name)."""
+        """Remove what stands at a path, a file or a link.
+
+        (descriptor of its directory, its name).
+        """
         parent = self.open_directory(path[:-1])
         with suppress(FileNotFoundError):
             os.unlink(path[-1], dir_fd=parent)
@@ -61,7 +68,10 @@ class _Tree:
 
 
 def unpack(archive: str, directory: str) -> None:
-    """Unpack; raises ValueError for an archive that may not be, and whatever tarfile raises for a broken one."""
+    """Unpack.
+
+    Raises ValueError for an archive that may not be, and whatever tarfile raises for a broken one.
+    """
     with tarfile.open(archive, "r:*") as opened:
         contents = judge(members_of(opened), directory)
         tree = _Tree(directory)

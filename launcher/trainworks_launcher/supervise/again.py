@@ -1,12 +1,15 @@
-"""Starting again: after a failure that another try may cure, all hosts end what runs and try the job once more.
+"""Starting again: after a failure that another try may cure, all hosts end what
+runs and try the job once more.
 
-A try is a whole run: the hosts join, start together and end together. The leader decides with a try's outcome whether
-there is another one (``Outcome.again``); a host that loses the leader decides for itself. A host joins for the next try
-when nothing of its last one is left, and the next one starts when all have joined: so there are never ranks of two. A
-host whose container its platform has started anew knows of no earlier try; it joins like the others, who tell it.
+A try is a whole run: the hosts join, start together and end together. The leader decides with a
+try's outcome whether there is another one (``Outcome.again``); a host that loses the leader decides
+for itself. A host joins for the next try when nothing of its last one is left, and the next one
+starts when all have joined: so there are never ranks of two. A host whose container its platform
+has started anew knows of no earlier try; it joins like the others, who tell it.
 
-From the second failure without a newer checkpoint or step on the leader lets the hosts wait before they start: 1, 2, 4
-... 60 s. They have joined then, so a stop signal to one of them ends the wait on all.
+From the second failure without a newer checkpoint or step on the leader lets the hosts wait before
+they start: 1, 2, 4 ... 60 s. They have joined then, so a stop signal to one of them ends the wait
+on all.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import NodePlan
 
 KIND = "tries"
-"""Kind of the messages: what ``Tries.fields`` has, to the leader from a host that joins, and back from it."""
+"""Kind of the messages: what ``Tries.fields`` has, to the leader from a host
+that joins, and back from it.
+"""
 
 _CAUSES = 20
 _CAUSE_CHARACTERS = 500
@@ -39,7 +44,10 @@ _KILLS = 3
 
 _LONGEST_PAUSE = 60.0
 _CLEAN_UP_SECONDS = 5.0
-"""How long a look at /dev/shm and at all processes is waited for; without an answer everything stays."""
+"""How long a look at /dev/shm and at all processes is waited for.
+
+Without an answer everything stays.
+"""
 
 _CURABLE = (names.EXIT_HOSTS, names.EXIT_HANG)
 
@@ -56,7 +64,10 @@ class Tries:
     """
 
     def __init__(self, plan: NodePlan, heartbeat: str = "") -> None:
-        """Of the first try. heartbeat: a file in which the script may say its step; ``""`` if there is none."""
+        """Of the first try. heartbeat: a file in which the script may say its step.
+
+        ``""`` if there is none.
+        """
         self.restarts = 0
         self.causes: tuple[str, ...] = ()
         self.lost: int | None = 0
@@ -68,7 +79,8 @@ class Tries:
         self._signals: list[int] = []
         self._seen = 0
         self._limit = plan.restarts
-        # torchrun starts ranks again itself, but not for a lost host; and with fewer hosts than all only it does so.
+        # torchrun starts ranks again itself, but not for a lost host; and with
+        # fewer hosts than all only it does so.
         self._lost_hosts_only = plan.ranks_by == "torchrun"
         if plan.control is not None and plan.control.minimum_hosts:
             self._limit = 0
@@ -84,7 +96,9 @@ class Tries:
         self._shared_memory: frozenset[shared_memory.Key] | None = None
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
-        """Return the outcome of a try, with whether there is another one. started: the program was started."""
+        """Return the outcome of a try, with whether there is another one.
+        started: the program was started.
+        """
         again = (
             outcome.kind == FAILED
             and self.restarts < self._limit
@@ -104,12 +118,16 @@ class Tries:
             )
             same = not further and None not in state and self._last == last and bool(outcome.place)
             self._same = self._same + 1 if same else 0
-            # A kill from outside may be a preemption, which says nothing of the next one; three in a row do.
+            # A kill from outside may be a preemption, which says nothing of the
+            # next one; three in a row do.
             again = self._same < (_KILLS if outcome.retry else 1)
         return outcome._replace(again=again)
 
     def _state(self) -> State:
-        """Return what changes with a newer checkpoint or step; None for what does not answer in time."""
+        """Return what changes with a newer checkpoint or step.
+
+        None for what does not answer in time.
+        """
 
         def look() -> State:
             files = state_of(self._checkpoints) if self._checkpoints else 0
@@ -134,7 +152,9 @@ class Tries:
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
 
     def _said_since(self, began: float) -> str:
-        """Return what the heartbeat file says, if it was written since then (seconds since 1970)."""
+        """Return what the heartbeat file says, if it was written since then
+        (seconds since 1970).
+        """
         return (
             text_of(self._heartbeat).strip() if written_at(self._heartbeat) / 1e9 >= began else ""
         )
@@ -145,7 +165,9 @@ class Tries:
             self._shared_memory = in_time(lambda: frozenset(shared_memory.files()), None)
 
     def clean_up_shared_memory(self, until: float = 0.0) -> str:
-        """Remove what dead ranks have left in /dev/shm. Returns a line for the log; ``""`` for none.
+        """Remove what dead ranks have left in /dev/shm.
+
+        Returns a line for the log; ``""`` for none.
 
         until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
         """
@@ -162,7 +184,9 @@ class Tries:
         self._signals += [number for number in numbers if number in STOP_SIGNALS]
 
     def new_signals(self, before: Sequence[int]) -> Sequence[int]:
-        """Return the signals that no try has seen. before: those that came while no try had its own handlers."""
+        """Return the signals that no try has seen. before: those that came
+        while no try had its own handlers.
+        """
         found = [*before[self._seen :], *self._signals]
         self._seen, self._signals = len(before), []
         return found

@@ -1,4 +1,6 @@
-"""What is switched on in every Python that a job starts, without a change of its script (programs/python)."""
+"""What is switched on in every Python that a job starts, without a change of
+its script (programs/python).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from trainworks_launcher.supervise.hang import lookout
 
 
 def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
-    """Return the variables of the job's processes: which hooks, and the path on which Python finds them."""
+    """Return the variables of the job's processes: which hooks, and the path on
+    which Python finds them.
+    """
     asked = {
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",

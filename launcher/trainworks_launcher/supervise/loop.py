@@ -1,4 +1,7 @@
-"""A small event loop: file descriptors and deadlines in one thread. It wakes when something happens, never else."""
+"""A small event loop: file descriptors and deadlines in one thread.
+
+It wakes when something happens, never else.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class Loop:
         self._stopped = False
 
     def watch(self, descriptor: Watched, events: int, callback: Callable[[int], None]) -> None:
-        """Call ``callback(events)`` whenever the descriptor is ready; replaces an earlier watch of it."""
+        """Call ``callback(events)`` whenever the descriptor is ready.
+
+        Replaces an earlier watch of it.
+        """
         if self._is_watched(descriptor):
             self._selector.modify(descriptor, events, callback)
         else:
@@ -59,8 +65,8 @@ class Loop:
         Args:
             look: Does it.
             seconds: How long it is waited for.
-            then: Called once, with what was found; with None if the look failed, or has not returned in time, or no
-                thread can be started.
+            then: Called once, with what was found; with None if the look failed, or has not
+                returned in time, or no thread can be started.
         """
         from trainworks_launcher.contract.looking import (
             Look,

@@ -1,8 +1,9 @@
-"""Signals that mean something to the script and not to the launcher: SIGUSR1 of a scheduler before the time limit.
+"""Signals that mean something to the script and not to the launcher: SIGUSR1 of
+a scheduler before the time limit.
 
-Each host gets its own from the scheduler, and hands it to its own ranks. A process without a handler would die of it:
-a rank that is not there yet, or still imports, gets the signal when it has one. One that never has a handler never
-gets it.
+Each host gets its own from the scheduler, and hands it to its own ranks. A process without a
+handler would die of it: a rank that is not there yet, or still imports, gets the signal when it has
+one. One that never has a handler never gets it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _LOOK_SECONDS = 0.5
 
 
 class PassingOn:
-    """The signals of one host that its ranks have still to get. Every method runs in the loop's thread."""
+    """The signals of one host that its ranks have still to get.
+
+    Every method runs in the loop's thread.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,10 @@ class PassingOn:
         self._given: dict[int, set[int]] = {}  # signal -> ranks, or commands, that have it
 
     def came(self, number: int) -> None:
-        """A signal to this container. One that is still kept is the same one, as for any process (signal(7))."""
+        """A signal to this container.
+
+        One that is still kept is the same one, as for any process (signal(7)).
+        """
         if number not in self._given and self._phase() < Phase.ENDING:
             self._given[number] = set()
             self._hand_on(number)
@@ -49,7 +56,9 @@ class PassingOn:
                 )
 
     def _hand_on(self, number: int) -> None:
-        """Hand a signal to the ranks that can take it now, and look again while some have not got it."""
+        """Hand a signal to the ranks that can take it now, and look again while
+        some have not got it.
+        """
         given, ranks = self._given[number], self._ranks()
         sent: list[int] = []
         for rank in ranks:
@@ -66,8 +75,11 @@ class PassingOn:
             self._loop.after(_LOOK_SECONDS, lambda: self._hand_on(number))
 
     def _ranks(self) -> tuple[int, ...]:
-        """Process ids of the ranks; of the command where they do not report, or where mpirun has them on hosts without
-        a launcher: it passes signals on itself."""
+        """Process ids of the ranks.
+
+        Of the command where they do not report, or where mpirun has them on hosts without a
+        launcher: it passes signals on itself.
+        """
         if self._phase() is not Phase.RUNNING:
             return ()
         if self._running.ranks is not None and not self._by_mpirun:

@@ -1,15 +1,16 @@
-"""How a run is stopped: a signal of the platform or of another host is handed on, and the ranks save what they have.
+"""How a run is stopped: a signal of the platform or of another host is handed on, and the ranks
+save what they have.
 
-Every container gets the platform's signal, and every host tells the others. The ranks get it once, and have all the
-time that the platform leaves: it sends KILL itself. Further signals change nothing: Slurm sends TERM again before KILL.
-KILL comes from here only
+Every container gets the platform's signal, and every host tells the others. The ranks get it once,
+and have all the time that the platform leaves: it sends KILL itself. Further signals change
+nothing: Slurm sends TERM again before KILL. KILL comes from here only
 
 - after ``Limits.stop_grace``, where a person has set it, or where nothing else would end the job;
 - at a second SIGINT, where a person sits at a terminal;
 - where this host's platform has sent no signal, and the host that was stopped is gone.
 
-What does not end after KILL is left behind. The starters of the ranks do not shorten the time either
-(``children.held``).
+What does not end after KILL is left behind. The starters of the ranks do not shorten the time
+either (``children.held``).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.ranks import Rank
 
 _LOOK_SECONDS = 0.5
-"""Between looks whether the ranks of held starters have left their script. Decides nothing but how soon they end."""
+"""Between looks whether the ranks of held starters have left their script.
+
+Decides nothing but how soon they end.
+"""
 
 
 class Events(NamedTuple):
@@ -109,10 +113,13 @@ class Stopping:
         by = f"stopped by {signal.Signals(self.signal).name}"
         return outcome._replace(kind=STOPPED, status=128 + self.signal, stopped=by)
 
-    # ------------------------------------------------------------------------------------------------ signals that come
+    # ------------------------------------------------------------------------------------------------
+    # signals that come
     def from_platform(self, number: int) -> None:
-        """A stop signal to this container. Every container gets one: if another host's came first, the ranks have had
-        theirs."""
+        """A stop signal to this container.
+
+        Every container gets one: if another host's came first, the ranks have had theirs.
+        """
         self._interrupts += number == signal.SIGINT
         was_told, self._only_told = self._only_told, False
         if was_told:
@@ -129,13 +136,19 @@ class Stopping:
             )
 
     def from_other_host(self) -> None:
-        """Another host was stopped. Once only: a second signal would cut short what the first one started."""
+        """Another host was stopped.
+
+        Once only: a second signal would cut short what the first one started.
+        """
         if not self._is_begun:
             self._only_told = True
             self._stop(signal.SIGTERM)
 
     def no_more_time(self, *, of_all: bool) -> None:
-        """A host that was stopped is gone, so its platform leaves no more time; of_all: a person has ended the wait."""
+        """A host that was stopped is gone, so its platform leaves no more time.
+
+        Of_all: a person has ended the wait.
+        """
         if of_all or self._only_told:
             self.kill()
 
@@ -158,7 +171,8 @@ class Stopping:
             return
         if self._plan.limits.stop_grace is not None:
             self._loop.after(self._plan.limits.stop_grace, self._grace_is_over)
-        # Now: where the platform sends KILL before the ranks have saved, this is what is left of the job.
+        # Now: where the platform sends KILL before the ranks have saved, this
+        # is what is left of the job.
         self._events.saving(known)
 
     def _who_kills(self) -> str:
@@ -171,9 +185,13 @@ class Stopping:
         by_whom = self._plan.platform or "container engine"
         return f"the ranks have the time that the platform leaves ({by_whom}), and it sends KILL itself"
 
-    # --------------------------------------------------------------------------------- starters that would cut it short
+    # --------------------------------------------------------------------------------- starters
+    # that would cut it short
     def rank_ended(self, rank: Rank) -> None:
-        """A rank of this host has ended in the stop. If that is a failure for its starter, all starters are held."""
+        """A rank of this host has ended in the stop.
+
+        If that is a failure for its starter, all starters are held.
+        """
         if rank.status == 0 or self._killing or self._events.phase() >= Phase.ENDING:
             self._maybe_release()
             return
@@ -200,7 +218,8 @@ class Stopping:
         if self._held.any and (not ranks or have_left_the_script(ranks, self._runtime)):
             self._held.release()
 
-    # ------------------------------------------------------------------------------------------------------------- KILL
+    # -------------------------------------------------------------------------------------------------------------
+    # KILL
     def _grace_is_over(self) -> None:
         command = self._running.command
         if command is not None and command.running:
@@ -216,7 +235,8 @@ class Stopping:
         if command is not None and command.running:
             self._verdict.killed = True
             if self._plan.ranks_by and self._events.phase() < Phase.ENDING:
-                # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
+                # It is told first, so that mpirun's daemons on the other hosts end too. With an
+                # outcome it was told.
                 command.signal(signal.SIGTERM)
                 self._loop.after(
                     names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL)
@@ -238,7 +258,9 @@ class Stopping:
 
 
 def has_terminal() -> bool:
-    """Return whether a person at a terminal started this process: it has a controlling terminal (tty(4))."""
+    """Return whether a person at a terminal started this process: it has a
+    controlling terminal (tty(4)).
+    """
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

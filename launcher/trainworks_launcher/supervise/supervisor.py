@@ -1,10 +1,12 @@
 """Runs one host's plan with real processes, and ends it truthfully.
 
-One thread waits for everything at once: signals, children, the control channel, deadlines. The order of a job is
-prepare (unpack, install) on every host at once, then all start together, then all end together with one outcome.
+One thread waits for everything at once: signals, children, the control channel, deadlines. The
+order of a job is prepare (unpack, install) on every host at once, then all start together, then all
+end together with one outcome.
 
-PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks themselves, which have all
-the time that the platform leaves (``stopping``). What we start is in a session of its own and is ended with it.
+PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks
+themselves, which have all the time that the platform leaves (``stopping``). What we start is in a
+session of its own and is ended with it.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ def run_plan(
         plan: What this host does.
         environment: What was read on this host.
         refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
-        stopped: Signals that came before; read once this run has its own handlers. Those between two tries are added.
+        stopped: Signals that came before; read once this run has its own handlers. Those between
+            two tries are added.
 
     Returns:
         The exit status.
@@ -137,7 +140,9 @@ def _try(
 
 
 def _make_places(environment: Environment, tries: Tries) -> tuple[str, ...]:
-    """Make the directories of the job; they are there already for another try, whose file system may be dead.
+    """Make the directories of the job.
+
+    They are there already for another try, whose file system may be dead.
 
     Raises RefusalError if the first try cannot have them.
     """
@@ -159,7 +164,9 @@ class _Supervisor:
         made: Sequence[str],
         tries: Tries,
     ) -> None:
-        """made: directories of the job that were made for it, and go again if nothing is started."""
+        """made: directories of the job that were made for it, and go again if
+        nothing is started.
+        """
         self._plan = plan
         self._refusal = refusal
         self._phase = Phase.JOINING
@@ -251,7 +258,8 @@ class _Supervisor:
             log=self._log,
         )
 
-    # ------------------------------------------------------------------------------------------------- the run itself
+    # -------------------------------------------------------------------------------------------------
+    # the run itself
     def run(self, stopped: Sequence[int]) -> Outcome | None:
         """Everything, in order, and cleaned up whatever happens."""
         if not self._tries.restarts:  # before another try nothing was written
@@ -259,8 +267,8 @@ class _Supervisor:
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
-        # First of all: a signal between the two, of which only the handler here hears, would be lost. The handlers do
-        # nothing: the descriptor carries the signal into the loop.
+        # First of all: a signal between the two, of which only the handler here hears, would be
+        # lost. The handlers do nothing: the descriptor carries the signal into the loop.
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         kept_handlers = {
             number: signal.signal(number, lambda *_: None)
@@ -297,7 +305,9 @@ class _Supervisor:
         self._output.log(self._masker.text(message))
 
     def _broken(self, trace: str) -> None:
-        """A defect of the launcher: an outcome of its own kind, with the traceback for the report."""
+        """A defect of the launcher: an outcome of its own kind, with the
+        traceback for the report.
+        """
         self._log(trace)
         self._phase = max(self._phase, Phase.ENDING)
         told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
@@ -310,7 +320,8 @@ class _Supervisor:
     def _write_outcome(self, outcome: Outcome, seconds: float = names.KILL_LIMIT_SECONDS) -> None:
         """Write the files that say how the job ended, or how far that is known.
 
-        The directory may be on a file system that never answers: nothing waits for it longer than so many seconds.
+        The directory may be on a file system that never answers: nothing waits
+        for it longer than so many seconds.
         """
 
         def write() -> None:
@@ -334,7 +345,10 @@ class _Supervisor:
             raise look.failed[0]
 
     def _guard(self, action: Callable[[], None]) -> None:
-        """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
+        """Do something that may be refused.
+
+        A refusal is this host's failure, and with it the job's.
+        """
         try:
             action()
         except RefusalError as refusal:
@@ -428,7 +442,9 @@ class _Supervisor:
         )
 
     def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
-        """Another host told something that is not about the start and the end: to the part that knows the kind."""
+        """Another host told something that is not about the start and the end:
+        to the part that knows the kind.
+        """
         hear = self._heard.get(kind)
         if hear is not None:
             hear(host, message)
@@ -436,7 +452,8 @@ class _Supervisor:
     def _serve_mpirun(self, role: control.Role) -> None:
         """mpirun on the leader starts its daemons on the other hosts through the launchers.
 
-        It is ours, or one that the program of the leader calls. Only ours has ranks that report to the launchers.
+        It is ours, or one that the program of the leader calls. Only ours has
+        ranks that report to the launchers.
         """
         from trainworks_launcher.supervise.children import (
             agents,
@@ -466,7 +483,8 @@ class _Supervisor:
             self._heard[agents.START] = self._asked_for_daemon
 
     def _wait_as_copy(self) -> None:
-        """mpirun of this host's program asks for other hosts, as the first host's does: that one starts the ranks.
+        """mpirun of this host's program asks for other hosts, as the first
+        host's does: that one starts the ranks.
 
         The program waits in its mpirun until the job ends, and ends as the first host's does.
         """
@@ -480,7 +498,9 @@ class _Supervisor:
         self._report(Outcome(SUCCEEDED, 0, self._plan.host))
 
     def _asked_for_daemon(self, host: str, message: Mapping[str, Json]) -> None:
-        """mpirun on the leader asks for a daemon, perhaps before this host knows where the ranks go on."""
+        """mpirun on the leader asks for a daemon, perhaps before this host
+        knows where the ranks go on.
+        """
         if self._is_looking:
             self._asked.append((host, message))
         elif self._daemons is not None:
@@ -497,7 +517,10 @@ class _Supervisor:
         return child
 
     def _lost_daemon(self, host: str, message: Mapping[str, Json]) -> None:
-        """A daemon ended before it had a rank. It may be mpirun that has failed, and ends: then that is the cause."""
+        """A daemon ended before it had a rank.
+
+        It may be mpirun that has failed, and ends: then that is the cause.
+        """
         from trainworks_launcher.contract.values import number
         from trainworks_launcher.supervise.control.messages import words
 
@@ -516,7 +539,8 @@ class _Supervisor:
         else:
             self._loop.after(DAEMON_SECONDS, report)
 
-    # ---------------------------------------------------------------------------------------------------- preparation
+    # ----------------------------------------------------------------------------------------------------
+    # preparation
     def _welcome(self) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
         again = self._phase > Phase.JOINING
@@ -572,7 +596,8 @@ class _Supervisor:
         if not pause:
             self._role.ready()
             return
-        # The leader is not ready, so no host starts; all have joined, and a stop signal reaches them at once.
+        # The leader is not ready, so no host starts; all have joined, and a
+        # stop signal reaches them at once.
         self._is_waiting, self._tries.pause = True, 0.0
         self._log(f"the last try got no step further: the next one starts in {pause:g} s")
         self._loop.after(pause, self._role.ready)
@@ -608,9 +633,13 @@ class _Supervisor:
             self._heard[data_path.KIND] = self._data_path.heard
         self._data_path.begin()
 
-    # -------------------------------------------------------------------------------------------------------- running
+    # --------------------------------------------------------------------------------------------------------
+    # running
     def _go(self) -> None:
-        """Start the command; a host without one, whose daemons may still fail, waits for the job's outcome."""
+        """Start the command.
+
+        A host without one, whose daemons may still fail, waits for the job's outcome.
+        """
         if self._phase >= Phase.ENDING or self._stopping.signal:
             return
         self._phase = Phase.RUNNING
@@ -623,7 +652,10 @@ class _Supervisor:
             self._start_program()
 
     def _look_for_checkpoint(self) -> None:
-        """Look where this try goes on. A slow file system must not let it begin anew: it waits, the loop goes on."""
+        """Look where this try goes on.
+
+        A slow file system must not let it begin anew: it waits, the loop goes on.
+        """
         self._is_looking = True
         directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         text = (
@@ -650,7 +682,10 @@ class _Supervisor:
         self._loop.look(self._tries.find, self._plan.limits.prepare, found)
 
     def _stop_begun(self) -> None:
-        """The job is being stopped. If this host was looking for its checkpoint, nothing of it runs yet."""
+        """The job is being stopped.
+
+        If this host was looking for its checkpoint, nothing of it runs yet.
+        """
         self._lookout.end()
         if self._is_looking:
             self._is_looking = False
@@ -733,8 +768,9 @@ class _Supervisor:
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
         """Return the environment of a command.
 
-        mpirun's own files go to the runtime directory and are removed with it. What a killed job leaves in /tmp makes
-        the next one fail if process ids repeat, as they do in containers. The ranks keep the user's TMPDIR (rank.py).
+        mpirun's own files go to the runtime directory and are removed with it. What a killed job
+        leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The
+        ranks keep the user's TMPDIR (rank.py).
         """
         if argv != self._plan.argv:
             return self._runtime.env
@@ -744,7 +780,8 @@ class _Supervisor:
         }
         if self._plan.ranks_by != "mpirun":
             return seen
-        # mpirun writes the command of its daemons in the words of this shell where the user has none: sh runs it.
+        # mpirun writes the command of its daemons in the words of this shell
+        # where the user has none: sh runs it.
         return {**seen, "SHELL": "/bin/sh", "TMPDIR": str(self._runtime.path)}
 
     def _command_ended(self, code: int) -> None:
@@ -794,11 +831,14 @@ class _Supervisor:
         self._report(outcome)
 
     def _starter_is_overdue(self, why: str) -> None:
-        """It outlives its ranks: what the hosts have seen of them is the outcome, and with that it is ended."""
+        """It outlives its ranks: what the hosts have seen of them is the
+        outcome, and with that it is ended.
+        """
         self._log(why)
         self._report(self._verdict.of_ranks(self._running.tail))
 
-    # ---------------------------------------------------------------------------------------------------------- ranks
+    # ----------------------------------------------------------------------------------------------------------
+    # ranks
     def _prefix_of(self, rank: int) -> bytes:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
@@ -828,8 +868,9 @@ class _Supervisor:
             self._role.tell(kind, "", **fields)
 
     def _rank_started(self, rank: Rank) -> None:
-        """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
-        Both are told to give up."""
+        """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun
+        was still starting. Both are told to give up.
+        """
         now = time.time()
         self._rank_moved()
         further = self._rounds.started(rank) if self._rounds is not None else None
@@ -852,7 +893,9 @@ class _Supervisor:
             self._overdue.moved(self._rounds.restarts if self._rounds is not None else 0)
 
     def _rank_ended(self, rank: Rank) -> None:
-        """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
+        """The end of a rank was seen, mostly before the command that started it
+        says anything: tell the leader.
+        """
         ranks = self._running.ranks
         if self._stopping.signal:
             self._stopping.rank_ended(rank)
@@ -874,21 +917,28 @@ class _Supervisor:
             self._ask_torchrun(rank, self._running.command.tail)
 
     def _tell_of(self, suspect: Suspect) -> None:
-        """Tell the leader what is known of a rank of this host, and keep it: the leader may be lost."""
+        """Tell the leader what is known of a rank of this host, and keep it:
+        the leader may be lost.
+        """
         if self._plan.role == "worker":
             self._verdict.add(suspect)
         if self._role is not None:
             self._role.suspect(suspect)
 
     def _inquire(self, outcome: Outcome, then: Callable[[], None]) -> None:
-        """Some host has failed: ask all of them what their ranks have noted, where ranks have run."""
+        """Some host has failed: ask all of them what their ranks have noted,
+        where ranks have run.
+        """
         if self._phase is not Phase.RUNNING or not outcome.place or self._role is None:
             then()
         else:
             self._inquiry.begin(self._role.others(), then)
 
     def _look_for_records(self) -> int:
-        """Tell of what ranks have noted that still run; return how many may still note something."""
+        """Tell of what ranks have noted that still run.
+
+        Return how many may still note something.
+        """
         if self._phase is not Phase.RUNNING or self._stopping.signal:
             return 0
         ranks, running = self._running.ranks, self._running
@@ -907,7 +957,10 @@ class _Supervisor:
         return sum(self._tell_of_running(pid, suspect) for pid, suspect in found)
 
     def _tell_of_running(self, pid: int, suspect: Suspect | None) -> bool:
-        """Tell once of a process that runs and has noted something; return whether it may still note more."""
+        """Tell once of a process that runs and has noted something.
+
+        Return whether it may still note more.
+        """
         if suspect is None:
             return True
         if pid not in self._noted_by:
@@ -916,7 +969,9 @@ class _Supervisor:
         return suspect.kind is Kind.LEFT  # its status is not known before its end
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
-        """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
+        """Torchrun took the status of a rank before this launcher saw it: it
+        logs it, long before it ends itself.
+        """
         from trainworks_launcher.supervise.outcome.starters import (
             torchrun_status,
         )  # only a failure needs it
@@ -947,7 +1002,10 @@ class _Supervisor:
         self._inquiry.moved()
 
     def _told_of_tries(self, host: str, message: Mapping[str, Json]) -> None:
-        """Another host knows of tries of this job. The leader answers before it lets anything start."""
+        """Another host knows of tries of this job.
+
+        The leader answers before it lets anything start.
+        """
         new = self._tries.learn(message)
         if self._plan.role == "leader" and self._role is not None:
             self._role.tell(KIND, "" if new else host, **self._tries.fields())
@@ -976,7 +1034,8 @@ class _Supervisor:
         else:
             self._finish(outcome)
 
-    # -------------------------------------------------------------------------------------------------------- signals
+    # --------------------------------------------------------------------------------------------------------
+    # signals
     def _signals(self, receiver: int) -> None:
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(receiver, 4096)
@@ -997,7 +1056,10 @@ class _Supervisor:
             self._passing_on.came(number)
 
     def _reap(self) -> None:
-        """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
+        """Note our own child's end.
+
+        As PID 1, also take the status of every orphan that became ours.
+        """
         command = self._running.command
         ended = command is not None and command.has_just_ended()
         for (
@@ -1030,8 +1092,8 @@ class _Supervisor:
     def _restart_ranks(self) -> None:
         """Another host is lost and the job goes on: end the ranks of this host.
 
-        They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a group without that
-        host.
+        They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a
+        group without that host.
         """
         if self._phase < Phase.ENDING and not self._stopping.signal:
             if self._rounds is not None:
@@ -1040,7 +1102,8 @@ class _Supervisor:
                 self._giving_up.begin_anew()
             self._running.send_to_ranks(signal.SIGKILL)
 
-    # -------------------------------------------------------------------------------------------------------- the end
+    # --------------------------------------------------------------------------------------------------------
+    # the end
     def _finish(self, outcome: Outcome) -> None:
         """The job's outcome is known: end what still runs, then leave together with the others."""
         if self._phase >= Phase.ENDING:
@@ -1060,7 +1123,8 @@ class _Supervisor:
         self._lookout.end()
         command = self._running.command
         if command is not None and command.running and self._stopping.leaves_time:
-            # The leader is lost while this host's own platform stops it: its ranks save all the same.
+            # The leader is lost while this host's own platform stops it: its
+            # ranks save all the same.
             self._outcome = self._stopping.instead_of(self._outcome)
         elif command is not None and command.running:
             self._running.send(signal.SIGTERM)

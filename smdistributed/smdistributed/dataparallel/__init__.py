@@ -1,4 +1,5 @@
-"""An independent implementation of smdistributed.dataparallel: the backend ``smddp`` and the interface before 1.4.
+"""An independent implementation of smdistributed.dataparallel: the backend ``smddp`` and the
+interface before 1.4.
 
 Nothing is imported here: ``import torch`` comes by when it looks for backends.
 """

@@ -1,6 +1,7 @@
 """The programs that launchers put before a rank's command. They replace themselves by it.
 
-sagemaker-training looks for ``smddprun`` and ``smddpmprun`` on the PATH; AWS's container tests call the others.
+sagemaker-training looks for ``smddprun`` and ``smddpmprun`` on the PATH; AWS's
+container tests call the others.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def smddpmprun() -> NoReturn:
 
 
 def smddpsinglenode() -> NoReturn:
-    """Run a command on this host, once for each GPU, or once without one: ``smddpsinglenode COMMAND...``."""
+    """Run a command on this host, once for each GPU, or once without one:
+    ``smddpsinglenode COMMAND...``.
+    """
     import torch
 
     parser = _parser("smddpsinglenode", "Run a command on this host, once for each GPU.")
@@ -83,7 +86,10 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def _become(command: list[str], parser: argparse.ArgumentParser) -> NoReturn:
-    """Replace this process by a command. A command that is not there has the shell's exit status for that, 127."""
+    """Replace this process by a command.
+
+    A command that is not there has the shell's exit status for that, 127.
+    """
     if not command:
         parser.error("there is no command to run")
     try:

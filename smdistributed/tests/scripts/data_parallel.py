@@ -1,4 +1,7 @@
-"""Train with the backend smddp, which this script uses and does not import; run again it loads what it saved."""
+"""Train with the backend smddp, which this script uses and does not import.
+
+Run again it loads what it saved.
+"""
 
 import argparse
 import os

@@ -1,4 +1,6 @@
-"""Train a small convolution net with smp, as a script for GPUs does: placed by it or by hand, saved and loaded."""
+"""Train a small convolution net with smp, as a script for GPUs does: placed by
+it or by hand, saved and loaded.
+"""
 
 import argparse
 import os

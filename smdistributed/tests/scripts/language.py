@@ -1,4 +1,6 @@
-"""Train a small GPT-2 with smp, as a pre-training script does: fp16, clipped master gradients, checkpoints, resume."""
+"""Train a small GPT-2 with smp, as a pre-training script does: fp16, clipped master gradients,
+checkpoints, resume.
+"""
 
 import argparse
 import os

@@ -1,4 +1,6 @@
-"""What AWS's page about scripts for smp shows, written anew: its imports as they are, and each call of its example."""
+"""What AWS's page about scripts for smp shows, written anew: its imports as
+they are, and each call of its example.
+"""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,6 @@
-"""A script that limits torch to one thread, where the environment says two: what do the threads of a step have?"""
+"""A script that limits torch to one thread, where the environment says two:
+what do the threads of a step have?
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Train a GPT-2 of 4 layers with Hugging Face's Trainer, on smp or smddp: what the environment asks for."""
+"""Train a GPT-2 of 4 layers with Hugging Face's Trainer, on smp or smddp: what
+the environment asks for.
+"""
 
 import argparse
 

@@ -1,4 +1,5 @@
-"""Runs apt for an image outside of it: in a step on our own base image, with the image's list of packages beside it.
+"""Runs apt for an image outside of it: in a step on our own base image, with
+the image's list of packages beside it.
 
 The step has this machine's settings of apt, which may have logins, and runs our own programs alone.
 """
@@ -55,7 +56,8 @@ _LAST_CHARACTERS: Final = 2000
 def upgrade_outside(
     image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
 ) -> str:
-    """Return what ``apt-get dist-upgrade --simulate`` prints for an image: today's archives are read.
+    """Return what ``apt-get dist-upgrade --simulate`` prints for an image:
+    today's archives are read.
 
     Raises:
         HostError: apt failed, in its own words, or there is no base image to run it in.

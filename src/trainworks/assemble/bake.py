@@ -1,4 +1,6 @@
-"""``build.py --bake``: the file for `docker buildx bake`, beside it the contexts and this machine's settings."""
+"""``build.py --bake``: the file for `docker buildx bake`, beside it the
+contexts and this machine's settings.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def write_bake(
     mirror: str | None,
     strict: bool,
 ) -> BakeFile:
-    """Write the file, a context for each target, and this machine's settings as the secrets that the builds mount.
+    """Write the file, a context for each target, and this machine's settings as
+    the secrets that the builds mount.
 
     Args:
         targets: What the file builds; targets with unlocked inputs are skipped.
@@ -52,7 +55,8 @@ def write_bake(
     Raises:
         TrainworksError: A target cannot be planned; nothing was written then.
         LockError: With ``strict`` a target has unlocked inputs, or no target is left.
-        HostError: A source of a target cannot be downloaded: the file must not depend on the machine that wrote it.
+        HostError: A source of a target cannot be downloaded: the file must not depend on the
+            machine that wrote it.
         OutputError: A file cannot be written.
     """
     chosen: list[tuple[ImagePlan, ImageSpec]] = []

@@ -1,7 +1,8 @@
-"""The base image of a build: from the engine's store, else from its registry, else made of the package archive.
+"""The base image of a build: from the engine's store, else from its registry,
+else made of the package archive.
 
-One whose digest is locked is pulled; where no registry answers, the plan is made again without the digest, and its base
-is bootstrapped. The two have different names.
+One whose digest is locked is pulled; where no registry answers, the plan is made again without the
+digest, and its base is bootstrapped. The two have different names.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class OwnBase:
 
 
 def own_base(plan: ImagePlan) -> OwnBase | None:
-    """Return the base of a plan, ``None`` for one that the engine itself pulls by the digest in its FROM."""
+    """Return the base of a plan, ``None`` for one that the engine itself pulls
+    by the digest in its FROM.
+    """
     if not plan.origin:
         return None
     return OwnBase(row=plan.base, name=plan.image, origin=plan.origin, states=plan.archives)
@@ -82,7 +85,9 @@ def ensure_base(
     *,
     again: bool = False,
 ) -> None:
-    """Bootstrap a base image, unless the engine has it or it is one to pull; another build of it is waited for.
+    """Bootstrap a base image, unless the engine has it or it is one to pull.
+
+    Another build of it is waited for.
 
     Args:
         settings: This machine's settings, with the archive that is read.

@@ -40,7 +40,9 @@ MARK = "# Written by trainworks"
 
 
 def write_context(rendering: Rendering, folder: Path) -> None:
-    """Write the Dockerfile and all files into an empty or new folder; the same rendering gives the same folder.
+    """Write the Dockerfile and all files into an empty or new folder.
+
+    The same rendering gives the same folder.
 
     Raises:
         OutputError: Something cannot be written; nothing of it is left then.
@@ -57,7 +59,8 @@ def write_context(rendering: Rendering, folder: Path) -> None:
             os.utime(target, ns=(content_time(file.content),) * 2)
         for path in (*folder.rglob("*"), folder):
             if path.is_dir():
-                # Folders are copied into the image as they are: this machine's umask must not decide who may read them.
+                # Folders are copied into the image as they are: this machine's umask must not
+                # decide who may read them.
                 path.chmod(0o755)
                 os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
@@ -76,10 +79,12 @@ def _top_names(rendering: Rendering) -> set[str]:
 
 
 def content_time(content: bytes) -> int:
-    """Return the time of a context's file in nanoseconds since 1970: one second for all, a fraction by its content.
+    """Return the time of a context's file in nanoseconds since 1970: one second
+    for all, a fraction by its content.
 
-    Docker compares a context with the last one from the same place by sizes and times alone. With one fixed time a file
-    that changed and kept its size would be taken for the old one; with the clock's, no two contexts would be the same.
+    Docker compares a context with the last one from the same place by sizes and times alone. With
+    one fixed time a file that changed and kept its size would be taken for the old one; with the
+    clock's, no two contexts would be the same.
     """
     fraction = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % 1_000_000_000
     return EPOCH * 1_000_000_000 + fraction
@@ -89,7 +94,8 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
     """Clear ``--output`` for a new context: it may be new, empty, or an earlier context of ours.
 
     Raises:
-        OutputError: The folder has anything else in it, or cannot be changed; nothing was removed then.
+        OutputError: The folder has anything else in it, or cannot be changed;
+            nothing was removed then.
     """
     hint = "name a new or an empty folder with --output"
     try:
@@ -120,7 +126,9 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
 
 
 def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
-    """Write a rendering to ``--output``; return the result for people (without a folder the Dockerfile) and programs.
+    """Write a rendering to ``--output``.
+
+    Return the result for people (without a folder the Dockerfile) and programs.
 
     Raises:
         OutputError: The folder has files that are not ours, or cannot be written.
@@ -137,10 +145,11 @@ def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[s
 
 @contextlib.contextmanager
 def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Give an empty folder for a build context, the same one for each build of an image, and remove it afterwards.
+    """Give an empty folder for a build context, the same one for each build of
+    an image, and remove it afterwards.
 
-    Docker knows a context by its path: from a new path it sends and keeps every byte once more. Of two builds of one
-    image at the same time, the second one gets a private folder.
+    Docker knows a context by its path: from a new path it sends and keeps every byte once more. Of
+    two builds of one image at the same time, the second one gets a private folder.
 
     Args:
         name: The target's, or the image's.
@@ -159,14 +168,17 @@ def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
                 shutil.rmtree(folder)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         except (OSError, RuntimeError):
-            # Another build has it, it cannot be written, or there is no home folder: only speed is lost.
+            # Another build has it, it cannot be written, or there is no home
+            # folder: only speed is lost.
             folder = None
         yield folder if folder is not None else stack.enter_context(private_folder())
 
 
 @contextlib.contextmanager
 def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Let threads and processes that want the same thing take turns; without a file to lock, they do not wait.
+    """Let threads and processes that want the same thing take turns.
+
+    Without a file to lock, they do not wait.
 
     Args:
         name: Of the thing; any text.
@@ -182,7 +194,8 @@ def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
-    """Put this machine's own copies of locked files into the context, each where its step mounts it.
+    """Put this machine's own copies of locked files into the context, each
+    where its step mounts it.
 
     Returns:
         The names of the files that were found, in the order of the plan.
@@ -201,7 +214,9 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
 
 
 def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """Put this machine's copies of what components download into the context; the build verifies them.
+    """Put this machine's copies of what components download into the context.
+
+    The build verifies them.
 
     Args:
         plan: What is built.
@@ -227,7 +242,10 @@ def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) 
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Put a file into the context: a hard link costs nothing; across file systems only a copy is possible."""
+    """Put a file into the context: a hard link costs nothing.
+
+    Across file systems only a copy is possible.
+    """
     try:
         try:
             os.link(source.resolve(), target)  # a folder may have links

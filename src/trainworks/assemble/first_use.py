@@ -1,4 +1,6 @@
-"""``--trust-first-use``: what a target lacks in its locks is recorded, and built from the same bytes."""
+"""``--trust-first-use``: what a target lacks in its locks is recorded, and
+built from the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,21 @@ from trainworks.terminal.output import say
 
 
 def with_first_use(request: Request, session: BuildSession) -> BuildSession:
-    """Record the hashes and digests that a target lacks, of today's downloads; nothing is resolved anew.
+    """Record the hashes and digests that a target lacks, of today's downloads.
+
+    Nothing is resolved anew.
 
     Args:
         request: What is asked for.
-        session: The run. Its mirror's folder, or one in the user's cache, keeps the downloads for the build.
+        session: The run. Its mirror's folder, or one in the user's cache, keeps
+            the downloads for the build.
 
     Returns:
         The same run with what was recorded.
 
     Raises:
-        LockError: Inputs cannot be downloaded, or are not what is published; all are named, the rest is recorded.
+        LockError: Inputs cannot be downloaded, or are not what is published;
+            all are named, the rest is recorded.
         OutputError: The rows are those of an installed package.
     """
     plan = make_plan(request, session.facts)

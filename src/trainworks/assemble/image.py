@@ -1,6 +1,9 @@
-"""One image, from its rendering to a tested result: base, context, engine, checks. Every build goes through here.
+"""One image, from its rendering to a tested result: base, context, engine, checks.
 
-``assemble.target`` and ``extend.image`` say what the image is made of; ``assemble.many`` does several, one thread each.
+Every build goes through here.
+
+``assemble.target`` and ``extend.image`` say what the image is made of; ``assemble.many`` does
+several, one thread each.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ from trainworks.terminal.progress import DISPLAY
 from trainworks.terminal.words import megabytes
 
 NAMED = 3
-"""The most files of this machine's folders that are named: of more, as of a CUDA image's wheels, there are dozens."""
+"""The most files of this machine's folders that are named: of more, as of a
+CUDA image's wheels, there are dozens.
+"""
 
 ARCHIVE_HINT = "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of other days"
 
@@ -56,15 +61,18 @@ class ImageSpec:
         rendering: The build context.
         settings: This machine's settings.
         secrets: Files that the steps read below ``/run/secrets``: name to content.
-        add_files: Puts this machine's own copies of locked files into a context, and returns their names.
+        add_files: Puts this machine's own copies of locked files into a
+            context, and returns their names.
         checks: What is tested after the build.
         forbidden: Texts of this machine that must not be in the image.
-        base: The base image that has its name from this project; ``None``: the engine finds what FROM names.
+        base: The base image that has its name from this project; ``None``: the
+            engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
         isolated: Whether its tests run its programs isolated: another maker's may be in it.
         makers: Gives the lists of files that the makers of its packages sent.
-        network: What its steps reach; ``None``: what those reach that download with this machine's settings.
+        network: What its steps reach; ``None``: what those reach that download
+            with this machine's settings.
     """
 
     name: str
@@ -144,8 +152,9 @@ def build_image(
 ) -> ImageResult:
     """Build an image and test it, as far as ``options.until`` says.
 
-    Where the engine has an image of this name that was built from the very same inputs, that one is the result. Checks
-    that this image has passed are not asked again (``assemble.tested``), unless ``options.test_again``.
+    Where the engine has an image of this name that was built from the very same inputs, that one is
+    the result. Checks that this image has passed are not asked again (``assemble.tested``), unless
+    ``options.test_again``.
 
     Args:
         spec: What to build.
@@ -154,7 +163,8 @@ def build_image(
         progress: Follows the build, for a person; default: on this process's display.
 
     Raises:
-        BuildError, EngineError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
+        BuildError, EngineError, EngineUnavailableError, HostError, OutputError: See
+        ``trainworks.errors``.
     """
     started = based = time.monotonic()
     progress = progress or BuildProgress(verbose=options.verbose)
@@ -195,7 +205,9 @@ def build_image(
 
 
 def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> BuiltImage | None:
-    """Return the engine's image of this name, if it was built from the very same inputs and may be taken."""
+    """Return the engine's image of this name, if it was built from the very
+    same inputs and may be taken.
+    """
     if options.no_cache or options.pull or options.output is not None:
         return None
     image = engine.inspect(spec.tags[0])
@@ -206,7 +218,9 @@ def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> B
 
 
 def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
-    """Return an image that reads the package archive in its locked state, where that is anywhere; else today's.
+    """Return an image that reads the package archive in its locked state, where that is anywhere.
+
+    Else today's.
 
     Raises:
         LockError: It is nowhere, and ``locked``.
@@ -219,7 +233,9 @@ def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
 def locate_archive(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, *, locked: bool = False
 ) -> Found:
-    """Return the package archive in its locked state, where that is anywhere; else today's, and say that.
+    """Return the package archive in its locked state, where that is anywhere.
+
+    Else today's, and say that.
 
     Raises:
         LockError: It is nowhere, and ``locked``.
@@ -262,10 +278,11 @@ def run_build(
         INPUTS_LABEL: spec.rendering.digest,
         **({BASE_LABEL: spec.base.origin} if spec.base else {}),
     }
-    # The labels also say the layers, and which states of the package archive these were made of. Both are known once
-    # they are built: what comes from the cache may be of another day than is expected. So a second build on the image
-    # sets these two, and nothing else. The first one has the same labels whatever this machine built before, because
-    # buildah writes the names of images in between, which follow from their labels, into the history of the last one.
+    # The labels also say the layers, and which states of the package archive these were made of.
+    # Both are known once they are built: what comes from the cache may be of another day than is
+    # expected. So a second build on the image sets these two, and nothing else. The first one has
+    # the same labels whatever this machine built before, because buildah writes the names of images
+    # in between, which follow from their labels, into the history of the last one.
     unknown = {LAYERS_LABEL: "", **({ARCHIVES_LABEL: ""} if spec.base else {})}
     image = build_context(spec, labels | unknown, engine, options, progress)
     truth = {LAYERS_LABEL: layers_of(image)}
@@ -336,7 +353,9 @@ def _label(
 
 
 def fill_context(spec: ImageSpec, folder: Path) -> None:
-    """Write an image's context into an empty folder, with what this machine has of its downloads."""
+    """Write an image's context into an empty folder, with what this machine has
+    of its downloads.
+    """
     write_context(spec.rendering, folder)
     if found := spec.add_files(folder):
         files = ", ".join(found) if len(found) <= NAMED else f"{len(found)} files"
@@ -362,7 +381,8 @@ def test_image(
     every_line: bool,
     whole: bool,
 ) -> PassedChecks:
-    """Run each check on an image: one line for each that fails as soon as it is known, and a line that sums up.
+    """Run each check on an image: one line for each that fails as soon as it is
+    known, and a line that sums up.
 
     Args:
         spec: What the image should be.
@@ -370,7 +390,8 @@ def test_image(
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
         every_line: Whether checks that pass get a line, too.
-        whole: Whether these are all checks of the image: a build knows one that passes them by its identifier.
+        whole: Whether these are all checks of the image: a build knows one that
+            passes them by its identifier.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks

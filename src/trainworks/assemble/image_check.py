@@ -39,11 +39,13 @@ def check_image(
 ) -> ImageResult:
     """Compare an image with its digests and with its build, and run the image tests on it.
 
-    A person who asks wants the bytes to be asked: only a build remembers what an image of one identifier has passed. An
-    image with more layers than it was built with gets a line for each file that these change.
+    A person who asks wants the bytes to be asked: only a build remembers what an image of one
+    identifier has passed. An image with more layers than it was built with gets a line for each
+    file that these change.
 
-    What the image should have is decided by its name, or else by the title that its labels have: a target, with what
-    the image has besides or lacks. An image of another maker is asked what can be asked without a plan.
+    What the image should have is decided by its name, or else by the title that its labels have: a
+    target, with what the image has besides or lacks. An image of another maker is asked what can be
+    asked without a plan.
 
     Args:
         name: A target, or an image under any name.
@@ -51,7 +53,8 @@ def check_image(
         engine_name: The engine, or ``None`` for the first that answers.
         junit: Where to write the results as JUnit XML.
         static: Whether to ask only what starts no program of the image.
-        without_plan: Whether to ask an image that is made from one of ours like one of another maker.
+        without_plan: Whether to ask an image that is made from one of ours like
+            one of another maker.
 
     Raises:
         UnknownNameError: The engine has no such image, or what it should have cannot be known.
@@ -120,7 +123,10 @@ def check_image(
 
 
 def _name_inside(image: BuiltImage, engine: Engine) -> str:
-    """Return the name that an image has in its own manifest, whatever its labels say; ``""`` where it has none."""
+    """Return the name that an image has in its own manifest, whatever its labels say.
+
+    ``""`` where it has none.
+    """
     with suppress(BuildError, EngineError, ValueError, KeyError, TypeError, RecursionError):
         tree = read_tree(engine, image.reference, re.compile(re.escape(MANIFEST)))
         return str(json.loads(tree.read(MANIFEST) or b"")["name"])
@@ -128,7 +134,10 @@ def _name_inside(image: BuiltImage, engine: Engine) -> str:
 
 
 def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> ImageResult:
-    """Ask an image without a plan; ``promised`` is what the image that it is made of promises, where it is ours."""
+    """Ask an image without a plan.
+
+    ``promised`` is what the image that it is made of promises, where it is ours.
+    """
     removed = [
         pattern
         for check in promised

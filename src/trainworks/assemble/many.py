@@ -1,7 +1,9 @@
-"""Many targets in one run, each in a thread of this process: one that fails does not stop the others.
+"""Many targets in one run, each in a thread of this process: one that fails
+does not stop the others.
 
-A thread waits for its engine nearly all the time. Threads share the engine's store and its cache of layers; each has an
-engine client of its own, and only image tests take turns (pytest keeps state of its own in the process).
+A thread waits for its engine nearly all the time. Threads share the engine's store and its cache of
+layers; each has an engine client of its own, and only image tests take turns (pytest keeps state of
+its own in the process).
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class PlannedTarget:
 def plan_targets(
     rows: Sequence[TargetRow], facts: Facts, like: Request | None = None
 ) -> list[PlannedTarget]:
-    """Plan each row; an error stays with its target. ``like`` says which optional components are asked for."""
+    """Plan each row; an error stays with its target.
+
+    ``like`` says which optional components are asked for.
+    """
     found = []
     for row in rows:
         target = PlannedTarget(name=facts.name_of(row), request=request_for(row, facts, like))
@@ -79,7 +84,8 @@ class TargetSummary:
 
     Attributes:
         target: Its name.
-        outcome: ``unchanged``: the engine had its image already. ``skipped``: it cannot be built yet, see ``cause``.
+        outcome: ``unchanged``: the engine had its image already. ``skipped``:
+            it cannot be built yet, see ``cause``.
         seconds: How long it took; 0 where it was not started.
         size: Bytes of the image, uncompressed; 0 without an image.
         cause: The first line of what went wrong.
@@ -98,7 +104,9 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run ended: every target in the order of the run, its seconds, and whether Ctrl-C or SIGTERM ended it."""
+    """How a run ended: every target in the order of the run, its seconds, and
+    whether Ctrl-C or SIGTERM ended it.
+    """
 
     targets: tuple[TargetSummary, ...]
     seconds: float
@@ -257,7 +265,8 @@ def _make_folders(order: BuildOrder) -> None:
 def worst(targets: Sequence[TargetSummary]) -> int:
     """Return the exit status of a run: that of the target that failed earliest in the pipeline.
 
-    An image that fails a check was built; a failed build was begun; any other error ends a target before that.
+    An image that fails a check was built; a failed build was begun; any other
+    error ends a target before that.
     """
     order = {0: 0, ImageTestError.exit_status: 1, BuildError.exit_status: 2}
     statuses = [target.exit_status for target in targets]

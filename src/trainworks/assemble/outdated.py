@@ -37,10 +37,15 @@ from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
 OSV = "TRAINWORKS_OSV"
-"""Variable: the address of a service with OSV's interface, in the place of the row's; an empty one asks none."""
+"""Variable: the address of a service with OSV's interface, in the place of the row's.
+
+An empty one asks none.
+"""
 
 FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
-"""The distribution of each framework: in an image of another maker, its version says how old the framework is."""
+"""The distribution of each framework: in an image of another maker, its version
+says how old the framework is.
+"""
 
 READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg|{re.escape(MANIFEST)}")
 """The files of an image whose content is asked for."""
@@ -57,7 +62,9 @@ CHANGE = re.compile(
     r"^Inst (?P<name>\S+) (?:\[(?P<installed>\S+)\] )?\((?P<update>\S+) (?P<suites>.*)\)",
     re.MULTILINE,
 )
-"""A line of a simulated upgrade (apt-get(8)): the package, its versions, and the suites that have the newer one."""
+"""A line of a simulated upgrade (apt-get(8)): the package, its versions, and
+the suites that have the newer one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,8 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class OutdatedReport:
-    """How an image compares with what its package archive, its package index and the lock of its target have today.
+    """How an image compares with what its package archive, its package index
+    and the lock of its target have today.
 
     Attributes:
         name: The image.
@@ -86,11 +94,13 @@ class OutdatedReport:
         updates: What a suite of security updates has newer.
         others: What the other suites have newer, such as those of a point release.
         python: Python packages of which the index has a newer release.
-        locked: Python packages in other versions than today's lock; empty for an image of no target.
+        locked: Python packages in other versions than today's lock; empty for
+            an image of no target.
         ended: The framework, where its project makes no more patches for its version.
         advisories: Published advisories about Python packages in their installed versions.
         parts: Components in other versions than today's rows; empty for an image of no target.
-        archives: Each suite that has moved since it was locked, in words: what the next image brings.
+        archives: Each suite that has moved since it was locked, in words: what
+            the next image brings.
         unknown: What could not be compared, a sentence each, and is no reason to fail.
         days: Whole days since the build; None for an image with a constant time.
     """
@@ -113,7 +123,8 @@ class OutdatedReport:
         """Return what makes the image one to replace, a part of a sentence each.
 
         Args:
-            allow_ended: Whether a framework without patches is accepted, with the advisories about itself.
+            allow_ended: Whether a framework without patches is accepted, with
+                the advisories about itself.
         """
         found = []
         if self.updates:
@@ -238,7 +249,10 @@ def is_security(change: re.Match[str]) -> bool:
 def moved_distributions(
     installed: Mapping[str, str], locked: Iterable[LockedPackage]
 ) -> tuple[Update, ...]:
-    """Return the installed distributions of which a lock has another version; what only builds is in no image."""
+    """Return the installed distributions of which a lock has another version.
+
+    What only builds is in no image.
+    """
     return tuple(
         Update(name=each.name, installed=installed[each.name], update=each.version)
         for each in locked
@@ -249,7 +263,9 @@ def moved_distributions(
 def ended_framework(
     row: TargetRow | None, installed: Mapping[str, str], facts: Facts
 ) -> EndOfPatch | None:
-    """Return since when the image's framework gets no patches: that of its target, else the one that is installed."""
+    """Return since when the image's framework gets no patches: that of its
+    target, else the one that is installed.
+    """
     if row is not None:
         return facts.end_of_patch(row)
     minors = {}
@@ -265,7 +281,9 @@ def _ended_words(end: EndOfPatch) -> str:
 
 
 def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> tuple[Update, ...]:
-    """Return the components that the image's manifest has in other versions than today's rows, by their names."""
+    """Return the components that the image's manifest has in other versions
+    than today's rows, by their names.
+    """
     try:
         there = {
             str(name): str(each["version"])
@@ -290,7 +308,9 @@ def published_advisories(
     settings: HostSettings,
     environment: Mapping[str, str],
 ) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
-    """Return the advisories about distributions, and why there are none where no service could be asked."""
+    """Return the advisories about distributions, and why there are none where
+    no service could be asked.
+    """
     rows = [service.url for service in facts.advisories]
     address = environment.get(OSV, rows[0] if rows else "").rstrip("/")
     if not address:
@@ -304,7 +324,8 @@ def published_advisories(
 
 
 def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:
-    """Return the version of the Python that is first on PATH, and what is installed for it: name to version.
+    """Return the version of the Python that is first on PATH, and what is
+    installed for it: name to version.
 
     Both are read from the names of files. An image without Python has ``""`` and nothing.
     """
@@ -389,7 +410,9 @@ def _update(change: re.Match[str]) -> Update:
 
 
 def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
-    """Return the suites of a base whose packages are others than when they were locked, a sentence each."""
+    """Return the suites of a base whose packages are others than when they were
+    locked, a sentence each.
+    """
     locked = facts.archives_of(base)
     if not locked:
         return ()
@@ -406,7 +429,10 @@ def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[st
 
 
 def days_since(created: str) -> int | None:
-    """Return the whole days since an image's creation time; None without one, and for the constant of rebuilds."""
+    """Return the whole days since an image's creation time.
+
+    None without one, and for the constant of rebuilds.
+    """
     if not created:
         return None
     # The daemon writes nanoseconds, which Python does not read.

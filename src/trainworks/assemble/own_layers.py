@@ -1,7 +1,8 @@
-"""Says what was done to an image since it was built: its label names its layers, and their digests all that is in them.
+"""Says what was done to an image since it was built: its label names its layers, and their digests
+all that is in them.
 
-So nothing has to be known of the build. An image of more layers is the one that was built, with the files that these
-change or hide. That the bytes are those of the digests is asked, too.
+So nothing has to be known of the build. An image of more layers is the one that was built, with the
+files that these change or hide. That the bytes are those of the digests is asked, too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]
     """Read an image, and compare it with its digests and with the layers that it was built with.
 
     Returns:
-        Whether its bytes are those of its digests, and, where its label names its layers, whether it has these and no
+        Whether its bytes are those of its digests, and, where its label names
+        its layers, whether it has these and no
         others: a line for each file that is another one.
 
     Raises:
@@ -46,7 +48,9 @@ def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]
 
 
 def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
-    """Return what each layer that can be read has, by the digest of its bytes, and why no more could be read."""
+    """Return what each layer that can be read has, by the digest of its bytes,
+    and why no more could be read.
+    """
     stored: dict[str, Mapping[str, Entry]] = {}
     damage = ""
     try:
@@ -55,7 +59,8 @@ def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Ent
                 for layer in stored_layers(stream):
                     stored[layer.digest] = layer.entries
             except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-                # The engine's own words, which come at its end, say more than an archive that is cut off.
+                # The engine's own words, which come at its end, say more than
+                # an archive that is cut off.
                 damage = f"the engine's copy of the image cannot be read: {error}"
     except EngineError as error:
         # An engine that gave every layer with its digest has failed at something else.
@@ -97,7 +102,8 @@ def _bytes(
 def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
     """Compare the layers with those that the label names.
 
-    Only the same ones, and as many of them, are a pass: what an additional one changes decides the lines alone.
+    Only the same ones, and as many of them, are a pass: what an additional one
+    changes decides the lines alone.
     """
     built, found = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
     lines = []
@@ -130,7 +136,9 @@ class _Change:
 def _on_top(
     image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int
 ) -> Iterator[str]:
-    """Yield what the layers on top of those that were built change: at least a line for each of them."""
+    """Yield what the layers on top of those that were built change: at least a
+    line for each of them.
+    """
     there: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):
         inside = stored.get(name)
@@ -144,7 +152,8 @@ def _on_top(
 def _told(changes: list[_Change], number: int) -> Iterator[str]:
     """Yield the lines for the changes of a layer, alike ones together.
 
-    A new file sets the time of its folder: that says nothing, unless it is all that there is to say.
+    A new file sets the time of its folder: that says nothing, unless it is all
+    that there is to say.
     """
     changes = [change for change in changes if not change.only_time] or changes
     if not changes:
@@ -157,7 +166,10 @@ def _told(changes: list[_Change], number: int) -> Iterator[str]:
 
 
 def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterator[_Change]:
-    """Yield what a layer changes of the paths that are there; a folder that is as before is left out."""
+    """Yield what a layer changes of the paths that are there.
+
+    A folder that is as before is left out.
+    """
     for path, entry in sorted(entries.items()):
         folder, name = posixpath.split(path)
         before = there.get(path)

@@ -1,4 +1,6 @@
-"""``build.py --record``: writes into ``images/built.toml`` that a target was built, and that its image tests passed."""
+"""``build.py --record``: writes into ``images/built.toml`` that a target was
+built, and that its image tests passed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def record_result(
 def record(
     built: Built, targets: Collection[str], root: Path, environment: Mapping[str, str]
 ) -> Path:
-    """Write a build into the file, in the place of the target's last one; others that want to write wait.
+    """Write a build into the file, in the place of the target's last one.
+
+    Others that want to write wait.
 
     Args:
         built: The build.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSession:
-    """One run: the checkout, its rows, the mirror, and this machine's settings, which are read once."""
+    """One run: the checkout, its rows, the mirror, and this machine's settings,
+    which are read once.
+    """
 
     root: Path
     facts: Facts

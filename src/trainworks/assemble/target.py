@@ -43,8 +43,8 @@ def build_target(
     Raises:
         LockError: An input is not locked, or a file is not what was locked.
         HostError: A source that the image needs cannot be downloaded.
-        RegistryError: A registry refuses the push.
-        BuildError, EngineError, EngineUnavailableError, OutputError, RecipeError: See ``trainworks.errors``.
+        RegistryError: A registry refuses the push. BuildError, EngineError, EngineUnavailableError,
+        OutputError, RecipeError: See ``trainworks.errors``.
     """
     left_out: tuple[Unreachable, ...] = ()
     refuse_unlocked(plan)
@@ -94,7 +94,9 @@ def build_target(
 
 
 def _engine_that_answers(order: BuildOrder) -> Engine | None:
-    """Return the engine, or ``None``: what is wrong with the sources is reported before a missing engine."""
+    """Return the engine, or ``None``: what is wrong with the sources is
+    reported before a missing engine.
+    """
     with suppress(EngineUnavailableError, UnknownNameError):
         return choose(order.engine, report=say)
     return None
@@ -103,7 +105,10 @@ def _engine_that_answers(order: BuildOrder) -> Engine | None:
 def _with_sources(
     request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
-    """Download the sources of a plan; return the plan of what can be built of them, and what was left out."""
+    """Download the sources of a plan.
+
+    Return the plan of what can be built of them, and what was left out.
+    """
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
         plan, left_out = reachable_plan(

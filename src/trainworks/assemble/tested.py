@@ -1,9 +1,11 @@
-"""Which images have passed their checks on this machine, so that an image that is there is not asked twice.
+"""Which images have passed their checks on this machine, so that an image that
+is there is not asked twice.
 
-An engine's identifier is the digest of an image's configuration, which holds the digests of its layers: the same
-identifier is the same image, while the engine's store is sound. Only a build believes that: `check --image` asks the
-bytes. The results count while all else that decides them is the same too: the checks, the texts that must not be
-inside, the base, the engine, and every line of this package.
+An engine's identifier is the digest of an image's configuration, which holds the digests of its
+layers: the same identifier is the same image, while the engine's store is sound. Only a build
+believes that: `check --image` asks the bytes. The results count while all else that decides them is
+the same too: the checks, the texts that must not be inside, the base, the engine, and every line of
+this package.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from trainworks.plan.checks import Check
 
 @dataclass(frozen=True, kw_only=True)
 class PassedChecks:
-    """The results of an image that passed every check, and when that was (UTC, ISO 8601, to the second)."""
+    """The results of an image that passed every check, and when that was (UTC,
+    ISO 8601, to the second).
+    """
 
     results: tuple[CheckResult, ...]
     when: str
@@ -40,7 +44,10 @@ def what_decides(
     forbidden: tuple[str, ...],
     base: BuiltImage | None,
 ) -> str:
-    """Return the digest of all that decides the results; arguments as of ``imagetest.run.run_checks``."""
+    """Return the digest of all that decides the results.
+
+    Arguments as of ``imagetest.run.run_checks``.
+    """
     probe = engine.probe()
     decides = (
         *(image.identifier, base.identifier if base else "", probe.name, probe.version),
@@ -54,11 +61,14 @@ def what_decides(
 def passed_before(
     image: BuiltImage, environment: Mapping[str, str], *, decided_by: str
 ) -> PassedChecks | None:
-    """Return what an image passed on this machine; ``None`` where nothing is known, or the file cannot be read.
+    """Return what an image passed on this machine.
+
+    ``None`` where nothing is known, or the file cannot be read.
 
     Args:
         image: The image.
-        environment: The process's environment, which says where this user's cache lies (``host.cache``).
+        environment: The process's environment, which says where this user's
+            cache lies (``host.cache``).
         decided_by: What has to have decided the results (``what_decides``).
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
@@ -72,7 +82,10 @@ def passed_before(
 def remember(
     image: BuiltImage, passed: PassedChecks, environment: Mapping[str, str], *, decided_by: str
 ) -> None:
-    """Keep the results of all checks of an image, if all passed; a cache that cannot be written keeps nothing."""
+    """Keep the results of all checks of an image, if all passed.
+
+    A cache that cannot be written keeps nothing.
+    """
     if passed.results and all(each.passed for each in passed.results):
         with suppress(OSError, RuntimeError):
             path = _folder_of(image, environment) / f"{decided_by}.json"

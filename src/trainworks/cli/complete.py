@@ -1,4 +1,5 @@
-"""Completion of command lines by argcomplete: commands and options from the grammars, values from the facts.
+"""Completion of command lines by argcomplete: commands and options from the
+grammars, values from the facts.
 
 No engine, registry or network is asked.
 """
@@ -62,7 +63,10 @@ def _add_completers(grammar: Grammar, root: Path) -> None:
 def _completer(
     placeholder: str, root: Path, flags: Sequence[str]
 ) -> Callable[..., list[str]] | None:
-    """Return what completes the values of a placeholder; ``None`` leaves files, or nothing, to the shell."""
+    """Return what completes the values of a placeholder.
+
+    ``None`` leaves files, or nothing, to the shell.
+    """
 
     def values(parsed_args: Namespace, **_: Any) -> list[str]:
         place = parsed_args.root or root

@@ -1,7 +1,7 @@
 """Describe a command: its options, and a help with examples, exit statuses and the next command.
 
-A ``Grammar`` is an ``argparse`` parser that keeps this description as data, for ``--help``, ``build.py help --format
-json`` and the tests that run the examples.
+A ``Grammar`` is an ``argparse`` parser that keeps this description as data, for ``--help``,
+``build.py help --format json`` and the tests that run the examples.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ IMAGE_ERRORS = (EngineError, EngineUnavailableError, ImageTestError)
 
 
 Check = Callable[[argparse.Namespace, Path], Sequence[str | UnknownNameError]]
-"""Returns what is wrong with parsed words, given the checkout: words that do not go together, and unknown names."""
+"""Returns what is wrong with parsed words, given the checkout: words that do
+not go together, and unknown names.
+"""
 
 
 class Grammar(argparse.ArgumentParser):
@@ -167,7 +169,9 @@ class Grammar(argparse.ArgumentParser):
         )
 
     def arguments(self) -> list[dict[str, Any]]:
-        """Return all options and positional arguments, in the order of the help, as values that JSON can write."""
+        """Return all options and positional arguments, in the order of the
+        help, as values that JSON can write.
+        """
         return [
             _as_values(action, group.title or "")
             for group in self._action_groups
@@ -275,8 +279,8 @@ class Grammar(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words; one ``CommandLineError`` has all their problems.
 
-        What it returns has ``given``, too: the options that are among the words, by the names of their values. A value
-        that is none of an option's choices is the default there.
+        What it returns has ``given``, too: the options that are among the words, by the names of
+        their values. A value that is none of an option's choices is the default there.
         """
         self._problems, self._parsed = [], None
         parsed = super().parse_known_args(self._with_known_options(args or ()), namespace)
@@ -305,7 +309,9 @@ class Grammar(argparse.ArgumentParser):
         )
 
     def _with_known_options(self, words: Sequence[str]) -> list[str]:
-        """Note unknown options, and replace each by the closest known one, so that the other words are checked too."""
+        """Note unknown options, and replace each by the closest known one, so
+        that the other words are checked too.
+        """
         result: list[str] = []
         known = self._option_string_actions
         given = self._given = {}
@@ -386,7 +392,9 @@ def _shell_lines(line: str, width: int) -> str:
 def _exit_statuses(
     done: str, fails: Sequence[type[TrainworksError]]
 ) -> tuple[tuple[int, str], ...]:
-    """Return each exit status of a command with its meaning: those of every command, and those of these errors."""
+    """Return each exit status of a command with its meaning: those of every
+    command, and those of these errors.
+    """
     errors: set[type[TrainworksError]] = {
         TrainworksError,
         CommandLineError,

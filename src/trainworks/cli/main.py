@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
 
     Args:
         arguments: Those of the command line, without the program; default: the process's own.
-        root: The checkout; default: the current folder if it is one, else the data of the installed package.
+        root: The checkout; default: the current folder if it is one, else the
+            data of the installed package.
 
     Returns:
         The exit status; see the end of ``--help``.
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         return error.exit_status
     except KeyboardInterrupt:
         if arguments is None:
-            # A second Ctrl-C while Python shuts down would end the process with the signal's status.
+            # A second Ctrl-C while Python shuts down would end the process with
+            # the signal's status.
             previous = signal.SIG_IGN
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say_error(InterruptionError(), as_json=as_json)
@@ -71,7 +73,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
 
 
 def _command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command and its own words; ``--root DIR`` may stand before it. Raises ``CommandLineError``."""
+    """Return the command and its own words; ``--root DIR`` may stand before it.
+
+    Raises ``CommandLineError``.
+    """
     count = 0 if not words else 2 if words[0] == "--root" else int(words[0].startswith("--root="))
     if words[count : count + 1] and words[count] in COMMANDS:
         words = [*words[count:], *words[:count]]
@@ -91,7 +96,10 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether errors go to stdout as JSON too. Parsing the words may fail, so this looks at them as they are."""
+    """Whether errors go to stdout as JSON too.
+
+    Parsing the words may fail, so this looks at them as they are.
+    """
     return "--format=json" in words or ("--format", "json") in pairwise(words)
 
 

@@ -37,7 +37,8 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
 
     Raises:
         UnknownNameError: No engine has this name.
-        EngineUnavailableError: The named engine does not answer, or none does; lists each engine's own error.
+        EngineUnavailableError: The named engine does not answer, or none does;
+            lists each engine's own error.
     """
     if name is not None:
         engine = create(name)
@@ -61,7 +62,9 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
 
 
 def closed(engine: Engine) -> Isolation:
-    """Return how to ask an image that this machine built, or builds on: not closed where the engine cannot."""
+    """Return how to ask an image that this machine built, or builds on: not
+    closed where the engine cannot.
+    """
     return "" if engine.isolates() else "asked"
 
 
@@ -79,7 +82,9 @@ def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
 
 
 def read_files(engine: Engine, reference: str) -> dict[str, bytes]:
-    """Return the content of each file of a small image, by the file's name: what a build step wrote for the builder."""
+    """Return the content of each file of a small image, by the file's name:
+    what a build step wrote for the builder.
+    """
     found = {}
     with engine.layers(reference) as layers:
         for layer in layers:

@@ -1,4 +1,6 @@
-"""Repeat what an engine failed at: starting a process or a container sometimes fails on a busy machine."""
+"""Repeat what an engine failed at: starting a process or a container sometimes
+fails on a busy machine.
+"""
 
 from __future__ import annotations
 

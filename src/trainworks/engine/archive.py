@@ -1,4 +1,6 @@
-"""Write image archives in ``docker save`` form from a folder, and read them layer by layer, as streams."""
+"""Write image archives in ``docker save`` form from a folder, and read them
+layer by layer, as streams.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,11 @@ def write_archive(
     created: int,
     architecture: Architecture = "amd64",
 ) -> str:
-    """Write an image of one layer from a root file system, byte for byte the same for the same files.
+    """Write an image of one layer from a root file system, byte for byte the
+    same for the same files.
 
-    Owners go in as numbers, names are sorted, and times after ``created`` are set to it, so that two bootstraps of one
-    distribution give one image.
+    Owners go in as numbers, names are sorted, and times after ``created`` are set to it, so that
+    two bootstraps of one distribution give one image.
 
     Args:
         rootfs: A folder with the files of ``/``; sockets are left out.
@@ -113,7 +116,9 @@ def write_archive(
 
 
 def _as_in_a_layer(member: tarfile.TarInfo, rootfs: Path, created: int) -> tarfile.TarInfo:
-    """Return a member without this machine's names, with its file capabilities (``ping`` has one)."""
+    """Return a member without this machine's names, with its file capabilities
+    (``ping`` has one).
+    """
     member.uname = member.gname = ""
     member.name = member.name.removeprefix("./")
     if member.islnk():
@@ -150,10 +155,12 @@ def images_in(archive: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
-    """Yield the layers of a ``docker save`` archive that is read as a stream, each once, in the archive's order.
+    """Yield the layers of a ``docker save`` archive that is read as a stream,
+    each once, in the archive's order.
 
-    Both layouts are known: ``ID/layer.tar`` and ``HASH.tar`` of older engines, ``blobs/sha256/HASH`` of newer ones,
-    where layers stand beside configurations, are recognised by their first bytes, and may be compressed.
+    Both layouts are known: ``ID/layer.tar`` and ``HASH.tar`` of older engines,
+    ``blobs/sha256/HASH`` of newer ones, where layers stand beside configurations, are recognised by
+    their first bytes, and may be compressed.
     """
     for name, content, is_layer in files_of(stream):
         if is_layer:
@@ -176,7 +183,9 @@ class StoredLayer:
 
 
 def stored_layers(stream: IO[bytes]) -> Iterator[StoredLayer]:
-    """Yield each layer of an archive with its digest, which the names in an archive are not in every layout."""
+    """Yield each layer of an archive with its digest, which the names in an
+    archive are not in every layout.
+    """
     for _, content, is_layer in files_of(stream):
         if not is_layer:
             continue
@@ -205,7 +214,10 @@ class _Hashed:
 
 
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
-    """Yield each file of an archive: name, content, and whether it is a layer. Read it before the next one."""
+    """Yield each file of an archive: name, content, and whether it is a layer.
+
+    Read it before the next one.
+    """
     with tarfile.open(fileobj=stream, mode="r|") as outer:
         for member in outer:
             if not member.isreg():
@@ -216,13 +228,16 @@ def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
             head = peeking.peek(_BLOCK)[:_BLOCK]
             empty = member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
             yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == _GZIP or empty
-    # tarfile stops at the end mark. The engine's padding after it must be read, or the engine gets a broken pipe.
+    # tarfile stops at the end mark. The engine's padding after it must be read,
+    # or the engine gets a broken pipe.
     while stream.read(1 << 16):
         pass
 
 
 class _Raw(io.RawIOBase):
-    """A member of a streamed archive as a raw file. tarfile's own object would seek, which a stream cannot."""
+    """A member of a streamed archive as a raw file. tarfile's own object would
+    seek, which a stream cannot.
+    """
 
     def __init__(self, content: IO[bytes]) -> None:
         super().__init__()

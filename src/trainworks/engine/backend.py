@@ -1,7 +1,8 @@
-"""What both engines have: an image by its configuration, an idle container, and the testinfra backend that reaches it.
+"""What both engines have: an image by its configuration, an idle container, and the testinfra
+backend that reaches it.
 
-testinfra's own ``DockerBackend`` calls whichever ``docker`` comes first on PATH, and its ``ChrootBackend`` runs with
-this machine's environment instead of the image's.
+testinfra's own ``DockerBackend`` calls whichever ``docker`` comes first on PATH, and its
+``ChrootBackend`` runs with this machine's environment instead of the image's.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from trainworks.engine.protocol import BuiltImage, Completed
 _TESTINFRA_SECONDS: Final = 300.0
 
 Execute = Callable[..., tuple[int, bytes, bytes]]
-"""Runs a command, with ``timeout`` and ``split``: exit status, stdout and stderr, both in stdout unless split."""
+"""Runs a command, with ``timeout`` and ``split``: exit status, stdout and
+stderr, both in stdout unless split.
+"""
 
 
 MAKERS: Final = {"Author": "author", "OsVersion": "os.version", "Variant": "variant"}
-"""What a configuration says beside ``config``, and no recipe renders: as Docker calls it, and as OCI does."""
+"""What a configuration says beside ``config``, and no recipe renders: as Docker
+calls it, and as OCI does.
+"""
 
 
 def image_of(configuration: Mapping[str, Any], **more: Any) -> BuiltImage:
-    """Return an image by its configuration, whose keys Docker and OCI share, and by what else the engine knows."""
+    """Return an image by its configuration, whose keys Docker and OCI share,
+    and by what else the engine knows.
+    """
     return BuiltImage(
         labels=dict(configuration.get("Labels") or {}),
         environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
@@ -56,7 +63,10 @@ class IdleContainer:
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def testinfra_backend(self) -> object:
-        """Return the testinfra backend that reaches this container; testinfra takes a while to import."""
+        """Return the testinfra backend that reaches this container.
+
+        Testinfra takes a while to import.
+        """
         from testinfra.backend.base import BaseBackend, CommandResult  # type: ignore[import-untyped]
 
         execute = self.execute

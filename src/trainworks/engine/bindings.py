@@ -1,12 +1,14 @@
 """Cache keys for what steps mount, which buildah leaves out of its own.
 
-``RUN --mount=type=bind`` shows files of the context, or of an image, to a command. BuildKit makes their content part of
-the step's cache key. buildah (1.28, tried) takes the instruction's text alone, so that after a change of a mounted file
-the old layer is used again, silently. Here such steps get an ``ARG`` before them whose value is a hash of what they
-mount; buildah has arguments in its keys.
+``RUN --mount=type=bind`` shows files of the context, or of an image, to a command. BuildKit makes
+their content part of the step's cache key. buildah (1.28, tried) takes the instruction's text
+alone, so that after a change of a mounted file the old layer is used again, silently. Here such
+steps get an ``ARG`` before them whose value is a hash of what they mount; buildah has arguments in
+its keys.
 
-Mounting another *stage* is refused: buildah (1.28, tried) mounts the stage's base image instead when the stage itself
-comes from the cache, so that a second build fails or is wrong. ``COPY --from`` does the same on every engine.
+Mounting another *stage* is refused: buildah (1.28, tried) mounts the stage's base image instead
+when the stage itself comes from the cache, so that a second build fails or is wrong. ``COPY
+--from`` does the same on every engine.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
 
 
 def content_hash(path: Path) -> str:
-    """Return a hash of a file, or of a folder with all below it: names, kinds, execute bits and bytes, no times."""
+    """Return a hash of a file, or of a folder with all below it: names, kinds,
+    execute bits and bytes, no times.
+    """
     digest = hashlib.sha256()
     for relative, entry in sorted(_walk(path)):
         if entry.is_symlink():

@@ -1,11 +1,12 @@
 """buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
-Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in unprivileged CI
-containers too, and lets steps see the processes of this machine. A build without a network runs code of others: it
-needs an OCI runtime. Containers that are not isolated always have ``chroot``.
+Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in
+unprivileged CI containers too, and lets steps see the processes of this machine. A build without a
+network runs code of others: it needs an OCI runtime. Containers that are not isolated always have
+``chroot``.
 
-This module removes two kinds of leftovers: processes that left the build's process group, found by their root folder,
-and working containers, found by a marker that only this build's containers have.
+This module removes two kinds of leftovers: processes that left the build's process group, found by
+their root folder, and working containers, found by a marker that only this build's containers have.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ _RAISED: Final = 1_048_576
 
 _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 
-# These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
-# configuration holds the name of the working container and hence differs from build to build.
+# These are what the OCI format drops without an error; an image that has them is built in docker's
+# own format, whose configuration holds the name of the working container and hence differs from
+# build to build.
 _DOCKER_ONLY: Final = re.compile(
     r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE
 )
@@ -116,7 +118,8 @@ class BuildahEngine:
         """Remember how to call it; nothing is run before the first call.
 
         Args:
-            options: Global options, such as ``("--root", FOLDER, "--runroot", FOLDER)`` for a store elsewhere.
+            options: Global options, such as ``("--root", FOLDER, "--runroot",
+                FOLDER)`` for a store elsewhere.
         """
         self._options = options
         self._information: EngineInformation | None = None
@@ -151,7 +154,8 @@ class BuildahEngine:
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         for number, names in enumerate(images_in(archive)):
-            # By position: an archive of several images is refused otherwise. buildah then leaves the names out.
+            # By position: an archive of several images is refused otherwise.
+            # buildah then leaves the names out.
             loaded = self._do(
                 f"loading {archive.name}",
                 "pull",
@@ -162,7 +166,10 @@ class BuildahEngine:
                 self._do(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds."""
+        """Pull an image from its registry.
+
+        ``False`` if that fails or takes longer than ``timeout`` seconds.
+        """
         with self._temporary_files() as (_, environment):
             argv = self._argv("pull", "--quiet", "--policy", "always", "--retry", "0", reference)
             return processes.run(argv, timeout=timeout, environment=environment).status == 0
@@ -198,12 +205,14 @@ class BuildahEngine:
                 ),
                 *("--iidfile", str(identifier_file)),
                 *_own_limits(),
-                # Written by buildah into every working container's description: it distinguishes ours from others'.
+                # Written by buildah into every working container's description:
+                # it distinguishes ours from others'.
                 *("--secret", f"id={_MARKER},src={marker}"),
             ]
             argv += build_arguments(request, folder)
-            # Proxies go in by the environment, not as build arguments: buildah hands them to the steps and, unlike
-            # arguments, keeps them out of the cache's keys. The host's own must not go in unasked.
+            # Proxies go in by the environment, not as build arguments: buildah hands them to the
+            # steps and, unlike arguments, keeps them out of the cache's keys. The host's own must
+            # not go in unasked.
             for name in PROXIES:
                 environment.pop(name, None)
             environment.update(request.arguments)
@@ -222,7 +231,10 @@ class BuildahEngine:
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
-        """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
+        """Return the steps of an image, first step first.
+
+        Raises ``BuildError`` if there is no such image.
+        """
         description = self._existing(reference)
         sizes = iter(_layer_sizes(description))
         return tuple(
@@ -241,7 +253,10 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
-        """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image."""
+        """Stream an image in ``docker save`` form.
+
+        Raises ``BuildError`` if there is no such image.
+        """
         identifier = self._existing(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
             argv = self._argv(
@@ -267,7 +282,10 @@ class BuildahEngine:
             yield layers
 
     def isolates(self) -> str:
-        """Say why no OCI runtime can make an isolated container here; the answer of a try is cached."""
+        """Say why no OCI runtime can make an isolated container here.
+
+        The answer of a try is cached.
+        """
         if self._isolation is None:
             tried = []
             for name in _RUNTIMES:
@@ -281,7 +299,10 @@ class BuildahEngine:
         return self._isolation
 
     def _try_runtime(self, runtime: str) -> str:
-        """Run a program of this machine in an empty isolated container; return why that failed, or ``""``."""
+        """Run a program of this machine in an empty isolated container.
+
+        Return why that failed, or ``""``.
+        """
         folders = [
             folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()
         ]
@@ -313,11 +334,13 @@ class BuildahEngine:
     def _steps_isolation(self, network: Network) -> tuple[str, ...]:
         """Return the options that decide what a build's steps see of this machine.
 
-        Without a runtime that isolates, steps see the processes and the network of this machine. buildah has no network
-        of its own without further programs: steps that may have one have this machine's.
+        Without a runtime that isolates, steps see the processes and the network of this machine.
+        buildah has no network of its own without further programs: steps that may have one have
+        this machine's.
 
         Raises:
-            EngineUnavailableError: A build without a network is asked for, and there is no such runtime.
+            EngineUnavailableError: A build without a network is asked for, and
+                there is no such runtime.
         """
         words = self.isolates()
         if words and network == "none":
@@ -339,7 +362,10 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
-        """Make a working container for the time of the ``with`` block; each command runs separately in it."""
+        """Make a working container for the time of the ``with`` block.
+
+        Each command runs separately in it.
+        """
         if isolated:
             self._must_isolate()
         with self._working_container(reference) as (identifier, _):
@@ -357,7 +383,10 @@ class BuildahEngine:
         timeout: float = 600.0,
         isolated: Isolation = "",
     ) -> Completed:
-        """Run the image like a job. ``buildah run`` ignores the entry point, so it is added to the command."""
+        """Run the image like a job.
+
+        ``buildah run`` ignores the entry point, so it is added to the command.
+        """
         if isolated:
             self._must_isolate()
         options: list[str] = []
@@ -405,7 +434,8 @@ class BuildahEngine:
         job: bool = False,
         isolated: Isolation = "",
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
+        """Run a command in a working container and return status, stdout and
+        stderr (merged into one unless split).
 
         A ``job`` is never run twice; if buildah loses the end of its output, a line reports that.
 
@@ -605,9 +635,11 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def _temporary_files(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Give buildah a private folder for temporary files, so that none is left when it is killed.
+        """Give buildah a private folder for temporary files, so that none is
+        left when it is killed.
 
-        Cache mounts are below the temporary folder too, in ``buildah-cache``. All builds share them by a link.
+        Cache mounts are below the temporary folder too, in ``buildah-cache``.
+        All builds share them by a link.
         """
         parent = large_folder()
         with private_folder(parent) as folder:
@@ -619,7 +651,9 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Make a working container with a random name and remove it at the end, even if making it was interrupted."""
+        """Make a working container with a random name and remove it at the end,
+        even if making it was interrupted.
+        """
         description = self._existing(reference)
         self._remove_left()
         name = container_name()
@@ -632,7 +666,10 @@ class BuildahEngine:
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _remove_left(self) -> None:
-        """Remove the working containers of builders that were killed; once. What cannot be listed is left."""
+        """Remove the working containers of builders that were killed; once.
+
+        What cannot be listed is left.
+        """
         if self._swept:
             return
         self._swept = True
@@ -669,7 +706,9 @@ class BuildahEngine:
 
 
 def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
-    """Return the options that run a command isolated (``engine.isolation``), by way of a file in a private folder."""
+    """Return the options that run a command isolated (``engine.isolation``), by
+    way of a file in a private folder.
+    """
     wrapper = folder / "runtime"
     words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
     # What makes a container in another way than buildah does would not be closed: it is refused.
@@ -684,7 +723,9 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
 
 
 def _own_limits() -> list[str]:
-    """Return options that keep this process's limits: root in a container may not raise them (CAP_SYS_RESOURCE)."""
+    """Return options that keep this process's limits: root in a container may
+    not raise them (CAP_SYS_RESOURCE).
+    """
     found = {name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()}
     hard = {
         name: _RAISED if each == resource.RLIM_INFINITY else each for name, each in found.items()
@@ -696,7 +737,9 @@ def _own_limits() -> list[str]:
 
 
 def _format(context: Path) -> str:
-    """Return the image format: OCI, which is reproducible, unless an instruction needs docker's format."""
+    """Return the image format: OCI, which is reproducible, unless an
+    instruction needs docker's format.
+    """
     try:
         text = (context / "Dockerfile").read_text()
     except OSError as error:
@@ -711,9 +754,11 @@ def _layer_sizes(description: dict[str, Any]) -> list[int]:
 
 
 def _with_mounts_of(child: int) -> Iterator[int]:
-    """Yield the processes that share a namespace of mounts with what buildah started: a step's, whatever their session.
+    """Yield the processes that share a namespace of mounts with what buildah started: a step's,
+    whatever their session.
 
-    To be asked while buildah still runs: what a step left behind has another parent then, and nothing leads to it.
+    To be asked while buildah still runs: what a step left behind has another parent then, and
+    nothing leads to it.
     """
     parents: dict[int, int] = {}
     namespaces: dict[int, str] = {}

@@ -1,4 +1,6 @@
-"""What the builds of docker and buildah have in common: shared options, and the child whose lines become events."""
+"""What the builds of docker and buildah have in common: shared options, and the
+child whose lines become events.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ PROXIES = tuple(
 
 
 def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
-    """Return the options that both engines take; secrets are written into a private folder, with mode 0600."""
+    """Return the options that both engines take.
+
+    Secrets are written into a private folder, with mode 0600.
+    """
     argv: list[str] = []
     for number, secret in enumerate(request.secrets):
-        # The identifier may hold a slash or a comma, neither of which may reach a file name or a ``src=`` option.
+        # The identifier may hold a slash or a comma, neither of which may reach
+        # a file name or a ``src=`` option.
         path = folder / f"secret-{number}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -42,7 +48,9 @@ def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """How a build ended: its exit status, what is known of its steps, and its last lines that are not empty."""
+    """How a build ended: its exit status, what is known of its steps, and its
+    last lines that are not empty.
+    """
 
     status: int
     log: StepLog

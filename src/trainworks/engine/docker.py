@@ -1,7 +1,7 @@
 """Docker: builds and containers run the command line, the Docker SDK answers what is one call.
 
-The SDK has no BuildKit (docker/docker-py#2230), which has the cache mounts, secrets and parallel stages.
-It is imported on first use: it costs 0.14 s, and planning needs no engine.
+The SDK has no BuildKit (docker/docker-py#2230), which has the cache mounts, secrets and parallel
+stages. It is imported on first use: it costs 0.14 s, and planning needs no engine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from docker.models.images import Image as SdkImage
 
 _NATIVE_BUILDKIT_ENDS: Final = 23
-"""From this version on, BuildKit needs the buildx plugin; before, ``DOCKER_BUILDKIT=1`` is enough."""
+"""From this version on, BuildKit needs the buildx plugin.
+
+Before, ``DOCKER_BUILDKIT=1`` is enough.
+"""
 
 _DATED_BUILDKIT: Final = 26
 """From this version on, Docker's BuildKit is 0.13 or newer."""
@@ -69,7 +72,10 @@ _SHORT_CALL: Final = 60.0
 _LONG_CALL: Final = 1800.0
 
 _FIRST_ANSWER: Final = 10.0
-"""Seconds that a daemon on this machine has to answer the first request; after a fifth of them a line reports it."""
+"""Seconds that a daemon on this machine has to answer the first request.
+
+After a fifth of them a line reports it.
+"""
 
 _DENIED: Final = "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
 
@@ -89,7 +95,8 @@ class DockerEngine:
         """Store the daemon's address; nothing is sent before the first call.
 
         Args:
-            host: An address such as ``unix:///run/docker.sock``; default: that of the user's docker.
+            host: An address such as ``unix:///run/docker.sock``; default: that
+                of the user's docker.
             first_answer: Seconds that a daemon on this machine has to answer the first request.
         """
         self._given_host = host
@@ -121,7 +128,8 @@ class DockerEngine:
         if image is None:
             return None
         built = _built(reference, image)
-        # A question of its own takes as long as a whole plan: Docker's older store shows itself by its driver.
+        # A question of its own takes as long as a whole plan: Docker's older
+        # store shows itself by its driver.
         if (image.attrs.get("GraphDriver") or {}).get(
             "Name"
         ) == "overlay2" or not self._in_containerd():
@@ -129,7 +137,8 @@ class DockerEngine:
         with self._asking("reading an image's history"):
             # What containerd's store says of the image is the size of the compressed layers.
             steps = cast("list[dict[str, Any]]", image.history())
-        # It has a digest for every name, also of an image that no registry has: no build could start from that.
+        # It has a digest for every name, also of an image that no registry has:
+        # no build could start from that.
         return dataclasses.replace(
             built, size=sum(int(entry["Size"]) for entry in steps), digests=()
         )
@@ -155,10 +164,12 @@ class DockerEngine:
             raise BuildError(fault.message) if isinstance(fault, EngineError) else fault
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds.
+        """Pull an image from its registry.
 
-        It runs the command line, because only that knows the user's credential helpers, and because killing it ends
-        the transfer.
+        ``False`` if that fails or takes longer than ``timeout`` seconds.
+
+        It runs the command line, because only that knows the user's credential helpers, and because
+        killing it ends the transfer.
         """
         return self._call("pull", "--quiet", reference, timeout=timeout).status == 0
 
@@ -188,7 +199,8 @@ class DockerEngine:
                 str(identifier_file),
             ]
             argv += build_arguments(request, folder)
-            # Values are passed in the environment: a proxy's address may have a password, and argv is public.
+            # Values are passed in the environment: a proxy's address may have a
+            # password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
             if not request.secrets:
@@ -216,7 +228,9 @@ class DockerEngine:
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def _remove_nameless(self, identifier: str) -> None:
-        """Remove an image that has lost its last name, and that no container uses: it would be listed all the same."""
+        """Remove an image that has lost its last name, and that no container uses: it would be
+        listed all the same.
+        """
         from docker.errors import APIError
 
         with self._asking(f"removing {identifier}"), contextlib.suppress(APIError):
@@ -224,9 +238,11 @@ class DockerEngine:
                 self._client().images.remove(identifier)
 
     def sets_times(self) -> bool:
-        """Return whether two builds can give one image: the times of files and of the image are a constant then.
+        """Return whether two builds can give one image: the times of files and
+        of the image are a constant then.
 
-        BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has not: containerd's has.
+        BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has
+        not: containerd's has.
         """
         return (
             int(self.probe().version.partition(".")[0]) >= _DATED_BUILDKIT and self._in_containerd()
@@ -241,7 +257,10 @@ class DockerEngine:
         return self._containerd
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
-        """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
+        """Return the steps of an image, first step first.
+
+        Raises ``BuildError`` if there is no such image.
+        """
         image = self._existing(reference)
         with self._asking("reading an image's history"):
             entries = cast("list[dict[str, Any]]", image.history())
@@ -252,7 +271,8 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Read every layer of an image from the daemon's storage, or else stream them from ``docker save``.
+        """Read every layer of an image from the daemon's storage, or else
+        stream them from ``docker save``.
 
         ``docker save`` copies every byte, about 100 MB per second, in the order of its archive.
         """
@@ -269,8 +289,8 @@ class DockerEngine:
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
         """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image.
 
-        It runs the command line: the daemon writes everything to its disk before the first byte comes, and the SDK
-        does not wait that long.
+        It runs the command line: the daemon writes everything to its disk before the first byte
+        comes, and the SDK does not wait that long.
         """
         argv = (self.probe().program, "save", str(self._existing(reference).id))
         with processes.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
@@ -284,8 +304,9 @@ class DockerEngine:
     ) -> Iterator[tuple[str, ...]]:
         """Give the command that pushes an image: skopeo's where it is better, or else docker's own.
 
-        skopeo compresses on all processors; docker takes twice as long for an image that no registry has. docker pushes
-        by a tag of its own store, which the image has for the time of the block.
+        skopeo compresses on all processors; docker takes twice as long for an image that no
+        registry has. docker pushes by a tag of its own store, which the image has for the time of
+        the block.
         """
         self.probe()
         skopeo = self._skopeo()
@@ -321,9 +342,9 @@ class DockerEngine:
     def _skopeo(self) -> str:
         """Return the ``skopeo`` that pushes faster than docker; ``""`` if there is none.
 
-        containerd's store has compressed layers, and skopeo would compress them anew. Docker 25 and later refuse the
-        skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue 2202): it is asked for an image
-        without a file, which is there for that moment.
+        containerd's store has compressed layers, and skopeo would compress them anew. Docker 25 and
+        later refuse the skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue
+        2202): it is asked for an image without a file, which is there for that moment.
         """
         found = processes.programs("skopeo", os.environ.get("PATH"))
         if not found or self._in_containerd():
@@ -345,7 +366,9 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Read the layers from the daemon's storage, or else what the daemon exports of a container never started."""
+        """Read the layers from the daemon's storage, or else what the daemon
+        exports of a container never started.
+        """
         folders = layer_folders(self._existing(reference).attrs)
         if readable(list(folders.values())):
             yield (
@@ -374,8 +397,11 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
-        """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
-        # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
+        """Start an idle container for the time of the ``with`` block, whatever
+        its entry point is.
+        """
+        # A shell that waits for input. Testinfra needs a shell anyway; not
+        # every ``sleep`` knows ``infinity``.
         words = ("--entrypoint", "/bin/sh", "--interactive", "--tty", "--workdir", "/", reference)
         closed = isolation.docker_options(isolated)
         with self._temporary(reference) as name:
@@ -393,7 +419,8 @@ class DockerEngine:
         split: bool,
         limit: int = 0,
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a container and return status, stdout and stderr (merged into one unless split).
+        """Run a command in a container and return status, stdout and stderr
+        (merged into one unless split).
 
         Args:
             limit: Bytes that it may print before it is stopped; 0: any number.
@@ -578,10 +605,12 @@ class DockerEngine:
                 )
             self._connection.api.timeout = int(_SHORT_CALL)
             if not host or host.startswith("unix://"):
-                # No proxy, login or CA of the environment is for a socket. Each call would read all variables, which
-                # another thread may change meanwhile: os.environ.items() ends with KeyError then.
+                # No proxy, login or CA of the environment is for a socket. Each call would read all
+                # variables, which another thread may change meanwhile: os.environ.items() ends with
+                # KeyError then.
                 self._connection.api.trust_env = False
-            # Connections are kept open between calls, and belong to this engine for as long as it lives.
+            # Connections are kept open between calls, and belong to this engine
+            # for as long as it lives.
             weakref.finalize(self, self._connection.close)
         return self._connection
 
@@ -601,7 +630,9 @@ class DockerEngine:
                 ) from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        """Return the command line's environment: this process's, with the daemon's address and BuildKit."""
+        """Return the command line's environment: this process's, with the
+        daemon's address and BuildKit.
+        """
         host = self._host()
         return {
             **processes.own_environment(),
@@ -699,7 +730,8 @@ class DockerEngine:
         try:
             yield name
         finally:
-            # If the container or the daemon is gone, there is nothing to remove; the first error is raised.
+            # If the container or the daemon is gone, there is nothing to
+            # remove; the first error is raised.
             with processes.uninterrupted():
                 self._remove(name)
 
@@ -707,7 +739,10 @@ class DockerEngine:
         self._call("rm", "--force", "--volumes", name)
 
     def _start(self, name: str, *words: str) -> str:
-        """Start a container; return the daemon's error if its program does not exist or is none, else ``""``."""
+        """Start a container.
+
+        Return the daemon's error if its program does not exist or is none, else ``""``.
+        """
         emulation = [
             f"--env={variable}={value}" for variable, value in processes.emulation().items()
         ]
@@ -727,7 +762,9 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
-        """Translate the SDK's errors: server errors are ``EngineError``, refused requests are ``BuildError``."""
+        """Translate the SDK's errors: server errors are ``EngineError``,
+        refused requests are ``BuildError``.
+        """
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
 

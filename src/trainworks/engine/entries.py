@@ -1,4 +1,6 @@
-"""What a layer says of each path: the same facts from an engine's folders and from an archive, so that two compare."""
+"""What a layer says of each path: the same facts from an engine's folders and
+from an archive, so that two compare.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A path of a layer. Every field is compared, so every reader of layers has to fill every field.
+    """A path of a layer.
+
+    Every field is compared, so every reader of layers has to fill every field.
 
     Attributes:
         type: ``file``, ``folder``, ``link``, ``pipe``, ``character device`` or ``block device``.
@@ -34,8 +38,10 @@ class Entry:
         group: The number of its group.
         size: Bytes of a file; 0 for everything else.
         target: Where a link leads, as it is written in it; of a device its two numbers.
-        time: When its content was changed, in whole seconds since 1970: archives of engines have no more.
-        attributes: Its extended attributes that belong to the image: name to value, surrogate escapes for bytes.
+        time: When its content was changed, in whole seconds since 1970:
+            archives of engines have no more.
+        attributes: Its extended attributes that belong to the image: name to
+            value, surrogate escapes for bytes.
     """
 
     type: str
@@ -48,7 +54,10 @@ class Entry:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> dict[str, str]:
-        """Return each fact as a person reads it, by its name; a fact that there is not is ``none``."""
+        """Return each fact as a person reads it, by its name.
+
+        A fact that there is not is ``none``.
+        """
         return {
             "type": self.type,
             "mode": f"{self.mode:04o}" if self.type != "link" else "none",
@@ -78,7 +87,8 @@ def path_of(member: tarfile.TarInfo) -> str:
 def entries_of(members: Iterable[tarfile.TarInfo]) -> dict[str, Entry]:
     """Return what a layer says of each path, whiteouts by their names in an archive.
 
-    A hard link is another name of a file of its layer: it has the facts of that file, as a folder shows them.
+    A hard link is another name of a file of its layer: it has the facts of that
+    file, as a folder shows them.
     """
     found: dict[str, Entry] = {}
     for member in members:

@@ -1,7 +1,8 @@
-"""Turn the output of a failed build into an error that says which step failed, with its last lines, and what to do.
+"""Turn the output of a failed build into an error that says which step failed,
+with its last lines, and what to do.
 
-An engine reports an exit status only: its own faults and a full disk are known by its words. Recorded outputs are in
-``tests/engine/logs``.
+An engine reports an exit status only: its own faults and a full disk are known by its words.
+Recorded outputs are in ``tests/engine/logs``.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from trainworks.errors import (
 _SHORT: Final = 160
 
 DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-"""The C library's words for ENOSPC and EDQUOT, in whatever an engine says: it frees what it wrote before it ends."""
+"""The C library's words for ENOSPC and EDQUOT, in whatever an engine says: it
+frees what it wrote before it ends.
+"""
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 
 OWN_FAULT: Final = re.compile(
-    # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the kernel moves a page.
+    # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the
+    # kernel moves a page.
     r"(?:Close_Fd sealing memfd copy|memfd_create\(\)|(?:open|fstat|read)\(\"/proc/self/exe\"\)|write\(anonfd\)"
     r"|Error (?:during (?:reexec|unshare|set\w+)|writing PID to pipe)[^:]*): .*"
-    # buildah 1.28 again: a stage failed while another one was being started, and its own Go code fell over that.
+    # buildah 1.28 again: a stage failed while another one was being started,
+    # and its own Go code fell over that.
     r"|panic: runtime error: .*"
     # containerd and BuildKit: the runtime ended before the command was started.
     r"|.*(?:runc did not terminate succ?ess?fully|failed to create shim).*"
@@ -73,11 +78,14 @@ def explain(
     """Return the error to raise.
 
     Args:
-        alive: Returns why the engine's daemon does not answer, ``""`` if it does; called only when needed.
-        space: Returns a sentence about the free space of the engine's storage; called only when needed.
+        alive: Returns why the engine's daemon does not answer, ``""`` if it
+            does; called only when needed.
+        space: Returns a sentence about the free space of the engine's storage;
+            called only when needed.
     """
     step = failure.step
-    # If the command's own status is known, its output is the evidence: the engine's text quotes the whole command.
+    # If the command's own status is known, its output is the evidence: the
+    # engine's text quotes the whole command.
     evidence = failure.lines
     if step is not None:
         evidence = (

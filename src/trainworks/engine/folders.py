@@ -1,6 +1,8 @@
-"""Layers as an engine keeps them on this machine, an overlay file system's folders, read without asking the engine.
+"""Layers as an engine keeps them on this machine, an overlay file system's
+folders, read without asking the engine.
 
-An engine that streams a layer of gigabytes packs every byte of it; the search for keys reads the small files only.
+An engine that streams a layer of gigabytes packs every byte of it; the search
+for keys reads the small files only.
 """
 
 from __future__ import annotations
@@ -20,21 +22,29 @@ ATTRIBUTE = "SCHILY.xattr."
 """What an archive's PAX header puts before the name of an extended attribute."""
 
 _OF_THE_IMAGE = ("security.capability", "system.posix_acl_", "user.")
-"""The extended attributes that belong to a file; others are this machine's (``security.selinux``, ``trusted.*``)."""
+"""The extended attributes that belong to a file.
+
+Others are this machine's (``security.selinux``, ``trusted.*``).
+"""
 
 _OF_THE_MACHINE = "user.overlay."
 """Attributes of an overlay file system that a user without root's rights has mounted."""
 
 
 class LayerFolder:
-    """One layer's folder, with the members that the layer's archive has: whiteouts by their names in an archive."""
+    """One layer's folder, with the members that the layer's archive has:
+    whiteouts by their names in an archive.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Store the folder, the ``diff`` of an overlay file system."""
         self._folder = folder
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Yield every member, folders before their content; raises ``OSError`` if one cannot be read."""
+        """Yield every member, folders before their content.
+
+        Raises ``OSError`` if one cannot be read.
+        """
         pending = [self._folder]
         while pending:
             folder = pending.pop()
@@ -62,7 +72,9 @@ class LayerFolder:
 
 
 def _member(name: str, path: Path, status: os.stat_result) -> tarfile.TarInfo:
-    """Return a file of a folder as an archive has it: every fact that ``engine.entries`` compares."""
+    """Return a file of a folder as an archive has it: every fact that
+    ``engine.entries`` compares.
+    """
     member = tarfile.TarInfo(name)
     member.type = _kind(status.st_mode)
     member.mode = stat.S_IMODE(status.st_mode)

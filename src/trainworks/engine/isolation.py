@@ -1,9 +1,11 @@
-"""Isolates a container whose programs are another maker's, and is the OCI runtime that buildah calls for that.
+"""Isolates a container whose programs are another maker's, and is the OCI
+runtime that buildah calls for that.
 
-An image that is only asked must not reach this machine: no network, no capability, no new privileges, no process of
-others, no file to change but temporary ones, and a limit for what it takes. Docker has an option for each. ``buildah
-run`` has none for some, so it is given this file as its runtime: the file changes the description of the container and
-hands it on to the real runtime. It runs as a program of its own there: it imports the standard library alone.
+An image that is only asked must not reach this machine: no network, no capability, no new
+privileges, no process of others, no file to change but temporary ones, and a limit for what it
+takes. Docker has an option for each. ``buildah run`` has none for some, so it is given this file as
+its runtime: the file changes the description of the container and hands it on to the real runtime.
+It runs as a program of its own there: it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -15,14 +17,20 @@ from pathlib import Path
 from typing import Any, Final
 
 TEMPORARY: Final = "/dev/trainworks"
-"""The one folder that can be written to. It is below ``/dev``, so that it hides no file of the image."""
+"""The one folder that can be written to.
+
+It is below ``/dev``, so that it hides no file of the image.
+"""
 
 ENVIRONMENT: Final = {"TMPDIR": TEMPORARY, "XDG_CACHE_HOME": f"{TEMPORARY}/cache"}
 
 TEMPORARY_BYTES: Final = 1 << 30
 
 MEMORY_BYTES: Final = 6 << 30
-"""The temporary files count. ``import torch`` with CUDA takes 2 GB, and compiling a model as much again."""
+"""The temporary files count.
+
+``import torch`` with CUDA takes 2 GB, and compiling a model as much again.
+"""
 
 MOST_PROCESSES: Final = 1024
 """Threads count."""
@@ -86,7 +94,9 @@ def environment_options(isolated: str) -> list[str]:
 
 
 def docker_options(isolated: str) -> list[str]:
-    """Return the options of ``docker run`` with the same meaning; volumes of the image stay writable.
+    """Return the options of ``docker run`` with the same meaning.
+
+    Volumes of the image stay writable.
 
     Args:
         isolated: As of ``Engine.container``.
@@ -110,7 +120,10 @@ def docker_options(isolated: str) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    """Close the container that the runtime is asked to create, and run that. The first words: how, and the runtime."""
+    """Close the container that the runtime is asked to create, and run that.
+
+    The first words: how, and the runtime.
+    """
     how, runtime, *arguments = words
     file = Path(arguments[arguments.index("--bundle") + 1], "config.json")
     description = json.loads(file.read_text(encoding="utf-8"))

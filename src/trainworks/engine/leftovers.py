@@ -1,9 +1,11 @@
-"""What builders that were killed left running: containers, known by their names, and children, by their environment.
+"""What builders that were killed left running: containers, known by their
+names, and children, by their environment.
 
-A process that is killed (SIGKILL, the machine's memory is full) removes nothing. The next one that builds or makes a
-container ends what such processes left. Whose it is stands in a name or a variable: the process with the time of its
-start, in a kernel since its boot, in a namespace of process numbers. Of another machine, another boot and another
-namespace nothing is known, and nothing is ended.
+A process that is killed (SIGKILL, the machine's memory is full) removes nothing. The next one that
+builds or makes a container ends what such processes left. Whose it is stands in a name or a
+variable: the process with the time of its start, in a kernel since its boot, in a namespace of
+process numbers. Of another machine, another boot and another namespace nothing is known, and
+nothing is ended.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def container_name() -> str:
 
 
 def owner() -> str:
-    """Return this process as words of a name: kernel, namespace, number, start. Without /proc it is nobody."""
+    """Return this process as words of a name: kernel, namespace, number, start.
+
+    Without /proc it is nobody.
+    """
     kernel = _kernel()
     started = _start_of(os.getpid())
     return (
@@ -46,7 +51,10 @@ def owner() -> str:
 
 
 def is_left(of: str) -> bool:
-    """Return whether a process, as ``owner`` wrote it, has ended; ``False`` where that cannot be known."""
+    """Return whether a process, as ``owner`` wrote it, has ended.
+
+    ``False`` where that cannot be known.
+    """
     kernel, process, started = of.rsplit(".", 2)
     return kernel == _kernel() and _start_of(int(process)) != started
 
@@ -61,7 +69,9 @@ def remove_left_containers(names: Iterable[str], remove: Callable[[str], object]
 
 
 def end_left_children() -> None:
-    """Interrupt what builders of this user that were killed had started: a build that nobody waits for goes on."""
+    """Interrupt what builders of this user that were killed had started: a
+    build that nobody waits for goes on.
+    """
     mark = f"{OWNER}=".encode()
     for folder in _PROC.glob("[0-9]*"):
         # A process that ends meanwhile, or another user's, has nothing that can be read.
@@ -77,7 +87,10 @@ def end_left_children() -> None:
 
 
 def _kernel() -> str:
-    """Return the kernel's boot and this process's namespace of process numbers; ``""`` where they cannot be read."""
+    """Return the kernel's boot and this process's namespace of process numbers.
+
+    ``""`` where they cannot be read.
+    """
     with contextlib.suppress(OSError):
         boot = (_PROC / "sys/kernel/random/boot_id").read_text()[:8]
         return f"{boot}.{''.join(filter(str.isdigit, str((_PROC / 'self/ns/pid').readlink())))}"
@@ -85,7 +98,10 @@ def _kernel() -> str:
 
 
 def _start_of(process: int) -> str:
-    """Return when a process started, in ticks since the boot; ``""`` if there is none, or it is dead and not reaped."""
+    """Return when a process started, in ticks since the boot.
+
+    ``""`` if there is none, or it is dead and not reaped.
+    """
     with contextlib.suppress(OSError):
         # proc(5): the name of the program, in brackets, may have blanks and brackets.
         state, *fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()

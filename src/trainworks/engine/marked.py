@@ -1,8 +1,9 @@
 """Commands in containers whose end can be seen: how a command ended stands in what it printed.
 
-On a busy machine engines lose outputs (moby/moby, issue 27289; buildah's processes end before they have handed on
-everything), and some end with a status of their own. So a shell in the container prints a mark with the status to both
-streams. Without the marks the command was not run, or its output was lost.
+On a busy machine engines lose outputs (moby/moby, issue 27289; buildah's processes end before they
+have handed on everything), and some end with a status of their own. So a shell in the container
+prints a mark with the status to both streams. Without the marks the command was not run, or its
+output was lost.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Marked:
         )
 
     def read(self, done: Finished, *, split: bool) -> Told:
-        """Take the marks out of what an engine handed on, and what the engine printed after the last one."""
+        """Take the marks out of what an engine handed on, and what the engine
+        printed after the last one.
+        """
         mark = re.compile(rb"%s (\d+) " % self._mark.encode())
         streams = (done.output, done.errors) if split else (done.output,)
         found = [mark.findall(text) for text in streams]

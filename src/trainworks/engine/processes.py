@@ -1,8 +1,10 @@
-"""Child processes that end when we end them: own session, lines as they come, bounded waits, nothing left behind.
+"""Child processes that end when we end them: own session, lines as they come, bounded waits,
+nothing left behind.
 
-Everything the engines start goes through ``run`` (short commands) or ``stream`` (builds). A child gets a session of its
-own, so that a Ctrl-C at the terminal reaches only us and we decide in which order things stop: SIGINT to its whole
-group (what docker and buildah clean up on), then SIGTERM, one shared deadline, SIGKILL, reaped.
+Everything the engines start goes through ``run`` (short commands) or ``stream`` (builds). A child
+gets a session of its own, so that a Ctrl-C at the terminal reaches only us and we decide in which
+order things stop: SIGINT to its whole group (what docker and buildah clean up on), then SIGTERM,
+one shared deadline, SIGKILL, reaped.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Finished:
     """A child's end.
 
     Attributes:
-        status: Its exit status; 128 + N when signal N ended it, and 124 (as ``timeout`` has it) when its time was up.
+        status: Its exit status; 128 + N when signal N ended it, and 124 (as ``timeout`` has it)
+            when its time was up.
         output: Its stdout, or stdout and stderr together when they were merged.
         errors: Its stderr; empty when merged.
         timed_out: Whether it was stopped because its time was up.
@@ -55,7 +58,10 @@ class Finished:
     timed_out: bool = False
 
     def over(self, limit: int) -> bool:
-        """Return whether a stream had more than ``limit`` bytes, so that the rest was not read; 0: no limit."""
+        """Return whether a stream had more than ``limit`` bytes, so that the rest was not read.
+
+        0: no limit.
+        """
         return 0 < limit < max(len(self.output), len(self.errors))
 
     @property
@@ -71,10 +77,12 @@ def stopped_after_bytes(limit: int) -> bytes:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while a short, bounded piece of work is done, and deliver them after it.
+    """Hold back SIGINT and SIGTERM while a short, bounded piece of work is
+    done, and deliver them after it.
 
-    A second Ctrl-C from an impatient user must not tear down the very code that cleans up after the first. Only the
-    main thread receives signals in Python; elsewhere it is an ``Interruption`` that is held back.
+    A second Ctrl-C from an impatient user must not tear down the very code that cleans up after the
+    first. Only the main thread receives signals in Python; elsewhere it is an ``Interruption`` that
+    is held back.
     """
     if threading.current_thread() is not threading.main_thread():
         _THREAD.held += 1
@@ -95,21 +103,27 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         for each, handler in before.items():
-            # None is a handler that was not installed from Python. It cannot be restored; the default is the nearest.
+            # None is a handler that was not installed from Python. It cannot be restored; the
+            # default is the nearest.
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         for number in dict.fromkeys(held):
             signal.raise_signal(number)
 
 
 class Interruption:
-    """Ctrl-C for threads that work side by side: the main thread receives the signal, and hands it on to them."""
+    """Ctrl-C for threads that work side by side: the main thread receives the
+    signal, and hands it on to them.
+    """
 
     def __init__(self) -> None:
         """Start with no interruption."""
         self._requested = threading.Event()
 
     def request(self) -> None:
-        """Raise ``KeyboardInterrupt``, once, in each thread that it reaches, where that waits; returns at once."""
+        """Raise ``KeyboardInterrupt``, once, in each thread that it reaches, where that waits.
+
+        Returns at once.
+        """
         self._requested.set()
 
     @property
@@ -138,7 +152,9 @@ _THREAD: Final = _Thread()
 
 
 def check_interrupted() -> None:
-    """Raise ``KeyboardInterrupt`` in a thread that an ``Interruption`` reaches, unless it is held back."""
+    """Raise ``KeyboardInterrupt`` in a thread that an ``Interruption`` reaches,
+    unless it is held back.
+    """
     interruption = _THREAD.interruption
     if interruption is not None and interruption.requested and not _THREAD.held:
         # Once: what cleans up after it waits for children too.
@@ -150,7 +166,8 @@ def wait_for(waits: Callable[[float | None], bool], timeout: float | None = None
     """Wait for something, so that an ``Interruption`` of this thread ends the wait.
 
     Args:
-        waits: Waits for it, at most so many seconds (``None``: no limit), and returns whether it happened.
+        waits: Waits for it, at most so many seconds (``None``: no limit), and
+            returns whether it happened.
         timeout: How long to wait, in seconds; ``None``: no limit.
 
     Returns:
@@ -168,15 +185,18 @@ def wait_for(waits: Callable[[float | None], bool], timeout: float | None = None
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's environment; another thread may change it meanwhile, as pytest does for each check."""
+    """Return this process's environment.
+
+    Another thread may change it meanwhile, as pytest does for each check.
+    """
     return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
 
 
 def emulation() -> dict[str, str]:
     """Return the variable that tells qemu which processor to emulate, if this machine sets it.
 
-    qemu reads it in the environment of each program that it runs (``linux-user/main.c`` of its source), so a container
-    must have it.
+    qemu reads it in the environment of each program that it runs (``linux-user/main.c`` of its
+    source), so a container must have it.
     """
     processor = os.environ.get("QEMU_CPU")
     return {"QEMU_CPU": processor} if processor else {}
@@ -185,8 +205,9 @@ def emulation() -> dict[str, str]:
 class _OneInterrupt:
     """From the first SIGINT or SIGTERM on lets no further one through, until it is taken off.
 
-    ``uninterrupted`` guards the code that ends a child; between the first interrupt and that code there are steps of
-    Python's own, and a second one that falls there would leave the child running.
+    ``uninterrupted`` guards the code that ends a child; between the first interrupt and that code
+    there are steps of Python's own, and a second one that falls there would leave the child
+    running.
     """
 
     def __init__(self) -> None:
@@ -243,8 +264,8 @@ class Child:
             environment: The whole environment; ``None`` is this process's own.
             merge: Send stderr down the same pipe as stdout, so that the order of lines is kept.
             grace: Seconds between the first polite signal and SIGKILL.
-            strays: Finds processes that belong to the child and left its group, given its number; asked before the
-                first signal.
+            strays: Finds processes that belong to the child and left its group, given its number;
+                asked before the first signal.
         """
         self._argv = argv
         self._strays = strays
@@ -307,19 +328,24 @@ class Child:
         )
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit status (128 + N for signal N), or ``None`` when it still runs after ``timeout`` seconds."""
+        """Return the exit status (128 + N for signal N), or ``None`` when it still runs after
+        ``timeout`` seconds.
+        """
         if not wait_for(self._exited, timeout):
             return None
         status = self._started.returncode
         return 128 - status if status < 0 else status
 
     def chunks(self, timeout: float | None = None, limit: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield bytes of stdout (0) and stderr (1) as they arrive, until both are closed or the time is up.
+        """Yield bytes of stdout (0) and stderr (1) as they arrive, until both
+        are closed or the time is up.
 
-        A daemonised grandchild may hold a pipe: what comes ``_LINGER`` seconds after the child's end is not read.
+        A daemonised grandchild may hold a pipe: what comes ``_LINGER`` seconds
+        after the child's end is not read.
 
         Args:
-            limit: Bytes of a stream after which it is closed, which ends a child that writes on; 0: none.
+            limit: Bytes of a stream after which it is closed, which ends a
+                child that writes on; 0: none.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         over = False
@@ -352,12 +378,16 @@ class Child:
         return True
 
     def stop(self) -> None:
-        """End the whole group: SIGINT, SIGTERM at half time, SIGKILL at the deadline; returns when it is reaped."""
+        """End the whole group: SIGINT, SIGTERM at half time, SIGKILL at the deadline.
+
+        Returns when it is reaped.
+        """
         process = self._process
         if process is None:
             return
         with uninterrupted():
-            # Descriptors, not numbers: a number may belong to another process by the time of the kill.
+            # Descriptors, not numbers: a number may belong to another process
+            # by the time of the kill.
             descriptors = [] if self._exited(0) else list(_opened(self._strays(process.pid)))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
@@ -392,7 +422,8 @@ def run(
     """Run a command to its end, or stop it after a time-out, and return its output.
 
     Args:
-        limit: Bytes of each stream after which nothing more is read, so that the command fails writing; 0: none.
+        limit: Bytes of each stream after which nothing more is read, so that
+            the command fails writing; 0: none.
 
     Raises:
         OSError: There is no such program.
@@ -423,7 +454,8 @@ def stream(
     grace: float = GRACE,
     strays: Strays = no_strays,
 ) -> int:
-    """Run a command and hand each line it prints (stdout and stderr merged) to ``on_line`` as it comes.
+    """Run a command and hand each line it prints (stdout and stderr merged) to
+    ``on_line`` as it comes.
 
     Any exception, from ``on_line`` or from a signal handler, ends the child before it propagates.
 
@@ -449,7 +481,10 @@ def stream(
 def piped(
     argv: tuple[str, ...], environment: Mapping[str, str], timeout: float
 ) -> Iterator[tuple[IO[bytes], Callable[[], str]]]:
-    """Give a command's stdout, and what tells after it was read why the command failed; ``""`` if it did not."""
+    """Give a command's stdout, and what tells after it was read why the command failed.
+
+    ``""`` if it did not.
+    """
     with Child(argv, environment=environment) as child:
         output, errors = child.pipes()
 
@@ -465,7 +500,9 @@ def piped(
 
 
 class LineSplitter:
-    """Splits a byte stream into lines of text, without terminal escapes, and with the last state of redrawn lines."""
+    """Splits a byte stream into lines of text, without terminal escapes, and
+    with the last state of redrawn lines.
+    """
 
     def __init__(self) -> None:
         """Start with an empty buffer."""
@@ -489,18 +526,23 @@ class LineSplitter:
 
 
 def clean(line: bytes) -> str:
-    """Return a line as text, without escapes, and with the text that a terminal would show after carriage returns."""
+    """Return a line as text, without escapes, and with the text that a terminal
+    would show after carriage returns.
+    """
     text = _ESCAPE.sub("", line.decode(errors="replace"))
     pieces = [piece for piece in text.split("\r") if piece]
     return pieces[-1] if pieces else ""
 
 
 def programs(name: str, path: str | None) -> tuple[str, ...]:
-    """Return every executable of this name on ``path`` (the value of ``PATH``), in order, each file once."""
+    """Return every executable of this name on ``path`` (the value of ``PATH``),
+    in order, each file once.
+    """
     found: dict[Path, str] = {}
     for folder in (path or "").split(os.pathsep):
         candidate = Path(folder or ".") / name
-        # `Path.is_file` raises for a folder that cannot be read (root's, after `su` without `-`): skip it.
+        # `Path.is_file` raises for a folder that cannot be read (root's, after
+        # `su` without `-`): skip it.
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
             found.setdefault(candidate.resolve(), str(candidate.absolute()))
     return tuple(found.values())

@@ -1,7 +1,8 @@
 """From the lines that an engine prints to the events of a build; text in, values out, no effects.
 
-A *step* is one instruction of the Dockerfile as the engine shows it. Both parsers keep only what is needed to say to
-which step a line belongs, and are tested on logs recorded from real engines (``tests/engine/logs``).
+A *step* is one instruction of the Dockerfile as the engine shows it. Both parsers keep only what is
+needed to say to which step a line belongs, and are tested on logs recorded from real engines
+(``tests/engine/logs``).
 """
 
 from __future__ import annotations
@@ -121,9 +122,11 @@ class BuildKitParser:
 
 
 class BuildahParser:
-    """Reads ``buildah build``: steps run one after another, their output stands between their headings.
+    """Reads ``buildah build``: steps run one after another, their output stands
+    between their headings.
 
-    buildah does not say how long a step took, nor when it ended: a step is done when the next one starts.
+    buildah does not say how long a step took, nor when it ended: a step is done
+    when the next one starts.
     """
 
     _HEADING: Final = re.compile(
@@ -162,7 +165,8 @@ class BuildahParser:
             return
         error = self._ERROR.match(line)
         if error is not None and (self._BUILDING.match(error["text"]) or self._foreign()):
-            # Another stage may have begun its next step by the time that buildah says which one failed.
+            # Another stage may have begun its next step by the time that
+            # buildah says which one failed.
             failed = self._failed_step(error["text"])
             if failed != (self._component, self._step):
                 yield from self._end()
@@ -191,7 +195,8 @@ class BuildahParser:
         if found["commit"]:
             return found.start(), "", found["commit"]
         text = found["step"]
-        # Steps of two stages may alternate: a stage that waits for another one goes on later, by its number alone.
+        # Steps of two stages may alternate: a stage that waits for another one
+        # goes on later, by its number alone.
         number = found["stage"] or ""
         if text.upper().startswith("FROM "):
             stage = self._FROM.fullmatch(text)
@@ -201,11 +206,15 @@ class BuildahParser:
         return found.start(), self._component_of_stage.get(number, ""), text
 
     def _foreign(self) -> bool:
-        """Whether an ``Error:`` line is buildah's own: a RUN step's program may print such lines too."""
+        """Whether an ``Error:`` line is buildah's own: a RUN step's program may
+        print such lines too.
+        """
         return not self._step.upper().startswith("RUN ") or self._ended
 
     def _failed_step(self, text: str) -> tuple[str, str]:
-        """Return component and step that an error names, the present ones where it names none that was begun."""
+        """Return component and step that an error names, the present ones where
+        it names none that was begun.
+        """
         present = (self._component, self._step)
         if not self._BUILDING.match(text):
             return present
@@ -247,10 +256,12 @@ MOST_ERRORS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class FailedStep:
-    """The first step that failed: whose it is, the instruction, the engine's words, and its last lines.
+    """The first step that failed: whose it is, the instruction, the engine's
+    words, and its last lines.
 
     Attributes:
-        errors: The first errors of a compiler that are not among the last lines, a traceback of its caller perhaps.
+        errors: The first errors of a compiler that are not among the last
+            lines, a traceback of its caller perhaps.
     """
 
     component: str
@@ -269,7 +280,8 @@ class FailedStep:
 
 @dataclass(kw_only=True)
 class StepLog:
-    """Remembers, of the events of one build, what an error message will need: the last lines of each step.
+    """Remembers, of the events of one build, what an error message will need:
+    the last lines of each step.
 
     Attributes:
         failed: The first failed step; ``None`` while nothing failed.
@@ -299,11 +311,14 @@ class StepLog:
                 if self.failed is None:
                     self.failed = self._failed(event.component, event.step, event.text)
             case _:
-                # Kept after the end too: buildah tells of a failure after it has begun a step of another stage.
+                # Kept after the end too: buildah tells of a failure after it
+                # has begun a step of another stage.
                 pass
 
     def broken_off(self, reason: str) -> FailedStep | None:
-        """Return the failed step, or the one that was running when the engine ended for a reason of its own."""
+        """Return the failed step, or the one that was running when the engine
+        ended for a reason of its own.
+        """
         if self.failed is not None or self.running is None:
             return self.failed
         return self._failed(self.running.component, self.running.step, reason)
@@ -335,7 +350,10 @@ class StepTally:
         return len(self._ended)
 
     def add(self, event: StepEvent) -> None:
-        """Take an event; those of the engine's own work and of other instructions count for nothing."""
+        """Take an event.
+
+        Those of the engine's own work and of other instructions count for nothing.
+        """
         if event.state in ("done", "cached") and event.step.partition(" ")[0].upper() in WORDS:
             number = self._number(event)
             if number is not None:
@@ -344,7 +362,8 @@ class StepTally:
     def _number(self, event: StepEvent) -> int | None:
         """Return which step an event is about.
 
-        Engines show variables of COPY and ADD with their values: then it is the next one of its kind.
+        Engines show variables of COPY and ADD with their values: then it is the
+        next one of its kind.
         """
         text = _one_spaced(event.step)
         mine = [

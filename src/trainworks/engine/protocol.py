@@ -1,7 +1,7 @@
 """The interface of a container engine, with the values that it takes and returns.
 
-An engine is one file in this folder and one line in ``trainworks.engine.ENGINES``. One conformance suite
-(``tests/engine/conformance``) runs for all of them.
+An engine is one file in this folder and one line in ``trainworks.engine.ENGINES``. One conformance
+suite (``tests/engine/conformance``) runs for all of them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from typing import IO, Literal, Protocol
 from trainworks.facts.rows import Architecture
 
 Network = Literal["none", "default", "host"]
-"""What the steps of a build reach: nothing; what the engine's containers reach; all that this machine does."""
+"""What the steps of a build reach: nothing; what the engine's containers reach.
+
+All that this machine does.
+"""
 
 Report = Callable[[str], None]
 """Receives a line of text for the user."""
 
 
 Isolation = Literal["", "asked", "job"]
-"""How a container is closed against this machine and the network, because another maker's programs run in it.
+"""How a container is closed against this machine and the network, because
+another maker's programs run in it.
 
-``""`` is not closed. ``asked`` is closed and read-only. A ``job`` may change its own files and users: it is an image
-that says it is one of ours, whose tests do that.
+``""`` is not closed. ``asked`` is closed and read-only. A ``job`` may change its own files and
+users: it is an image that says it is one of ours, whose tests do that.
 """
 
 
@@ -51,7 +55,10 @@ class EngineInformation:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """Bytes that a build step can read at ``/run/secrets/IDENTIFIER``; not in any layer, history or cache key."""
+    """Bytes that a build step can read at ``/run/secrets/IDENTIFIER``.
+
+    Not in any layer, history or cache key.
+    """
 
     identifier: str
     content: bytes = field(repr=False)
@@ -66,13 +73,18 @@ class BuildRequest:
         context: A folder with the ``Dockerfile`` and every file that it copies or mounts.
         tags: References that the image gets; the first one is printed.
         secrets: Host settings for the steps that mount them.
-        arguments: Build arguments: the proxy variables, which engines keep out of history and cache keys.
+        arguments: Build arguments: the proxy variables, which engines keep out
+            of history and cache keys.
         labels: Labels of the image, in addition to those of its Dockerfile.
-        stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step names its component.
+        stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step
+            names its component.
         no_cache: Build every step again.
-        same_layers: Whether the Dockerfile is a ``FROM`` alone: only labels are set, and no layer is made.
-        architecture: ``amd64`` or ``arm64``: what the image's programs run on; its base image has the same.
-        network: What all steps reach. With ``none`` they do not see this machine's processes either.
+        same_layers: Whether the Dockerfile is a ``FROM`` alone: only labels are
+            set, and no layer is made.
+        architecture: ``amd64`` or ``arm64``: what the image's programs run on;
+            its base image has the same.
+        network: What all steps reach. With ``none`` they do not see this
+            machine's processes either.
     """
 
     name: str
@@ -98,7 +110,8 @@ class BuiltImage:
         size: Uncompressed size of all layers, in bytes.
         labels: The image's labels.
         environment: The image's environment.
-        digests: ``NAME@sha256:...`` of the registries that it was pulled from or pushed to, if the engine records them.
+        digests: ``NAME@sha256:...`` of the registries that it was pulled from or pushed to, if the
+            engine records them.
         entry_point: The program that a container runs.
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
@@ -107,7 +120,8 @@ class BuiltImage:
         volumes: Folders that get a volume of their own in each container, sorted.
         created: Creation time in its configuration (ISO 8601).
         layers: The digests of its layers, uncompressed, lowest first.
-        configuration: What it says of a container, by the keys of an image's configuration; without empty ones.
+        configuration: What it says of a container, by the keys of an image's
+            configuration; without empty ones.
         architecture: What its programs run on, as its configuration has it: ``amd64``.
         system: Its operating system, as its configuration has it: ``linux``.
     """
@@ -215,15 +229,17 @@ class Container(Protocol):
         """Run a command with the image's environment; its status is 124 after a time-out."""
 
     def testinfra_backend(self) -> object:
-        """Return the testinfra backend (``testinfra.backend.base.BaseBackend``) that reaches this container."""
+        """Return the testinfra backend (``testinfra.backend.base.BaseBackend``)
+        that reaches this container.
+        """
 
 
 class Engine(Protocol):
     """A program that builds and runs images.
 
-    A container has the image's environment, and ``QEMU_CPU`` where this machine sets it. Every method raises
-    ``EngineUnavailableError`` if the engine does not answer. Ctrl-C ends the work in progress and leaves no process,
-    container or mount behind.
+    A container has the image's environment, and ``QEMU_CPU`` where this machine sets it. Every
+    method raises ``EngineUnavailableError`` if the engine does not answer. Ctrl-C ends the work in
+    progress and leaves no process, container or mount behind.
 
     Attributes:
         name: Its name in ``ENGINES``.
@@ -232,7 +248,10 @@ class Engine(Protocol):
     name: str
 
     def probe(self, report: Report = ignore) -> EngineInformation:
-        """Ask the engine for its version; ``report`` receives a line if that takes long. Changes nothing."""
+        """Ask the engine for its version; ``report`` receives a line if that takes long.
+
+        Changes nothing.
+        """
 
     def inspect(self, reference: str) -> BuiltImage | None:
         """Return the image, or ``None`` if the store has none of that name."""
@@ -241,7 +260,8 @@ class Engine(Protocol):
         """Return the names of all images in the store, ``REPOSITORY:TAG``, in any order."""
 
     def load(self, archive: Path) -> None:
-        """Load images from a ``docker save`` archive into the store, under the names in the archive.
+        """Load images from a ``docker save`` archive into the store, under the
+        names in the archive.
 
         Raises:
             OutputError: The file cannot be read, or the store's disk is full.
@@ -249,7 +269,10 @@ class Engine(Protocol):
         """
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds."""
+        """Pull an image from its registry.
+
+        ``False`` if that fails or takes longer than ``timeout`` seconds.
+        """
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image."""
@@ -261,22 +284,29 @@ class Engine(Protocol):
             BuildError: A step failed; has component, instruction and last lines.
             OutputError: The disk is full.
             EngineError: The engine could not start a step, three times.
-            EngineUnavailableError: The engine does not answer, or stopped answering during the build.
+            EngineUnavailableError: The engine does not answer, or stopped
+                answering during the build.
         """
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first."""
 
     def layers(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
-        """Stream every layer of an image once, in the order of the engine's archive, without a copy on disk."""
+        """Stream every layer of an image once, in the order of the engine's
+        archive, without a copy on disk.
+        """
 
     def archive(self, reference: str) -> AbstractContextManager[IO[bytes]]:
-        """Stream an image in ``docker save`` form, without a copy on disk; ``engine.archive`` reads it."""
+        """Stream an image in ``docker save`` form, without a copy on disk.
+
+        ``engine.archive`` reads it.
+        """
 
     def push_command(
         self, image: BuiltImage, name: str, *, plain: bool
     ) -> AbstractContextManager[tuple[str, ...]]:
-        """Give the command that pushes an image as ``HOST/NAME:TAG``, with its configuration unchanged.
+        """Give the command that pushes an image as ``HOST/NAME:TAG``, with its
+        configuration unchanged.
 
         Args:
             plain: Whether the registry speaks HTTP without TLS.
@@ -289,7 +319,10 @@ class Engine(Protocol):
         """
 
     def isolates(self) -> str:
-        """Return why ``isolated`` containers cannot be started here, in the system's words; ``""`` if they can."""
+        """Return why ``isolated`` containers cannot be started here, in the system's words.
+
+        ``""`` if they can.
+        """
 
     def container(
         self, reference: str, *, isolated: Isolation = ""
@@ -297,13 +330,15 @@ class Engine(Protocol):
         """Start a container that idles (or mount the image) for the time of the ``with`` block.
 
         Args:
-            isolated: Whether its programs are another maker's. They get no network but a loopback of their own and no
-                new privileges, and see no process of this machine. Those that are ``asked`` have no capability, and all
-                files are read-only but those in ``TMPDIR``. Memory, processes, and bytes that are printed have a limit
+            isolated: Whether its programs are another maker's. They get no network but a loopback
+                of their own and no new privileges, and see no process of this machine. Those that
+                are ``asked`` have no capability, and all files are read-only but those in
+                ``TMPDIR``. Memory, processes, and bytes that are printed have a limit
                 (``engine.isolation``).
 
         Raises:
-            BuildError: There is no such image; or ``isolated``, and ``isolates`` says why that cannot be.
+            BuildError: There is no such image; or ``isolated``, and
+                ``isolates`` says why that cannot be.
         """
 
     def run(
@@ -318,7 +353,8 @@ class Engine(Protocol):
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments.
 
-        After a time-out the job is killed: its status is 124, and the last line of its output names the time-out.
+        After a time-out the job is killed: its status is 124, and the last line
+        of its output names the time-out.
 
         Args:
             isolated: As of ``container``.

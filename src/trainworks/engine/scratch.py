@@ -1,7 +1,8 @@
 """Private folders for the time of one build: readable by this user alone, and removed afterwards.
 
-A process that is killed (SIGKILL, the machine's memory is full) removes nothing, and such folders hold passwords. So
-each has a lock while its process lives. A process that makes a folder removes those whose locks are free.
+A process that is killed (SIGKILL, the machine's memory is full) removes nothing, and such folders
+hold passwords. So each has a lock while its process lives. A process that makes a folder removes
+those whose locks are free.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ YOUNG = 60.0
 
 
 def large_folder() -> str:
-    """Return where temporary files of an image's size go: TMPDIR, else /var/tmp, because /tmp may be in memory."""
+    """Return where temporary files of an image's size go: TMPDIR, else
+    /var/tmp, because /tmp may be in memory.
+    """
     given = os.environ.get("TMPDIR")
     if given:
         return given

@@ -1,4 +1,6 @@
-"""The files of an image, read from its layers: no program of the image has to run, and no link leads out of it."""
+"""The files of an image, read from its layers: no program of the image has to
+run, and no link leads out of it.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,9 @@ def _add(tree: ImageTree, path: str, member: tarfile.TarInfo) -> None:
 
 
 def _remove(tree: ImageTree, path: str, *, but: set[str], itself: bool) -> None:
-    """Forget what lower layers have below a path, and the path itself where it is removed as a whole."""
+    """Forget what lower layers have below a path, and the path itself where it
+    is removed as a whole.
+    """
     member = tree.members.get(path)
     if itself and path not in but:
         tree.members.pop(path, None)

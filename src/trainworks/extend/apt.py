@@ -1,4 +1,6 @@
-"""The Debian packages of an extension: fetched outside of its base, which then installs them without a network."""
+"""The Debian packages of an extension: fetched outside of its base, which then
+installs them without a network.
+"""
 
 from __future__ import annotations
 

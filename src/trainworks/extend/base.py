@@ -1,4 +1,6 @@
-"""The image that is extended: found or pulled, and asked once for everything that decides what fits it."""
+"""The image that is extended: found or pulled, and asked once for everything
+that decides what fits it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
     Args:
         reference: Its name.
         engine: What has it.
-        facts: What the components of our images protect; the rule for images that do not say it themselves.
+        facts: What the components of our images protect; the rule for images
+            that do not say it themselves.
 
     Raises:
         UnknownNameError: The engine does not have it, and it cannot be pulled.
@@ -82,7 +85,10 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
 
 
 def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
-    """Return what was answered before for the same image by the same program, or ask; raises as below."""
+    """Return what was answered before for the same image by the same program, or ask.
+
+    Raises as below.
+    """
     program = b"".join(
         path.read_bytes() for path in sorted(Path(interpreter.__file__).parent.glob("*.py"))
     )
@@ -99,7 +105,10 @@ def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpre
 
 
 def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
-    """Ask the Python that the base gives to a job; raises ``ExtendError`` where none answers as it should."""
+    """Ask the Python that the base gives to a job.
+
+    Raises ``ExtendError`` where none answers as it should.
+    """
     files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
     python = files.program("python") or files.program("python3")
     if not python:
@@ -131,7 +140,10 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
 
 
 def _malformed(found: interpreter.Interpreter) -> str:
-    """Return what of an answer may not stand in a Dockerfile, a lock or a list of constraints; ``""`` if all may."""
+    """Return what of an answer may not stand in a Dockerfile, a lock or a list of constraints.
+
+    ``""`` if all may.
+    """
     words = {name: value for name, value in found.items() if isinstance(value, str)}
     for row in found["distributions"]:
         words |= {

@@ -1,7 +1,7 @@
 """The Python of a base image as uv sees it: names and metadata, and no code.
 
-uv resolves to a lock without looking at an environment. So what is installed is a release that it finds: a wheel of
-nothing but metadata.
+uv resolves to a lock without looking at an environment. So what is installed is a release that it
+finds: a wheel of nothing but metadata.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Environment:
 
         Args:
             folder: A new one.
-            tag: The tag of wheels that fits best. uv hashes the file that it would install: this one, and not that of
-                an index, which it would have to download.
+            tag: The tag of wheels that fits best. uv hashes the file that it would install: this
+                one, and not that of an index, which it would have to download.
             without: Names of those that are left out, as indexes write them.
             archives: Whether they are source archives, where wheels are not looked at.
         """
@@ -80,7 +80,10 @@ class Environment:
         return folder
 
     def describe(self, base: ExtendedBase) -> None:
-        """Put in what a base image has; what has no name or version that uv reads is left out, as uv does."""
+        """Put in what a base image has.
+
+        What has no name or version that uv reads is left out, as uv does.
+        """
         for row in base.distributions:
             try:
                 version = str(Version(row.version))
@@ -96,7 +99,10 @@ class Environment:
                 module.write_text(f"__version__ = {build!r}\n", encoding="utf-8")
 
     def add(self, wheel: Path) -> None:
-        """Put in the metadata of a wheel, in the place of what had its name. Raises ``LockError``."""
+        """Put in the metadata of a wheel, in the place of what had its name.
+
+        Raises ``LockError``.
+        """
         name, version, _ = wheel.name.split("-", 2)
         found = {}
         try:

@@ -1,8 +1,10 @@
-"""``build.py extend``: base, requirements and code become a plan, its rendering and an image (``assemble.image``).
+"""``build.py extend``: base, requirements and code become a plan, its rendering and an image
+(``assemble.image``).
 
-Problems are looked for in two rounds, and each round reports all of them at once: first what this machine's files say
-(``extend.inputs``), without an engine; then what the base image says (``extend.base``). Then the requirements are
-resolved and downloaded once, which gives their lock (``extend.resolve``), and the image is built from that.
+Problems are looked for in two rounds, and each round reports all of them at once: first what this
+machine's files say (``extend.inputs``), without an engine; then what the base image says
+(``extend.base``). Then the requirements are resolved and downloaded once, which gives their lock
+(``extend.resolve``), and the image is built from that.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
         environment: The process's environment.
 
     Raises:
-        ExtendError: Base, requirements, code and entry point do not fit, or one of them cannot be used; all problems.
+        ExtendError: Base, requirements, code and entry point do not fit, or one
+            of them cannot be used; all problems.
         UnknownNameError: The base image does not exist.
         LockError: The requirements cannot be resolved with what the base has.
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
@@ -127,8 +130,9 @@ def plan_extension(
         root: The checkout: recipes and facts.
         environment: The process's environment.
         stack: What was made on the way is taken away with it.
-        resolving: Whether requirements without a lock get one, and lines report it. Without it this is what an
-            extension was made from: what would be resolved today is not what was installed.
+        resolving: Whether requirements without a lock get one, and lines report it. Without it this
+            is what an extension was made from: what would be resolved today is not what was
+            installed.
     """
     settings = read_host_settings(environment)
     forbidden = settings.forbidden_texts("")
@@ -303,7 +307,10 @@ def _sources_of(
     *,
     resolving: bool,
 ) -> tuple[list[WheelSource], Mapping[str, str]]:
-    """Return what wheels are built of: repositories, folders and the code itself, which comes last; and the commits."""
+    """Return what wheels are built of: repositories, folders and the code itself, which comes last.
+
+    And the commits.
+    """
     wanted, own = (
         inputs.wanted,
         request.source.resolve() if inputs.project and request.source is not None else None,
@@ -327,7 +334,10 @@ def _sources_of(
 
 
 def _plan_of_base(named: ImageName | None, facts: Facts) -> ImagePlan | None:
-    """Return what this checkout makes of the target that a base's label names; ``None`` for another maker's image."""
+    """Return what this checkout makes of the target that a base's label names.
+
+    ``None`` for another maker's image.
+    """
     if named is None:
         return None
     return make_plan(

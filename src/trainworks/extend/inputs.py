@@ -1,4 +1,6 @@
-"""What an extension is made of, as this machine's files say it: requirements, code, entry point, Debian packages."""
+"""What an extension is made of, as this machine's files say it: requirements,
+code, entry point, Debian packages.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
 
 DEFAULTS = (REQUIREMENTS, UV_LOCK, PYLOCK)
-"""At the root of the code: the first that is there says what is installed, where no other file is named."""
+"""At the root of the code: the first that is there says what is installed,
+where no other file is named.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +47,16 @@ class ExtensionInputs:
 
     Attributes:
         wanted: What is installed, apart from the project.
-        file: The file that the lock lies beside: the requirements file, or else the project's; ``None`` for neither.
+        file: The file that the lock lies beside: the requirements file, or else the project's;
+            ``None`` for neither.
         source: The code.
         project: The project file that makes the code installable, or ``""``.
         extras: Extras of that project.
         installed: The code's own files that say what is installed.
         entry_point: ``None`` where the job names it.
         apt: Debian packages.
-        for_python: Files of this machine that may say which Python they are for: what is installed, the project
-            that the code is, and the script that a job starts.
+        for_python: Files of this machine that may say which Python they are for: what is installed,
+            the project that the code is, and the script that a job starts.
     """
 
     wanted: Wanted
@@ -176,7 +181,9 @@ def _for_python(
 
 
 def _project_file(source: SourceTree) -> str:
-    """Return what makes the code a project for the launcher: setup.py, or a pyproject.toml that says how; or ``""``."""
+    """Return what makes the code a project for the launcher: setup.py, or a pyproject.toml that
+    says how; or ``""``.
+    """
     contents = {file.path: file.content for file in source.files if file.path in PROJECT_FILES}
     if PROJECT_FILES[0] in contents:
         return PROJECT_FILES[0]

@@ -1,8 +1,9 @@
 """What a step of an extension does in the base image, without secrets and without a network.
 
-``install`` installs the wheels of ``WHEELS`` and compiles what an import of them loads; the image keeps its lock.
-``build ANSWER`` makes a wheel of ``SOURCE``, or says what its build requires beside. ``ask ANSWER MODULES`` says why an
-import fails. ``tools`` installs a compiler. It has only the standard library, and syntax of Python 3.8.
+``install`` installs the wheels of ``WHEELS`` and compiles what an import of them loads; the image
+keeps its lock. ``build ANSWER`` makes a wheel of ``SOURCE``, or says what its build requires
+beside. ``ask ANSWER MODULES`` says why an import fails. ``tools`` installs a compiler. It has only
+the standard library, and syntax of Python 3.8.
 """
 
 # ruff: noqa: E402, PTH109
@@ -140,7 +141,10 @@ def data_of(text: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what this Python has, by name; of two of one name the first is imported."""
+    """Return the versions of what this Python has, by name.
+
+    Of two of one name the first is imported.
+    """
     found: dict[str, str] = {}
     for each in metadata.distributions():
         if each.metadata["Name"]:
@@ -149,7 +153,10 @@ def versions() -> dict[str, str]:
 
 
 def build(uv: Uv, answer: Path, folder: Path) -> int:
-    """Make a wheel; or write which requirements its backend has that are not there; return a status."""
+    """Make a wheel; or write which requirements its backend has that are not there.
+
+    Return a status.
+    """
     order = json.loads((SOURCE / "order.json").read_text(encoding="utf-8"))
     answer.mkdir(parents=True, exist_ok=True)
     with tarfile.open(SOURCE / "source.tar") as archive:
@@ -183,7 +190,9 @@ def build(uv: Uv, answer: Path, folder: Path) -> int:
 
 
 def elsewhere(home: str) -> Mapping[str, str]:
-    """Return an environment for imports: what packages write when they are first imported goes to this folder."""
+    """Return an environment for imports: what packages write when they are
+    first imported goes to this folder.
+    """
     return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
 
 
@@ -215,7 +224,8 @@ def compile_imports(names: Collection[str]) -> None:
     ):  # packages write their settings when they are first imported
         own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
         words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
-        # Not as many as there are processors: which modules are loaded may depend on what was loaded before.
+        # Not as many as there are processors: which modules are loaded may
+        # depend on what was loaded before.
         shares = [sorted(names)[number::_SHARES] for number in range(_SHARES)]
         started = [
             subprocess.Popen((*words, *share), env=own, cwd=home, stdout=quiet, stderr=quiet)
@@ -227,7 +237,10 @@ def compile_imports(names: Collection[str]) -> None:
 
 
 def import_and_compile(names: Sequence[str]) -> NoReturn:
-    """Import distributions, and end; their bytecode is valid by the source's hash, as times are the engine's."""
+    """Import distributions, and end.
+
+    Their bytecode is valid by the source's hash, as times are the engine's.
+    """
     found = [metadata.distribution(name) for name in names]
     paths = {
         str(each.locate_file(file))

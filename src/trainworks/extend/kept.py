@@ -1,7 +1,9 @@
-"""What of a base image stays as it is, what else moves, and which requirements cannot be fulfilled with it. Pure.
+"""What of a base image stays as it is, what else moves, and which requirements
+cannot be fulfilled with it. Pure.
 
-The rule is that of a job's installation (``launcher/trainworks_launcher/programs/install.py``): what the image's
-manifest protects is kept, with the version that is installed, and everything else may move, up or down.
+The rule is that of a job's installation (``launcher/trainworks_launcher/programs/install.py``):
+what the image's manifest protects is kept, with the version that is installed, and everything else
+may move, up or down.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def kept_of(
     Args:
         protected: What the image's manifest protects; nothing where it is another maker's.
         distributions: What is installed. Where something else of a protected name is, that is kept.
-        patterns: Names of what the components of our images protect, for an image without a manifest.
+        patterns: Names of what the components of our images protect, for an
+            image without a manifest.
     """
     installed = {canonicalize_name(row.name): row for row in distributions}
     kept: dict[str, str] = {canonicalize_name(name): version for name, version in protected.items()}
@@ -83,7 +86,9 @@ def same_version(one: str, other: str) -> bool:
 
 
 def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
-    """Return the warning for code that is imported instead of a module that the image keeps, or of Python's own."""
+    """Return the warning for code that is imported instead of a module that the
+    image keeps, or of Python's own.
+    """
     tops = {
         path.partition("/")[0].removesuffix(".py")
         for path in (file.path for file in files)
@@ -102,11 +107,13 @@ def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
 def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
     """Return targets of packages that have what a base's framework is too old for, at most three.
 
-    They have the base's kind of accelerator, and the companions that are asked for too. Where no target without CUDA
-    has it, those with CUDA are named: their images run on hosts without a GPU, too.
+    They have the base's kind of accelerator, and the companions that are asked for too. Where no
+    target without CUDA has it, those with CUDA are named: their images run on hosts without a GPU,
+    too.
 
     Args:
-        asked: Names and specifiers, such as ``("torch", ">=2.14")``; ``python`` is the target's Python.
+        asked: Names and specifiers, such as ``("torch", ">=2.14")``; ``python``
+            is the target's Python.
         base: The base image.
         facts: All facts.
     """
@@ -141,14 +148,16 @@ def checks_again(
     *,
     locked: Container[str] = (),
 ) -> tuple[Check, ...]:
-    """Return the checks of a base's own plan that say whether its components still work, with the versions of now.
+    """Return the checks of a base's own plan that say whether its components
+    still work, with the versions of now.
 
     Args:
-        plan: What this checkout makes of the target that the base's label names; ``None`` for another maker's image.
-        base: The base; a component that it lacks, or has in another version, is left out. So is one without a version,
-            such as the lists of licences: no package that moves can break it.
-        moves: What got another version. Nothing is asked again where nothing did. A component whose own distribution
-            moved is what the requirements make of it, and is left out too.
+        plan: What this checkout makes of the target that the base's label names; ``None`` for
+            another maker's image.
+        base: The base; a component that it lacks, or has in another version, is left out. So is one
+            without a version, such as the lists of licences: no package that moves can break it.
+        moves: What got another version. Nothing is asked again where nothing did. A component whose
+            own distribution moved is what the requirements make of it, and is left out too.
         locked: Names of what the extension installs, which it checks itself.
     """
     if plan is None or not moves:

@@ -1,4 +1,6 @@
-"""The lock of an extension's requirements: uv's lines with hashes, and what else the image was made of as comments."""
+"""The lock of an extension's requirements: uv's lines with hashes, and what
+else the image was made of as comments.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def locks_of(requirements: Path) -> list[str]:
 
 
 def locked_commits(path: Path | None) -> dict[str, str]:
-    """Return the commits that a lock has, whatever else it fits; raises ``ExtendError`` if it cannot be read."""
+    """Return the commits that a lock has, whatever else it fits.
+
+    Raises ``ExtendError`` if it cannot be read.
+    """
     found = _DATA.search(_text(path))
     try:
         return dict(json.loads(found[1]).get("commits", {})) if found else {}
@@ -69,7 +74,10 @@ def lock_before(path: Path | None) -> ExtensionLock:
 
 
 def _parsed(text: str) -> ExtensionLock | None:
-    """Return a lock; ``None`` for a text without its line of data. Raises TypeError and ValueError."""
+    """Return a lock; ``None`` for a text without its line of data.
+
+    Raises TypeError and ValueError.
+    """
     found = _DATA.search(text)
     if found is None:
         return None

@@ -1,7 +1,9 @@
-"""An extension of an image: a base image, requirements and code, and whether these three fit each other. Pure.
+"""An extension of an image: a base image, requirements and code, and whether
+these three fit each other. Pure.
 
-The contract is that of SageMaker's own images ("Extend a Prebuilt Container" in its documentation): code lies in
-``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the entry point is a path below it.
+The contract is that of SageMaker's own images ("Extend a Prebuilt Container" in its documentation):
+code lies in ``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the
+entry point is a path below it.
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ APT_LABEL = "trainworks.apt"
 """Label with the Debian packages that were asked for."""
 
 PROJECT_FILES = ("setup.py", "pyproject.toml")
-"""At the root of the code these make it a project that the launcher installs (the second one if it says how)."""
+"""At the root of the code these make it a project that the launcher installs
+(the second one if it says how).
+"""
 
 INSTALLED_FILE = ".trainworks-installed"
-"""Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/given/entry.py)."""
+"""Beside the code: tells the launcher what is installed with it
+(launcher/trainworks_launcher/given/entry.py).
+"""
 
 PROJECT_SOURCE = "--source"
 """The origin of the wheel that is the code itself."""
@@ -66,9 +72,11 @@ class EntryPoint:
     """The user's program.
 
     Attributes:
-        kind: ``script``, ``shell``, ``module``, ``package`` (a module of a project), or ``command``.
+        kind: ``script``, ``shell``, ``module``, ``package`` (a module of a
+            project), or ``command``.
         name: As it was named: what ``SAGEMAKER_PROGRAM`` gets.
-        file: Its path below the code directory; ``""`` for a module that an installed distribution has.
+        file: Its path below the code directory; ``""`` for a module that an
+            installed distribution has.
     """
 
     kind: str
@@ -92,7 +100,8 @@ class WheelSource:
         name: The distribution's name, where it is known; else ``""``.
         extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
         identity: What decides which requirements it has: a commit, or the files that say it.
-        folder: Where it lies on this machine: uv reads what it requires there; ``""`` for a repository.
+        folder: Where it lies on this machine: uv reads what it requires there;
+            ``""`` for a repository.
     """
 
     archive: bytes = field(repr=False)
@@ -121,7 +130,8 @@ class ExtensionPlan:
         inputs: Files of this machine that are installed, such as wheels.
         apt: Debian packages.
         files: The code, at paths below the code directory.
-        installed: Which of the code's own files say what is installed: its requirements, its project file.
+        installed: Which of the code's own files say what is installed: its
+            requirements, its project file.
         entry_point: ``None`` where the job names it.
         environment: What the image's environment gets besides PATH.
         labels: Labels of the image.
@@ -152,7 +162,10 @@ class ExtensionPlan:
 
     @property
     def path_has_code(self) -> bool:
-        """Whether the base's PATH already has the code directory, as that of our images has; asked by the template."""
+        """Whether the base's PATH already has the code directory, as that of our images has.
+
+        Asked by the template.
+        """
         return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
 
 
@@ -192,7 +205,8 @@ def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) 
         project: The code can be installed by pip.
 
     Raises:
-        ValueError: With the reason: it leaves the code directory, does not exist there, or cannot be started.
+        ValueError: With the reason: it leaves the code directory, does not
+            exist there, or cannot be started.
     """
     if program.startswith(("-m ", "-m\t")):
         module = program[2:].strip()

@@ -1,4 +1,6 @@
-"""From an extension to its build contexts: the image, its Debian packages, and questions to its base. Pure."""
+"""From an extension to its build contexts: the image, its Debian packages, and
+questions to its base. Pure.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ class Question:
         bench: What wheels are built with.
         tools: Whether a compiler is installed first.
         modules: What is imported beside what is installed; empty where a wheel is built.
-        isolated: Name of what is built without the base's packages in sight; ``""`` for anything else.
+        isolated: Name of what is built without the base's packages in sight;
+            ``""`` for anything else.
     """
 
     origin: str
@@ -79,7 +82,10 @@ class Question:
 
 
 def packages_image(plan: ExtensionPlan, recipes: Recipes) -> str:
-    """Return the name of the image with the Debian packages; the base's own where there are none."""
+    """Return the name of the image with the Debian packages.
+
+    The base's own where there are none.
+    """
     if not plan.apt:
         return plan.base.source
     decides = (plan.base.identifier, render_packages(plan, recipes).digest)
@@ -113,7 +119,9 @@ def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -
 
 
 def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
-    """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``.
+    """Return the build context of an extension: same plan and recipes, same bytes.
+
+    Raises ``RecipeError``.
 
     Wheels are not in it: the lock has their hashes, and they are put there before a build.
     """
@@ -157,7 +165,9 @@ def _rendering(dockerfile: str, files: Sequence[SourceFile]) -> Rendering:
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
-    """Return what tells the launcher that these files were installed, as long as the code is as it is now."""
+    """Return what tells the launcher that these files were installed, as long
+    as the code is as it is now.
+    """
     files = {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.files}
     return _json({"installed": list(plan.installed), "files": files})
 

@@ -16,17 +16,20 @@ class ExtendRequest(BuildOptions):
     Attributes:
         base: Name of the image to extend.
         tag: Name of the new image.
-        requirements: File with the Python packages to install; ``None``: ``requirements.txt`` of ``source``, if any.
+        requirements: File with the Python packages to install; ``None``:
+            ``requirements.txt`` of ``source``, if any.
         only_binary: Names of which no source archive is built; ``:all:`` for all.
         apt: Debian packages to install.
-        with_components: Components that wheels are built with, and that are not in the image: ``nvcc``.
+        with_components: Components that wheels are built with, and that are not
+            in the image: ``nvcc``.
         build_environment: Variables of these builds.
         build_network: Whether these builds have a network.
         built_whole: Distributions whose builds see the packages of the base, such as torch.
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
         groups: Dependency groups of the project, or of the lock, to install.
-        strict: Lines of another build of the base's framework are refused, not answered with what the base has.
+        strict: Lines of another build of the base's framework are refused, not
+            answered with what the base has.
         entry_point: The program below ``source`` that a job starts; ``None``: the job names it.
     """
 

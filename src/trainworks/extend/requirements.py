@@ -49,12 +49,15 @@ class ExtendedBase:
         labels: The image's labels.
         distributions: What is installed.
         kept: What is never replaced, name to version (``kept_of``).
-        full_version: That Python's ``MAJOR.MINOR.PATCH``, which some requirements ask for; ``""`` for its first.
+        full_version: That Python's ``MAJOR.MINOR.PATCH``, which some
+            requirements ask for; ``""`` for its first.
         components: The components of an image of ours that have a version, name to version.
         uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
-        metadata: What decides which requirements go together, of each distribution: name to the lines of a file.
-        builds: The build that a framework says of itself, such as ``VERSION+cu121``, by the distribution's name.
+        metadata: What decides which requirements go together, of each
+            distribution: name to the lines of a file.
+        builds: The build that a framework says of itself, such as ``VERSION+cu121``, by the
+            distribution's name.
         user: Who its programs run as; ``""`` is root.
     """
 
@@ -112,12 +115,17 @@ class ExtendedBase:
 
     @property
     def source(self) -> str:
-        """What FROM names: the digest where it is known, because a tag may be another image tomorrow."""
+        """What FROM names: the digest where it is known, because a tag may be
+        another image tomorrow.
+        """
         return self.digest or self.reference
 
 
 def holds(marker: str, base: ExtendedBase) -> bool:
-    """Whether a marker, such as ``python_version >= "3.9"``, holds in a base image; true for none."""
+    """Whether a marker, such as ``python_version >= "3.9"``, holds in a base image.
+
+    True for none.
+    """
     return not marker or Marker(marker).evaluate(base.markers)
 
 
@@ -159,8 +167,10 @@ class ExtensionLock:
     Attributes:
         commits: Git requirement to commit.
         local: What does not come from an index, name to version.
-        folders: What uv found in projects' own sources, a folder seen from the lock to what decides its requirements.
-        repositories: The same of git repositories, as uv names them with the commit, to the distribution's name.
+        folders: What uv found in projects' own sources, a folder seen from the
+            lock to what decides its requirements.
+        repositories: The same of git repositories, as uv names them with the commit, to the
+            distribution's name.
         project: The distribution that the code itself is; ``""`` for none.
         notes: What the user was told.
         pins: Lines with hashes, as uv writes them, below the options that say where they come from.

@@ -1,8 +1,9 @@
-"""Resolves the requirements of an extension on this machine, once, and has the files of what was resolved.
+"""Resolves the requirements of an extension on this machine, once, and has the
+files of what was resolved.
 
-What decides is the launcher's own installer (``install.py``), as in a job. It is given a base that is only described
-(``extend.described``), uv with this machine's settings (``extend.resolver``), and the base without either for what runs
-code of others (``extend.sandbox``).
+What decides is the launcher's own installer (``install.py``), as in a job. It is given a base that
+is only described (``extend.described``), uv with this machine's settings (``extend.resolver``), and
+the base without either for what runs code of others (``extend.sandbox``).
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ class Session:
         return self.resolver.tags
 
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
-        """Find out what an installation would change, fetch it, and change the description; return a status."""
+        """Find out what an installation would change, fetch it, and change the description.
+
+        Return a status.
+        """
         words = [word for word in words if not word.startswith(("--target=", "--prefix="))]
         before = NONE if self.fetched else self.before
         lock = self.resolver.lock(self.environment, words, installation.environment, before)
@@ -170,7 +174,10 @@ class Session:
         return 0
 
     def import_error(self, modules: Sequence[str]) -> str:
-        """Import modules in the base with what would be installed; return the last words of an error."""
+        """Import modules in the base with what would be installed.
+
+        Return the last words of an error.
+        """
         return self.workshop.error_of(modules, self.wheels())
 
     def wheel_of(self, each: Fetched) -> Path:
@@ -188,7 +195,9 @@ class Session:
         return self.folder_at(each.file) if each.file.is_dir() else None
 
     def folder_at(self, path: Path) -> WheelSource:
-        """Return a project's folder on this machine, which a requirement or another project names."""
+        """Return a project's folder on this machine, which a requirement or
+        another project names.
+        """
         path = path.resolve()
         if path not in self.folders:
             self.folders[path] = source_at(path, self.forbidden)
@@ -246,7 +255,8 @@ class _Described:
 
 
 def check_python(files: Iterable[Path], base: ExtendedBase, program: Path, facts: Facts) -> None:
-    """Refuse projects, locks and scripts that are for another Python than the base's, before anything is resolved.
+    """Refuse projects, locks and scripts that are for another Python than the base's, before
+    anything is resolved.
 
     Args:
         files: They may say nothing.
@@ -278,7 +288,9 @@ def _way_out(targets: Sequence[str]) -> str:
 
 
 def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
-    """Return what gets the wheels of build requirements: an environment of their own, and nothing that is kept."""
+    """Return what gets the wheels of build requirements: an environment of
+    their own, and nothing that is kept.
+    """
     counted = iter(range(10_000))
     settings = cache(installer.settings_of_pip)
 
@@ -326,7 +338,8 @@ def resolve(
         before: The lock of other requirements: what it has stays, where it can.
 
     Raises:
-        ExtendError: The base cannot give what a line asks for, or a folder that a project names cannot be taken.
+        ExtendError: The base cannot give what a line asks for, or a folder that
+            a project names cannot be taken.
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
@@ -452,7 +465,9 @@ def gather(
 
 
 def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fetched]:
-    """Return the files of lines of a lock. uv is asked where they are: nothing is left to resolve."""
+    """Return the files of lines of a lock. uv is asked where they are: nothing
+    is left to resolve.
+    """
     resolver, installer = session.resolver, session.installer
     variables, options = installer.for_uv(installer.settings_of_pip(), resolver.folder)
     variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
@@ -462,7 +477,8 @@ def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fe
     given = {**os.environ, **variables}
     more: list[str] = []
     if file is not None and not is_lock(file):
-        # An index of a project may be for some of its packages only, and the lock's lines do not say for which.
+        # An index of a project may be for some of its packages only, and the
+        # lock's lines do not say for which.
         given["UV_PROJECT"] = str(file.parent.absolute())
         more = [f"--extra-index-url {address}" for address in indexes_in(given)]
     words = [*order.words, *options, "--no-deps", "-r", resolver.file("lock.txt", [*more, *lines])]
@@ -575,7 +591,9 @@ def _lock_of(
 
 
 def _with_names(address: str, variables: Iterable[str]) -> str:
-    """Return an address with the names of the user's variables in the place of their values, and with no login else."""
+    """Return an address with the names of the user's variables in the place of
+    their values, and with no login else.
+    """
     for name in sorted(variables):
         value = os.environ[name]
         # uv quotes what an address may not have: with or without the slash.

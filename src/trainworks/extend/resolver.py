@@ -1,8 +1,11 @@
-"""uv on this machine, for the Python of a base image. It has this machine's settings, and runs no code of others.
+"""uv on this machine, for the Python of a base image.
 
-Builds are the one way by which uv runs code of others. Its Python is a trap: in any other folder than our own, that
-is in the folder of a project which would be built, it notes the folder and ends before anything is imported. What was
-noted is built elsewhere, and uv is asked again with the metadata of that.
+It has this machine's settings, and runs no code of others.
+
+Builds are the one way by which uv runs code of others. Its Python is a trap: in any other folder
+than our own, that is in the folder of a project which would be built, it notes the folder and ends
+before anything is imported. What was noted is built elsewhere, and uv is asked again with the
+metadata of that.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ _LEVELS = {"x86_64": (17, 28, *range(31, 41)), "aarch64": (17, 28, *range(31, 41
 """Versions of glibc 2 that uv has a platform for."""
 
 _FOR_FILES = ("--reinstall-package", "--require-hashes")
-"""Options of an installation that no lock has: which of its files are taken, and how they are held to hashes."""
+"""Options of an installation that no lock has: which of its files are taken,
+and how they are held to hashes.
+"""
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -77,7 +82,8 @@ class Fetched:
         sha256: Its hash; ``""`` for a folder.
         direct: Whether a requirement names its address or path.
         local: Whether it was on this machine.
-        repository: Of a git repository, which has no file: its address with the commit, as uv names it.
+        repository: Of a git repository, which has no file: its address with the
+            commit, as uv names it.
         address: Of a file that a requirement names, as uv was told it; it may have a login.
         uploaded: When its index got it; ``None`` where it does not say so.
     """
@@ -221,7 +227,9 @@ class Resolver:
         given: Mapping[str, str],
         before: Mapping[str, str] = NONE,
     ) -> Lock | None:
-        """Resolve an installation to a lock; ``None`` where uv refuses it, whose words are in ``log``.
+        """Resolve an installation to a lock.
+
+        ``None`` where uv refuses it, whose words are in ``log``.
 
         What is installed stays as it is where it can, and so does what an older lock has.
 
@@ -244,7 +252,8 @@ class Resolver:
         releases = environment.releases(
             file.with_name("releases"), self._best_tag, without=again, archives=archives
         )
-        # No index is asked for what is kept: the version is certain, and an index without hashes would have to send it.
+        # No index is asked for what is kept: the version is certain, and an index without hashes
+        # would have to send it.
         files = {
             canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())
         }
@@ -299,7 +308,9 @@ class Resolver:
     def selected(
         self, folder: Path, words: Sequence[str], given: Mapping[str, str]
     ) -> dict[str, str] | None:
-        """Return the versions that uv takes of a lock of the user's own; ``None`` where it cannot use it.
+        """Return the versions that uv takes of a lock of the user's own.
+
+        ``None`` where it cannot use it.
 
         Args:
             folder: An empty one.
@@ -445,7 +456,9 @@ def _table(found: Message) -> str:
 
 
 def _file_name(address: str) -> str:
-    """Return the name of the file at an address: an index may write a slash in another way, and means no folder."""
+    """Return the name of the file at an address: an index may write a slash in
+    another way, and means no folder.
+    """
     return PurePosixPath(unquote(urlsplit(address).path)).name or "file"
 
 
@@ -478,7 +491,9 @@ def _row(name: str, version: str) -> str:
 
 
 def _is_new(row: Mapping[str, Any], there: Mapping[str, str]) -> bool:
-    """Whether a package of a lock is not what is there: another version, or what an address or a path names."""
+    """Whether a package of a lock is not what is there: another version, or
+    what an address or a path names.
+    """
     if not {"archive", "directory", "vcs"}.isdisjoint(row):
         return True
     have = there.get(canonicalize_name(row["name"]), "")
@@ -537,7 +552,9 @@ def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | 
 
 
 def _settings_in(given: Mapping[str, str]) -> list[Path]:
-    """Return the file of uv's settings that variables name: its one file, or else that of a system."""
+    """Return the file of uv's settings that variables name: its one file, or
+    else that of a system.
+    """
     if given.get("UV_CONFIG_FILE"):
         return [Path(given["UV_CONFIG_FILE"])]
     files = [
@@ -549,7 +566,9 @@ def _settings_in(given: Mapping[str, str]) -> list[Path]:
 
 
 def _tables_in(given: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
-    """Yield uv's settings that variables name: those of a file or a system, and those of the project."""
+    """Yield uv's settings that variables name: those of a file or a system, and
+    those of the project.
+    """
     project = Path(given.get("UV_PROJECT", "."))
     for file in (*_settings_in(given), project / "uv.toml", project / "pyproject.toml"):
         table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -560,7 +579,8 @@ def indexes_in(given: Mapping[str, str]) -> list[str]:
     """Return the addresses of indexes in uv's settings, with the login that a variable has for one.
 
     Args:
-        given: Variables of uv: they name the settings and the project, and may have an index's login.
+        given: Variables of uv: they name the settings and the project, and may
+            have an index's login.
     """
     found: list[str] = []
     for row in [row for table in _tables_in(given) for row in table.get("index", ())]:
@@ -595,7 +615,10 @@ def _whole_login(address: str, login: str) -> str:
 
 
 def _with_login(address: str, lines: Sequence[str]) -> str:
-    """Return an address with the login that an index of its host has; a file's own address has none."""
+    """Return an address with the login that an index of its host has.
+
+    A file's own address has none.
+    """
     parts = urlsplit(address)
     for line in lines:
         for scheme, login, host in re.findall(

@@ -1,4 +1,6 @@
-"""What runs code of others: builds of wheels, and imports, in the base image without secrets and without a network."""
+"""What runs code of others: builds of wheels, and imports, in the base image
+without secrets and without a network.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ _ROUNDS = 4
 _LARGEST_ANSWER = 4_000_000_000
 
 Supply = Callable[[Sequence[str], Sequence[str]], list[Path]]
-"""Returns the wheels of requirements, in an environment of their own; the second are options of uv."""
+"""Returns the wheels of requirements, in an environment of their own.
+
+The second are options of uv.
+"""
 
 
 class Workshop:
@@ -136,7 +141,8 @@ class Workshop:
         return metadata_of(self.wheel_of(source_of_folder(folder)))
 
     def wheel_of(self, source: WheelSource) -> Path:
-        """Return the wheel of a source: built now, or before for the same base with the same compiler.
+        """Return the wheel of a source: built now, or before for the same base
+        with the same compiler.
 
         Raises:
             BuildError: It cannot be built.
@@ -307,7 +313,10 @@ def _adding(links: Sequence[Path], tools: Sequence[Path]) -> Callable[[Path], tu
 
 
 def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
-    """Write a built wheel to a folder of its own, complete or not at all; it is what code of others has made."""
+    """Write a built wheel to a folder of its own, complete or not at all.
+
+    It is what code of others has made.
+    """
     try:
         built, _, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
@@ -346,7 +355,9 @@ def _is_there(requirement: str, names: Container[str]) -> bool:
 
 
 def _names_of(source: WheelSource) -> list[str]:
-    """Return the names by which people know a project before it is built: its own, its folder's, its repository's."""
+    """Return the names by which people know a project before it is built: its
+    own, its folder's, its repository's.
+    """
     place = source.origin.partition("@")[0].removesuffix(".git").rstrip("/").rpartition("/")[2]
     own = [source.name, str(_project_of(source)["name"]), *_names_in_setup(source)]
     found = [*own, Path(source.folder).name, place.partition(" ")[0]]
@@ -356,7 +367,10 @@ def _names_of(source: WheelSource) -> list[str]:
 
 
 def _names_in_setup(source: WheelSource) -> list[str]:
-    """Return the names that a project's ``setup.cfg`` and ``setup.py`` have as words; they are not run."""
+    """Return the names that a project's ``setup.cfg`` and ``setup.py`` have as words.
+
+    They are not run.
+    """
     folder = "/".join(filter(None, ("source", source.subdirectory.strip("/"))))
     found: list[str] = []
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
@@ -434,7 +448,9 @@ def source_of_folder(folder: Path) -> WheelSource:
 
 
 def source_of_archive(file: Path) -> WheelSource:
-    """Return a source archive as what a wheel is built from; the same for the same content in another form.
+    """Return a source archive as what a wheel is built from.
+
+    The same for the same content in another form.
 
     Raises:
         BuildError: It is not an archive.

@@ -1,4 +1,6 @@
-"""The user's code on this machine: what goes into an image, what stays outside, and which secrets are refused."""
+"""The user's code on this machine: what goes into an image, what stays outside,
+and which secrets are refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from trainworks.facts.rows import SourceFile
 from trainworks.imagetest.secrets import scan_layers
 
 IGNORE_FILES = (".trainworksignore", ".dockerignore")
-"""The first of these at the root of the code says what stays outside, in the form of a .dockerignore."""
+"""The first of these at the root of the code says what stays outside, in the
+form of a .dockerignore.
+"""
 
 NEVER = frozenset(
     {
@@ -62,7 +66,9 @@ TOKENS = {
     "Slack token": rb"\bxox[abprs]-[A-Za-z0-9-]{20,}",
     "Weights & Biases key": rb"WANDB_API_KEY['\"\]]*\s*[:=]\s*['\"]?[0-9a-f]{40}\b",
 }
-"""Forms of keys that people write into their code, beside those that no layer of an image may have."""
+"""Forms of keys that people write into their code, beside those that no layer
+of an image may have.
+"""
 
 LARGEST_BYTES = 1_000_000_000
 """Larger folders hold a data set or a model, which a job gets as a channel."""
@@ -103,8 +109,8 @@ def read_source(
         forbidden: Literal strings that must not be in any image, such as this machine's proxy.
 
     Returns:
-        The files, and what was left out. Secrets, links that lead outside, special files and too many bytes are
-        problems, reported all at once.
+        The files, and what was left out. Secrets, links that lead outside, special files and too
+        many bytes are problems, reported all at once.
     """
     name = name or f"--source {folder}"
     if not folder.is_dir():
@@ -187,12 +193,16 @@ def _patterns(folder: Path) -> list[str]:
 
 
 def _has_exceptions(matcher: Any) -> bool:
-    """Whether a file below an ignored folder may be wanted: the matcher has an exception for its own file, always."""
+    """Whether a file below an ignored folder may be wanted: the matcher has an
+    exception for its own file, always.
+    """
     return len([pattern for pattern in matcher.patterns if pattern.exclusion]) > 1
 
 
 def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list[str]:
-    """Return what the image tests would find in these files: the same rules, before the build instead of after it."""
+    """Return what the image tests would find in these files: the same rules, before the build
+    instead of after it.
+    """
     files = list(files)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

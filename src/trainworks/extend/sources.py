@@ -1,4 +1,6 @@
-"""What an extension's wheels are built from: git repositories, each at a commit, and folders of this machine."""
+"""What an extension's wheels are built from: git repositories, each at a
+commit, and folders of this machine.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def git_sources(
         resolving: Whether a commit that is not known may be asked for.
 
     Raises:
-        LockError: Git is not installed, or a repository does not answer or does not have the reference or commit.
+        LockError: Git is not installed, or a repository does not answer or does not have the
+            reference or commit.
     """
     sources: list[WheelSource] = []
     commits: dict[str, str] = {}
@@ -72,7 +75,9 @@ def git_sources(
 def _archive(
     requirement: GitRequirement, commit: str, environment: Mapping[str, str]
 ) -> tuple[str, bytes]:
-    """Return the commit and its files, from the cache where the commit is known: no network is needed then."""
+    """Return the commit and its files, from the cache where the commit is
+    known: no network is needed then.
+    """
     folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
@@ -89,7 +94,10 @@ def _archive(
 
 
 def repository_source(address: str, name: str, environment: Mapping[str, str]) -> WheelSource:
-    """Return a git repository at a commit, as uv names it: ``git+URL@COMMIT#subdirectory=PATH``; raises as above."""
+    """Return a git repository at a commit, as uv names it: ``git+URL@COMMIT#subdirectory=PATH``.
+
+    Raises as above.
+    """
     place, _, inner = address.removeprefix("git+").partition("#subdirectory=")
     url, _, commit = place.rpartition("@")
     requirement = GitRequirement(
@@ -102,7 +110,10 @@ def repository_source(address: str, name: str, environment: Mapping[str, str]) -
 
 
 def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
-    """Return a project's folder, which another project names. Raises ``ExtendError`` with its problems."""
+    """Return a project's folder, which another project names.
+
+    Raises ``ExtendError`` with its problems.
+    """
     tree = read_source(folder, name=str(folder), forbidden=forbidden)
     if tree.problems:
         raise ExtendError(
@@ -114,7 +125,8 @@ def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
 def named_sources(
     lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...]
 ) -> tuple[list[WheelSource], bool]:
-    """Return what a lock's folders and repositories are, and whether the folders require what they required then.
+    """Return what a lock's folders and repositories are, and whether the
+    folders require what they required then.
 
     Args:
         lock: The lock.
@@ -141,7 +153,9 @@ def named_sources(
 def folder_source(
     files: Iterable[SourceFile], folder: Path, *, origin: str = PROJECT_SOURCE, extras: str = ""
 ) -> WheelSource:
-    """Return a folder's files as what a wheel is built from, with the version that its git repository says."""
+    """Return a folder's files as what a wheel is built from, with the version
+    that its git repository says.
+    """
     files = list(files)
     if said := archival_of(folder):
         name = ".git_archival.txt"

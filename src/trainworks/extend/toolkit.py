@@ -1,4 +1,6 @@
-"""The compiler of CUDA code: in the stages that build an extension's wheels, and not in its image."""
+"""The compiler of CUDA code: in the stages that build an extension's wheels,
+and not in its image.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Workbench:
     Attributes:
         component: The component of the compiler; ``""`` where none was asked for.
         requirements: Its files, hash-locked, as pip reads them.
-        whole: Distributions that are built with the base's torch in sight: without it they build something else.
+        whole: Distributions that are built with the base's torch in sight:
+            without it they build something else.
         variables: The environment of builds, such as ``TORCH_CUDA_ARCH_LIST``.
     """
 
@@ -35,7 +38,9 @@ class Workbench:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What it is made of, a line each: what is built with another one may ask for other packages."""
+        """What it is made of, a line each: what is built with another one may
+        ask for other packages.
+        """
         return (
             *self.requirements.splitlines(),
             *(f"{name}={value}" for name, value in self.variables.items()),
@@ -55,8 +60,8 @@ def workbench_of(
 ) -> Workbench:
     """Return what wheels are built with.
 
-    The compiler's files are those that the base's own target has locked. Code is compiled for the architectures of its
-    CUDA cell, unless ``variables`` say otherwise.
+    The compiler's files are those that the base's own target has locked. Code is compiled for the
+    architectures of its CUDA cell, unless ``variables`` say otherwise.
 
     Args:
         names: Components that compile; one at most exists.
@@ -93,7 +98,8 @@ def workbench_of(
         return Workbench(
             whole=compilers[named].compiles if named else (), variables=dict(variables)
         )
-    # Where it is in the base: without a GPU a build does not know what to compile for, and images lack build tools.
+    # Where it is in the base: without a GPU a build does not know what to
+    # compile for, and images lack build tools.
     return Workbench(
         component=component,
         requirements=_pins((*files, *_tools(row, facts))),
@@ -114,7 +120,9 @@ def _pins(files: Iterable[LockedPackage]) -> str:
 
 
 def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
-    """Return the variable by which PyTorch's builds are told the architectures of a target's CUDA cell."""
+    """Return the variable by which PyTorch's builds are told the architectures
+    of a target's CUDA cell.
+    """
     cell = facts.cuda_by_name[row.cuda]
     return {
         "TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)

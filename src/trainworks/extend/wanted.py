@@ -1,7 +1,9 @@
-"""What an extension's requirements need of this machine: files, folders, repositories, variables. uv reads the rest.
+"""What an extension's requirements need of this machine: files, folders,
+repositories, variables. uv reads the rest.
 
-A file that a line names is read at once, and the line names its copy. A folder or a git repository becomes a source
-that is built in the base. Everything else goes on as it is: lines, and whole files of projects, locks and scripts.
+A file that a line names is read at once, and the line names its copy. A folder or a git repository
+becomes a source that is built in the base. Everything else goes on as it is: lines, and whole files
+of projects, locks and scripts.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ _HAS_LOGIN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A project in a folder of this machine: how it was named, where it is, and which of its extras are wanted."""
+    """A project in a folder of this machine: how it was named, where it is, and
+    which of its extras are wanted.
+    """
 
     origin: str
     folder: Path
@@ -80,7 +84,8 @@ class Wanted:
         repositories: What is built from git.
         folders: What is built from folders.
         links: Folders of this machine with wheels.
-        built_whole: Names that a project tells uv to build with everything that is installed in sight.
+        built_whole: Names that a project tells uv to build with everything that
+            is installed in sight.
         virtual: A ``uv.lock`` says that its project is not installed.
         variables: Names that the lines have as ``${NAME}``.
         notes: What a person should know.
@@ -125,7 +130,9 @@ def is_lock(file: Path) -> bool:
 
 
 def is_for_uv(file: Path) -> bool:
-    """Whether uv reads a file as a whole, with extras and groups: a project, a lock, or a script."""
+    """Whether uv reads a file as a whole, with extras and groups: a project, a
+    lock, or a script.
+    """
     return file.name == PROJECT or file.suffix == ".py" or is_lock(file)
 
 
@@ -230,7 +237,10 @@ def _read(file: Path) -> str:
 def _of_text(
     file: Path, seen: frozenset[Path], *, constraint: bool
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield place and text of the lines of a requirements file and of those that it includes; and which only limit."""
+    """Yield place and text of the lines of a requirements file and of those that it includes.
+
+    And which only limit.
+    """
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
     number = 1
     for raw in text.splitlines():
@@ -255,7 +265,8 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _login_in(line: str) -> bool:
-    """Whether an address in a line has a password or a token, and not the name of a variable in its place.
+    """Whether an address in a line has a password or a token, and not the name
+    of a variable in its place.
 
     It may be before the host, or a value of the query, as presigned addresses have it.
     """

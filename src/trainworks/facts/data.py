@@ -1,7 +1,7 @@
 """The place of ``FOLDERS``: in a checkout, or in the installed package.
 
-The wheel has a copy of them (``pyproject.toml``, ``force-include``). A folder of a checkout takes the
-place of the package's own.
+The wheel has a copy of them (``pyproject.toml``, ``force-include``). A folder of a checkout takes
+the place of the package's own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ FOLDERS = ("images", "templates", "launcher", "smdistributed")
 """Rows, recipes, and the two distributions of this project that go into images."""
 
 INSTALLED = Path(__file__).resolve().parents[1] / "data"
-"""The data of an installed package; a checkout, and an editable install of one, does not have this folder."""
+"""The data of an installed package.
+
+A checkout, and an editable install of one, does not have this folder.
+"""
 
 PACKAGED = INSTALLED if INSTALLED.is_dir() else INSTALLED.parents[2]
 """The folder with the package's own ``FOLDERS``."""
 
 
 def default_root(current: Path) -> Path:
-    """Return the root that is meant where none is named: the current folder if it is a checkout, else the package's."""
+    """Return the root that is meant where none is named: the current folder if
+    it is a checkout, else the package's.
+    """
     return current if all((current / name).is_dir() for name in FOLDERS) else PACKAGED
 
 

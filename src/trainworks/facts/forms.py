@@ -1,4 +1,6 @@
-"""Forms of the texts of rows, as types of their fields; every text that reaches a Dockerfile has one.
+"""Forms of the texts of rows, as types of their fields.
+
+Every text that reaches a Dockerfile has one.
 
 An empty text has every form: where a field must be given, ``shapes`` refuses it.
 """
@@ -12,7 +14,9 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Form:
-    """What a text looks like: the expression that the whole of it matches, and how a person would say it."""
+    """What a text looks like: the expression that the whole of it matches, and
+    how a person would say it.
+    """
 
     pattern: re.Pattern[str]
     words: str
@@ -45,12 +49,15 @@ PathPattern = Annotated[
 ]
 """Paths: ``*`` stays within a folder that is named, ``/**`` is for all below two folders that are.
 
-One that begins with ``*``, or is for everything in ``/usr``, would switch off the test that every file has an owner.
+One that begins with ``*``, or is for everything in ``/usr``, would switch off
+the test that every file has an owner.
 """
 SomePath = Annotated[str, _form(r"/[^\s\"'$`\\]+", "an absolute path, in which `*` may stand")]
 File = Annotated[str, FILE]
 Url = Annotated[str, _form(r"https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+", "an https:// URL")]
-"""Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
+"""Without what a shell reads as its own, quotes and brackets: recipes write
+addresses into commands.
+"""
 Snapshot = Annotated[
     str,
     _form(

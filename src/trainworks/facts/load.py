@@ -32,7 +32,10 @@ from trainworks.facts.rows import (
 from trainworks.facts.shapes import shape_of, short
 
 BUILT = f"{TABLES['built'].name}.toml"
-"""File of ``images`` that ``build.py --record`` writes; a checkout in which nothing was built may lack it."""
+"""File of ``images`` that ``build.py --record`` writes.
+
+A checkout in which nothing was built may lack it.
+"""
 
 FRONT_MATTER = re.compile(r"\A\{#\n(?P<toml>.*?)#\}\n", re.DOTALL)
 """A recipe starts with one Jinja comment; its text is TOML."""
@@ -42,8 +45,8 @@ def load(root: Path) -> Facts:
     """Read and validate all facts.
 
     Args:
-        root: The checkout: the folder with ``images``, ``templates``, ``launcher`` and ``smdistributed``. The package's
-            own folder stands in for one that is missing.
+        root: The checkout: the folder with ``images``, ``templates``, ``launcher`` and
+            ``smdistributed``. The package's own folder stands in for one that is missing.
 
     Raises:
         FactsError: With every malformed row, dangling name and missing recipe, all at once.
@@ -83,7 +86,9 @@ def _rows(reader: Reader, images: Path, table: Table) -> tuple[Any, ...]:
 
 
 def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
-    """Read the targets of each framework: every file of ``images`` that is not one of ``TABLES``."""
+    """Read the targets of each framework: every file of ``images`` that is not
+    one of ``TABLES``.
+    """
     tables = {table.name for table in TABLES.values()}
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):

@@ -1,8 +1,9 @@
-"""The files of ``images/lock``: the only place that knows their format, for reading and for writing.
+"""The files of ``images/lock``: the only place that knows their format, for
+reading and for writing.
 
-``TARGET.toml`` has every Python file of a target; all targets share ``artifacts.toml``, ``base-images.toml`` and
-``archives.toml``.
-``build.py lock`` writes them, and ``facts.load`` reads them.
+``TARGET.toml`` has every Python file of a target; all targets share ``artifacts.toml``,
+``base-images.toml`` and ``archives.toml``. ``build.py lock`` writes them, and ``facts.load`` reads
+them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
 
 
 def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
-    """Yield the rows with the sum of another file. Files of other packages are found where a lock meets its target."""
+    """Yield the rows with the sum of another file.
+
+    Files of other packages are found where a lock meets its target.
+    """
     files: dict[str, str] = {}
     for package in packages:
         if files.setdefault(package.sha256, package.file) != package.file:
@@ -105,7 +109,9 @@ def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:
-    """Return the text of a lock: its rows in this order, without the keys that have their default."""
+    """Return the text of a lock: its rows in this order, without the keys that
+    have their default.
+    """
     return HEADER.format(what=WHAT[row_type]) + rows_as_toml(KEYS[row_type], rows)
 
 

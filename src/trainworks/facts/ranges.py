@@ -1,19 +1,21 @@
-"""Ranges of versions in rows: a small language that fits the names that vendors give their releases.
+"""Ranges of versions in rows: a small language that fits the names that vendors
+give their releases.
 
 A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" binds closer.
 
-=======================  ==============================================================================================
-``>=2.4,<3``             compared number by number: 1.9 comes before 1.10, and zeros at the end count for nothing
-``>=1.22amzn4``          1.22amzn3 is below it: where a bound has a vendor's own number, that counts as well
-``11.3``                 this text, or one that continues it behind a dot
-``!ubuntu20.04``         not this text, nor one that continues it
-``--disable-ngc``        where the value is a set: it is in there; ``!--disable-ngc``: it is not
-``{cell}``               the value of another property, put in its place before anything is compared
-``present``              there, in whatever version
-``absent``               not there
-=======================  ==============================================================================================
+=======================
+==============================================================================================
+``>=2.4,<3``             compared number by number: 1.9 comes before 1.10, and zeros at the end
+count for nothing ``>=1.22amzn4``          1.22amzn3 is below it: where a bound has a vendor's own
+number, that counts as well ``11.3``                 this text, or one that continues it behind a
+dot ``!ubuntu20.04``         not this text, nor one that continues it ``--disable-ngc``        where
+the value is a set: it is in there; ``!--disable-ngc``: it is not ``{cell}``               the value
+of another property, put in its place before anything is compared ``present``              there, in
+whatever version ``absent``               not there =======================
+==============================================================================================
 
-`packaging` reads PEP 440 and refuses what AWS calls its releases (``1.22amzn4``, ``1.7-aws``): docs/adr/0016.
+`packaging` reads PEP 440 and refuses what AWS calls its releases
+(``1.22amzn4``, ``1.7-aws``): docs/adr/0016.
 """
 
 from __future__ import annotations
@@ -46,9 +48,12 @@ PROPERTIES: Mapping[str, str] = {
     "builder.base": "the operating system of its builder image, where it has one",
     "builder.cuda": "the CUDA of its builder image",
 }
-"""The properties of every target. Besides: a framework's version by the framework's name, the version of a
-component or of what artifacts and base images bring, ``NAME.flags`` (the options of an artifact, a set) and
-``NAME.build`` (what stands behind the ``+`` of a version)."""
+"""The properties of every target.
+
+Besides: a framework's version by the framework's name, the version of a component or of what
+artifacts and base images bring, ``NAME.flags`` (the options of an artifact, a set) and
+``NAME.build`` (what stands behind the ``+`` of a version).
+"""
 
 PRESENT = "present"
 ABSENT = "absent"
@@ -72,7 +77,9 @@ GRAMMAR = f"write one of: {' '.join(COMPARATORS)} and a version; a version or na
 """The forms of a condition, for people."""
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
-"""The parts by which versions are compared: the release's numbers, then the vendor's own behind them."""
+"""The parts by which versions are compared: the release's numbers, then the
+vendor's own behind them.
+"""
 
 
 def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool:
@@ -81,7 +88,8 @@ def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool
     Args:
         value: The property's value.
         allowed: The range; ``problem_of`` has found nothing wrong with it.
-        properties: Where references to other properties are looked up; one to what is absent holds for nothing.
+        properties: Where references to other properties are looked up; one to
+            what is absent holds for nothing.
     """
     return any(
         all(_holds(value, condition.strip(), properties) for condition in alternative.split(","))
@@ -114,7 +122,10 @@ def _is(value: Value | None, word: str) -> bool:
 
 
 def compare(version: str, bound: str) -> int:
-    """Return -1, 0 or 1: a version is below, at or above a bound; the vendor's number counts if the bound has one."""
+    """Return -1, 0 or 1: a version is below, at or above a bound.
+
+    The vendor's number counts if the bound has one.
+    """
     one, other = order_of(version), order_of(bound)
     if not other[1]:
         one = (one[0], ())

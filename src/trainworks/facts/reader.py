@@ -23,8 +23,10 @@ class Reader:
     Attributes:
         folders: The folders.
         problems: Everything that is wrong so far.
-        unreadable: Files whose content is not known: what other files say about it can neither be right nor wrong.
-        malformed: Kind and name of rows that are there and malformed: a row that names one is not wrong for that.
+        unreadable: Files whose content is not known: what other files say about
+            it can neither be right nor wrong.
+        malformed: Kind and name of rows that are there and malformed: a row
+            that names one is not wrong for that.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -61,7 +63,8 @@ class Reader:
             self.unreadable.add(where)
             return {}
         if MAY_HOLD_CONTROL.search(text):
-            # A check of a front matter goes into no Dockerfile, and a program in it may have several lines.
+            # A check of a front matter goes into no Dockerfile, and a program
+            # in it may have several lines.
             texts = control_characters(
                 {key: value for key, value in table.items() if key != "check"}
             )
@@ -74,7 +77,9 @@ class Reader:
     def rows(
         self, row_type: type[Row], key: str, table: dict[str, Any], where: str, **more: object
     ) -> list[Row]:
-        """Return the rows of the array ``key`` of a file; the file's own ``source`` holds for rows that have none.
+        """Return the rows of the array ``key`` of a file.
+
+        The file's own ``source`` holds for rows that have none.
 
         Args:
             row_type: Their type.

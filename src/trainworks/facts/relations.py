@@ -1,4 +1,6 @@
-"""Checks what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+"""Checks what no single row can say: unique names, names that point somewhere,
+rows and recipes in step.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Malformed = Set[tuple[str, str]]
 
 
 def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
-    """Yield what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+    """Yield what no single row can say: unique names, names that point
+    somewhere, rows and recipes in step.
+    """
     known = _names("component", (component.name for component in facts.components), malformed)
     for field, table in TABLES.items():
         names = [name for row in getattr(facts, field) for name in table.names(row)]
@@ -72,7 +76,9 @@ def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
 
 
 def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
-    """Yield what is wrong between the components and their recipes. known: names of all components."""
+    """Yield what is wrong between the components and their recipes. known:
+    names of all components.
+    """
     yield from (
         f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
         for recipe in facts.recipes.values()
@@ -152,12 +158,14 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
             if name not in known
         ]
         yield from broken
-        # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
+        # A malformed base is in its file, and has no Python to name the target
+        # by; nor has a stack its sources.
         if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
             target_names.append(facts.name_of(target))
     yield from (f"images: target {name} is in two rows" for name in _repeated(target_names))
     if len(target_names) == len(facts.targets) and not _names("target", (), malformed):
-        # A lock without a target is a leftover. A target without a lock is reported when it is planned.
+        # A lock without a target is a leftover. A target without a lock is
+        # reported when it is planned.
         for name in sorted(set(facts.locks) - set(target_names)):
             yield f"images/lock/{name}.toml: no target of this name"
 
@@ -171,7 +179,9 @@ def _is_day(text: str) -> bool:
 
 
 def _circle(components: Iterable[Component]) -> list[str]:
-    """Return the way from a component back to itself by ``builds_with``, from the first one by name; else nothing."""
+    """Return the way from a component back to itself by ``builds_with``, from
+    the first one by name; else nothing.
+    """
     graph: dict[str, set[str]] = {}
     for component in components:
         graph.setdefault(component.name, set()).update(component.builds_with)
@@ -205,7 +215,9 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
 
 
 def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
-    """Yield rules, artifacts and variables that name an unknown property, or a range that cannot be read."""
+    """Yield rules, artifacts and variables that name an unknown property, or a
+    range that cannot be read.
+    """
     provided = [row.provides for row in facts.artifacts] + [
         row.provides for row in facts.base_images
     ]

@@ -1,6 +1,8 @@
-"""The shapes of the rows in ``images/``: frozen values, read by ``facts.load`` and used by everything after it.
+"""The shapes of the rows in ``images/``: frozen values, read by ``facts.load`` and used by
+everything after it.
 
-Every row carries its ``source``: where the fact comes from. Names of fields are the keys of the TOML files.
+Every row carries its ``source``: where the fact comes from. Names of fields are
+the keys of the TOML files.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from urllib.parse import unquote
 from trainworks.facts import forms
 
 Source = Literal["packages", "vendor"]
-"""The origin of a target's parts: Debian and Python packages only, or the vendors' own installers."""
+"""The origin of a target's parts: Debian and Python packages only, or the
+vendors' own installers.
+"""
 
 
 Architecture = Literal["amd64", "arm64"]
@@ -38,11 +42,14 @@ class Base:
         python: Its ``/usr/bin/python3``, ``MAJOR.MINOR``; the launcher runs on it.
         image: The reference to pull where a registry answers.
         digest: ``sha256:...`` of that image.
-        alternatives: References of the same image in other registries, for where the first one does not answer.
+        alternatives: References of the same image in other registries, for
+            where the first one does not answer.
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
-        archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
+        archive: Address of that archive; source packages below it may come from
+            the build host's own mirror of it.
         archives: The suites that its packages come from, each with the name of its archive.
-        snapshot: Address of an archive on an earlier day, with ``{archive}`` and ``{date}`` (``YYYYMMDDThhmmssZ``).
+        snapshot: Address of an archive on an earlier day, with ``{archive}`` and ``{date}``
+            (``YYYYMMDDThhmmssZ``).
         pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
         architecture: What its programs, and the images that stand on it, run on.
         environment: Variables that every image on it sets, for what its programs do wrong.
@@ -75,7 +82,8 @@ class BaseImage:
         base: Name of the base row whose operating system it has.
         provides: Versions of what it brings, by component or ``cuda`` and ``cudnn``.
         digest: ``sha256:...``, where it is known without a lock.
-        alternatives: References of images that ``build.py lock`` takes, the first that exists, where this one is gone.
+        alternatives: References of images that ``build.py lock`` takes, the first that exists,
+            where this one is gone.
     """
 
     name: forms.Image
@@ -158,7 +166,10 @@ class ToolImage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBaseImage:
-    """A base image as ``build.py lock`` recorded it; ``reference`` is the alternative that it had to take."""
+    """A base image as ``build.py lock`` recorded it.
+
+    ``reference`` is the alternative that it had to take.
+    """
 
     name: forms.Image
     digest: forms.Digest
@@ -193,7 +204,8 @@ class Rule:
     Attributes:
         name: What an error calls it.
         when: Property to range: the rule speaks about plans for which all of these hold.
-        require: Property to range: all of these must hold then; with none the combination itself is meant.
+        require: Property to range: all of these must hold then; with none the
+            combination itself is meant.
         reason: Why.
         instead: What to do.
         severity: Whether a plan that breaks it is refused.
@@ -212,7 +224,8 @@ class Rule:
 class Cuda:
     """One value of ``--cuda``; ``cpu`` and ``neuron`` have neither version nor wheels nor driver.
 
-    ``architectures`` are those that code is compiled for, as nvcc names them without the dot: ``80`` is 8.0.
+    ``architectures`` are those that code is compiled for, as nvcc names them
+    without the dot: ``80`` is 8.0.
     """
 
     name: forms.Cell
@@ -230,7 +243,10 @@ class Cuda:
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A part of an image; see the head of ``images/components.toml`` for the meaning of each key."""
+    """A part of an image.
+
+    See the head of ``images/components.toml`` for the meaning of each key.
+    """
 
     name: forms.Name
     summary: str
@@ -269,7 +285,9 @@ class Component:
         return self.recipe or self.name
 
     def fits(self, framework: str, sources: Source, cuda: Cuda, base: str) -> bool:
-        """Whether a target of this framework, of these sources, this cell and this base can have it."""
+        """Whether a target of this framework, of these sources, this cell and
+        this base can have it.
+        """
         return (
             sources in self.sources
             and (not self.frameworks or framework in self.frameworks)
@@ -291,10 +309,12 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """The devices of one host of an instance type; ``efa_rdma``: its EFA devices can read remote memory.
+    """The devices of one host of an instance type.
 
-    ``architecture`` is that of its processors. The fields with a default are for ``trainworks-preflight``; see the head
-    of ``images/instances.toml``.
+    ``efa_rdma``: its EFA devices can read remote memory.
+
+    ``architecture`` is that of its processors. The fields with a default are for
+    ``trainworks-preflight``; see the head of ``images/instances.toml``.
     """
 
     name: str
@@ -352,7 +372,10 @@ class EndOfPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvisoryService:
-    """A service that knows published advisories about Python distributions; see ``images/advisories.toml``."""
+    """A service that knows published advisories about Python distributions.
+
+    See ``images/advisories.toml``.
+    """
 
     name: forms.Name
     url: forms.Url
@@ -361,12 +384,15 @@ class AdvisoryService:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
-    """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
+    """Files that are in no package's list and are known all the same.
+
+    See ``images/generated-files.toml``.
 
     Attributes:
         name: Who makes them.
         paths: Absolute patterns; ``*`` stays within a folder, ``**`` goes through all below.
-        sha256: The digest of the contents, where they are the same in every image; then ``paths`` are plain.
+        sha256: The digest of the contents, where they are the same in every
+            image; then ``paths`` are plain.
         copy_of: The path of a package's file that these are copies of; likewise.
         leads_to: What these are links to; likewise.
     """
@@ -381,7 +407,10 @@ class GeneratedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivilegedFiles:
-    """Files of one system package that run with other rights, and why; see ``images/privileged-files.toml``."""
+    """Files of one system package that run with other rights, and why.
+
+    See ``images/privileged-files.toml``.
+    """
 
     package: forms.Package
     paths: tuple[forms.AbsolutePath, ...]
@@ -413,12 +442,13 @@ class Built:
 
     Attributes:
         target: The target's name.
-        inputs: ``render.builds.inputs_of`` what was built: the Dockerfile and every file of its context. It says
-            nothing of the machine.
+        inputs: ``render.builds.inputs_of`` what was built: the Dockerfile and every file of its
+            context. It says nothing of the machine.
         engine: Name of the engine.
         date: The day, ISO 8601, UTC.
         megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).
-        seconds: How long the build took, with whatever was cached; 0 where the engine had the image already.
+        seconds: How long the build took, with whatever was cached; 0 where the
+            engine had the image already.
     """
 
     target: str
@@ -443,10 +473,13 @@ class TargetRow:
         size_budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         python: ``MAJOR.MINOR``; default: the base's own.
         image: Name of a base image row; default: the base's own image.
-        builder_image: The one that its build stages stand on, where that has more (compilers, headers).
+        builder_image: The one that its build stages stand on, where that has
+            more (compilers, headers).
         wheel_index: The vendor's package index, used if the host names none.
-        limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's own metadata allow what breaks it.
-        unbuilt: What the project's own machine lacks to build the image; ``""`` where it can be built there.
+        limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's
+            own metadata allow what breaks it.
+        unbuilt: What the project's own machine lacks to build the image; ``""``
+            where it can be built there.
     """
 
     framework: str
@@ -476,7 +509,8 @@ class LockedPackage:
         sha256: The file's hash, as the index publishes it.
         size: The file's size in bytes; 0 where the index does not say it.
         requires: Names of the locked packages that it depends on.
-        build: Needed only while building: uv itself, and what compiles the source distributions of this lock.
+        build: Needed only while building: uv itself, and what compiles the
+            source distributions of this lock.
     """
 
     name: forms.Distribution
@@ -498,7 +532,8 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """A promise in the front matter of a recipe, before versions are filled in: ``kind`` and that kind's own keys.
+    """A promise in the front matter of a recipe, before versions are filled in:
+    ``kind`` and that kind's own keys.
 
     It holds only where the component ``beside`` is in the image too; without one, always.
     """
@@ -516,15 +551,20 @@ class FrontMatter:
         environment: Variables of the image that this component sets; ``{version}`` as in checks.
         path: Folders for the front of the image's PATH.
         libraries: Folders for the image's LD_LIBRARY_PATH.
-        programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
-        owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
-        removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
-        trims: Patterns of files that it removes from wheels, below site-packages: what its ``trim-python-packages``
-            is given; a folder with all that is in it.
+        programs: Programs that the launcher starts, name to absolute path; they
+            go into the manifest.
+        owns: Patterns of the files that it adds and no package lists; ``*``
+            stays within a folder, ``**`` does not.
+        removes: Patterns of files of packages that it removes, or replaces, in
+            the image; as ``owns``.
+        trims: Patterns of files that it removes from wheels, below site-packages: what its
+            ``trim-python-packages`` is given; a folder with all that is in it.
         strips: Patterns of libraries of wheels whose symbols it removes, likewise.
         links: Links among its files, path to what each leads to; ``""`` is anything.
-        imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
-        answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
+        imports: Modules that every job imports where this component is: ``python-bytecode``
+            compiles what they load.
+        answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such
+            advice is not given.
         check: Promises that hold where the component is installed; ``plan`` looks at their keys.
     """
 
@@ -571,7 +611,9 @@ def checks_of(front: FrontMatter) -> tuple[CheckRow, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """A file that goes into build contexts as it is: its path there, its bytes, its permission bits."""
+    """A file that goes into build contexts as it is: its path there, its bytes,
+    its permission bits.
+    """
 
     path: str
     content: bytes = field(repr=False)
@@ -611,7 +653,9 @@ def _table(
 
 
 def _no_names(_row: Artifact) -> tuple[str, ...]:
-    """Return no names: several artifacts of one name and version may differ in what they require."""
+    """Return no names: several artifacts of one name and version may differ in
+    what they require.
+    """
     return ()
 
 
@@ -619,7 +663,8 @@ def _no_names(_row: Artifact) -> tuple[str, ...]:
 class Facts:
     """Everything that was read: rows, recipes, and the files that recipes copy.
 
-    A table of ``images/`` is named in one place, its field below; ``TABLES`` and everything else follow from it.
+    A table of ``images/`` is named in one place, its field below; ``TABLES``
+    and everything else follow from it.
     """
 
     bases: tuple[Base, ...] = _table("bases", "base", Base)
@@ -685,11 +730,17 @@ class Facts:
 
     @cached_property
     def built_by_target(self) -> Mapping[str, Built]:
-        """The last recorded build of each target, by the target's name; it may be of an older recipe."""
+        """The last recorded build of each target, by the target's name.
+
+        It may be of an older recipe.
+        """
         return {row.target: row for row in self.built}
 
     def end_of_patch(self, row: TargetRow) -> EndOfPatch | None:
-        """Return since when the framework's version of a target is patched no more; None: it still is."""
+        """Return since when the framework's version of a target is patched no more.
+
+        None: it still is.
+        """
         minor = ".".join(row.version.split(".")[:2])
         return next(
             (end for end in self.ends if (end.framework, end.version) == (row.framework, minor)),
@@ -719,7 +770,9 @@ class Facts:
         return rows | {row.name: row.digest for row in self.locked_base_images}
 
     def archives_of(self, base: Base) -> tuple[LockedArchive, ...]:
-        """Return the states of the suites that a base's packages come from, as far as they are locked."""
+        """Return the states of the suites that a base's packages come from, as
+        far as they are locked.
+        """
         locked = {row.suite: row for row in self.locked_archives}
         return tuple(locked[suite] for suite in base.archives if suite in locked)
 
@@ -754,7 +807,8 @@ class Facts:
     def name_of(self, row: TargetRow) -> str:
         """Return a target's name: unique, and the name of its lock.
 
-        ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, with ``-vendor`` behind it where its sources are the vendors.
+        ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, with ``-vendor`` behind it where
+        its sources are the vendors.
         """
         vendor = "-vendor" if self.sources_of(row) == "vendor" else ""
         python = self.python_of(row).replace(".", "")

@@ -1,8 +1,8 @@
 """Reads a table of TOML into a frozen dataclass and says everything that is wrong with it.
 
-A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X, ...]``,
-``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int`` with its range. Nothing is
-converted but an array into a tuple, and no number is negative.
+A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X,
+...]``, ``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int``
+with its range. Nothing is converted but an array into a tuple, and no number is negative.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Shape(Generic[Row]):
         self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
 
     def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
-        """Return the row of a table, None if the table is malformed, and everything that is wrong with it."""
+        """Return the row of a table, None if the table is malformed, and
+        everything that is wrong with it.
+        """
         problems: list[str] = []
         values: dict[str, Any] = {}
         checks = self._checks
@@ -65,7 +67,10 @@ class Shape(Generic[Row]):
 
 
 def shape_of(row_type: type[Row]) -> Shape[Row]:
-    """Return the shape of a dataclass; looking at its annotations takes longer than reading a row."""
+    """Return the shape of a dataclass.
+
+    Looking at its annotations takes longer than reading a row.
+    """
     if row_type not in _SHAPES:
         _SHAPES[row_type] = Shape(row_type)
     return _SHAPES[row_type]
@@ -151,7 +156,10 @@ def _array_check(item: _Check) -> _Check:
 
 
 def _table_check(item: _Check, *, empty: bool) -> _Check:
-    """Return the check of a table; ``empty``: whether its texts may be empty, as those without a form may."""
+    """Return the check of a table.
+
+    ``empty``: whether its texts may be empty, as those without a form may.
+    """
 
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if not isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""Read files of facts as text. The error for an unreadable file is one sentence; a pipe is never waited for."""
+"""Read files of facts as text.
+
+The error for an unreadable file is one sentence; a pipe is never waited for.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from typing import Any
 import tomli
 
 _UNSEEN = "\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-"""Controls beyond ASCII, line breaks of Unicode, what has no width, and what turns the direction of writing."""
+"""Controls beyond ASCII, line breaks of Unicode, what has no width, and what
+turns the direction of writing.
+"""
 
 CONTROL = re.compile(f"[\x00-\x1f{_UNSEEN}]")
-"""Characters that no text of a row may hold: in a Dockerfile a line break begins another instruction, and a
-reader of labels sees another text than the one that is there."""
+"""Characters that no text of a row may hold: in a Dockerfile a line break begins another
+instruction, and a reader of labels sees another text than the one that is there.
+"""
 
 MAY_HOLD_CONTROL = re.compile(f"[\\\\\t{_UNSEEN}]|\"\"\"|'''")
 """A TOML file with such a character in a text has one of these: most files need no closer look."""
@@ -95,7 +101,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def control_characters(value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each text in a value that holds a control character, names of keys included."""
+    """Yield the place and the text of each text in a value that holds a control
+    character, names of keys included.
+    """
     if isinstance(value, str):
         if CONTROL.search(value):
             yield place, value

@@ -1,6 +1,7 @@
 """Published advisories about Python distributions, from a service that speaks OSV's interface.
 
-Format and requests: the OSV schema, and "POST /v1/querybatch" and "GET /v1/vulns/{id}" of OSV's documentation.
+Format and requests: the OSV schema, and "POST /v1/querybatch" and "GET
+/v1/vulns/{id}" of OSV's documentation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Advisory:
 def advisories_of(
     installed: Mapping[str, str], address: str, client: Client
 ) -> tuple[Advisory, ...]:
-    """Return the advisories about distributions, by name and identifier; one that was withdrawn is left out.
+    """Return the advisories about distributions, by name and identifier.
+
+    One that was withdrawn is left out.
 
     Args:
         installed: Normalised name to version.

@@ -31,7 +31,8 @@ class AptSource:
         uri, suite, components: As in ``sources.list``.
         trusted: Whether its signature is not checked.
         old: Whether it may be one whose signature is no longer valid today.
-        signed_by: The keyrings that it is checked with, or a key itself; ``""``: those for every archive.
+        signed_by: The keyrings that it is checked with, or a key itself;
+            ``""``: those for every archive.
     """
 
     uri: str
@@ -129,7 +130,9 @@ def parse_deb822(text: str) -> list[AptSource]:
 
 
 def host_suite(release: str) -> str:
-    """Return ``VERSION_CODENAME`` of the text of an ``os-release`` whose ``ID`` is debian, else ``""``."""
+    """Return ``VERSION_CODENAME`` of the text of an ``os-release`` whose ``ID``
+    is debian, else ``""``.
+    """
     values = dict(line.split("=", 1) for line in release.splitlines() if "=" in line)
     if values.get("ID", "").strip('"') != "debian":
         return ""
@@ -137,11 +140,13 @@ def host_suite(release: str) -> str:
 
 
 def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
-    """Return the lines of a ``sources.list`` for ``suite``, with the archives that this machine uses.
+    """Return the lines of a ``sources.list`` for ``suite``, with the archives
+    that this machine uses.
 
-    Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``, ...), with the suite
-    replaced; other vendors' archives are not Debian's. The result is empty if there is none, and for another
-    distribution (``suite`` is ``""``): then the defaults of the bootstrap tool and of the base image apply.
+    Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``,
+    ...), with the suite replaced; other vendors' archives are not Debian's. The result is empty if
+    there is none, and for another distribution (``suite`` is ``""``): then the defaults of the
+    bootstrap tool and of the base image apply.
     """
     if not suite:
         return ()

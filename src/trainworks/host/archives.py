@@ -1,7 +1,9 @@
-"""Reads which state the suites of a package archive are in, and finds an archive that has a locked state.
+"""Reads which state the suites of a package archive are in, and finds an
+archive that has a locked state.
 
-An archive signs the same packages again and again, so a state is known by its list of packages (``contents``), and the
-time of the signature says how old it is. Signatures are checked by apt, when it installs.
+An archive signs the same packages again and again, so a state is known by its list of packages
+(``contents``), and the time of the signature says how old it is. Signatures are checked by apt,
+when it installs.
 """
 
 from __future__ import annotations
@@ -20,14 +22,18 @@ from trainworks.host.downloads import Client, Limits, UnreachableError, without_
 from trainworks.host.settings import HostSettings
 
 RECORD = "/usr/share/trainworks/archives"
-"""File of an image: a line ``SUITE DATE CONTENTS`` for each state of an archive that its packages came from."""
+"""File of an image: a line ``SUITE DATE CONTENTS`` for each state of an archive
+that its packages came from.
+"""
 
 LIMITS = Limits(attempts=1, timeout=20)
 
 DATE = "%Y-%m-%dT%H:%M:%SZ"
 
 LATER = (0, 6, 12, 24, 48)
-"""Hours after its signature at which a state is looked for: a snapshot of it is made some time later."""
+"""Hours after its signature at which a state is looked for: a snapshot of it is
+made some time later.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,8 @@ class Found:
 
     Attributes:
         settings: The settings of this machine, with that archive in the place of its own.
-        differs: Each suite that is not in its locked state, in words; empty where the archive is as locked.
+        differs: Each suite that is not in its locked state, in words; empty
+            where the archive is as locked.
     """
 
     settings: HostSettings
@@ -44,11 +51,14 @@ class Found:
 
 
 def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
-    """Return the state that an ``InRelease`` file describes; raises ``HostError`` for a text that is none.
+    """Return the state that an ``InRelease`` file describes.
+
+    Raises ``HostError`` for a text that is none.
 
     Args:
         text: The file.
-        states: Known states; the one with the same packages is returned in the place of a newer signature of them.
+        states: Known states; the one with the same packages is returned in the
+            place of a newer signature of them.
     """
     head, _, lists = text.partition("\nSHA256:\n")
     fields = dict(re.findall(r"^([A-Za-z-]+): *(.+?)\s*$", head, re.MULTILINE))
@@ -75,7 +85,10 @@ def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
 
 
 def line_of(state: LockedArchive) -> str:
-    """Return a state as an image has it in ``RECORD``; ``templates/files/system/install-packages`` writes the same."""
+    """Return a state as an image has it in ``RECORD``.
+
+    ``templates/files/system/install-packages`` writes the same.
+    """
     return f"{state.suite} {state.date} {state.contents}\n"
 
 
@@ -98,7 +111,8 @@ def read_state(
 def todays_states(
     base: Base, settings: HostSettings, client: Client, states: Iterable[LockedArchive] = ()
 ) -> tuple[LockedArchive, ...]:
-    """Return the states in which the archives of a base are today: this machine's own, else the snapshot's newest.
+    """Return the states in which the archives of a base are today: this
+    machine's own, else the snapshot's newest.
 
     A suite that this machine's apt does not have is left out: nothing is installed from it.
 
@@ -120,10 +134,12 @@ def todays_states(
 
 
 def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSettings) -> Found:
-    """Return the archive that a build reads: one in the locked states where one answers, else today's.
+    """Return the archive that a build reads: one in the locked states where one
+    answers, else today's.
 
     Args:
-        states: The locked states of the base's suites; with none of them this machine's own archives are read.
+        states: The locked states of the base's suites; with none of them this
+            machine's own archives are read.
     """
     if not states:
         return Found(settings=settings)
@@ -173,7 +189,10 @@ def _own(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
 
 
 def snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
-    """Return where the newest snapshot of a suite is; raises ``UnreachableError`` where none is known."""
+    """Return where the newest snapshot of a suite is.
+
+    Raises ``UnreachableError`` where none is known.
+    """
     return _snapshot(base, suite, datetime.now(UTC), settings)
 
 
@@ -191,7 +210,9 @@ def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> 
 def _dated(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, client: Client
 ) -> HostSettings | None:
-    """Return settings with the archives of the locked states, ``None`` where one of them is nowhere."""
+    """Return settings with the archives of the locked states, ``None`` where
+    one of them is nowhere.
+    """
     sources = []
     trusted = {suite: source.trusted for suite, source in _own(base, settings).items()}
     for state in states:

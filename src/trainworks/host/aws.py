@@ -1,4 +1,7 @@
-"""Asks services of AWS, by boto3, which is optional (``pip install 'trainworks[ecr]'``); failures become our errors."""
+"""Asks services of AWS, by boto3, which is optional (``pip install 'trainworks[ecr]'``).
+
+Failures become our errors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def call(
         region: Default: the region of AWS's own configuration.
         refuse: Makes the error of a message and a hint.
         missing: The code of an error that is an answer.
-        hints: What to do about other errors, by their codes; default: what they mostly come from, a missing permission.
+        hints: What to do about other errors, by their codes; default: what they
+            mostly come from, a missing permission.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, ParamValidationError

@@ -1,8 +1,9 @@
 """Make a base image from the distribution's package archive, without an image registry.
 
-The same state of the archive gives the same bytes: times are set to one moment, logs and this machine's names are
-removed. Packages come from the archive of this machine's apt, of its release alone: updates of the release are in the
-first layer on the base, and leave the base's bytes as they are. The image has the distribution's default archive.
+The same state of the archive gives the same bytes: times are set to one moment, logs and this
+machine's names are removed. Packages come from the archive of this machine's apt, of its release
+alone: updates of the release are in the first layer on the base, and leave the base's bytes as they
+are. The image has the distribution's default archive.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from trainworks.host.settings import HostSettings
 TOOL = "mmdebstrap"
 
 MERGED_USR_HOOKS = Path("/usr/share/mmdebstrap/hooks/merged-usr")
-"""Makes /bin, /lib and /sbin links, as in Debian's own images, without the conversion package and its Perl."""
+"""Makes /bin, /lib and /sbin links, as in Debian's own images, without the
+conversion package and its Perl.
+"""
 
 EPOCH = 1_700_000_000
-"""Time of all files and of the image, in seconds since 1970: a fixed moment before the packages are installed."""
+"""Time of all files and of the image, in seconds since 1970: a fixed moment
+before the packages are installed.
+"""
 
 SLIM = (
-    # A step that fails is thrown away, and an image is written once: waiting for the disk protects nothing.
+    # A step that fails is thrown away, and an image is written once: waiting
+    # for the disk protects nothing.
     "force-unsafe-io",
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -43,7 +49,9 @@ SLIM = (
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
 )
-"""dpkg options, kept in the image: no manuals and translations, but licences (as in ``debian:*-slim``)."""
+"""dpkg options, kept in the image: no manuals and translations, but licences
+(as in ``debian:*-slim``).
+"""
 
 CLEAN = r"""
 set -eu
@@ -66,7 +74,9 @@ chmod 755 "$root"/usr/sbin/policy-rc.d
 echo localhost > "$root"/etc/hostname
 : > "$root"/etc/resolv.conf
 """
-"""Runs after the installation: replaces this machine's mirror and names by defaults, and removes logs."""
+"""Runs after the installation: replaces this machine's mirror and names by
+defaults, and removes logs.
+"""
 
 
 def bootstrap(
@@ -168,7 +178,8 @@ def bootstrap(
                 architecture=base.architecture,
             )
         finally:
-            # A killed tool may leave mounts of /dev; removing files through one would remove this machine's.
+            # A killed tool may leave mounts of /dev; removing files through one
+            # would remove this machine's.
             unmount_below(root)
 
 

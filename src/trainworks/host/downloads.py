@@ -1,4 +1,7 @@
-"""Download files with this machine's CA bundle, proxies and netrc. Inside a build, the script `fetch` does that."""
+"""Download files with this machine's CA bundle, proxies and netrc.
+
+Inside a build, the script `fetch` does that.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,11 @@ class Client:
         """Store this machine's settings.
 
         Args:
-            settings: Has the CA and the time-out. Proxies and netrc come from the process's environment.
+            settings: Has the CA and the time-out. Proxies and netrc come from
+                the process's environment.
             limits: How often and how long a download is tried.
-            watch: Receives the progress of each download; the first call of a continued one is not at 0 bytes.
+            watch: Receives the progress of each download; the first call of a
+                continued one is not at 0 bytes.
         """
         self._settings = settings
         self._limits = limits or Limits()
@@ -118,7 +123,10 @@ class Client:
             raise self._unreachable(address, error) from error
 
     def post(self, address: str, content: object) -> requests.Response:
-        """Return the answer to a POST request of JSON, with any status; raises ``UnreachableError``."""
+        """Return the answer to a POST request of JSON, with any status.
+
+        Raises ``UnreachableError``.
+        """
         try:
             return self._open(address, {}, urlsplit(address).netloc, method="POST", content=content)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
@@ -144,8 +152,8 @@ class Client:
         Args:
             address: Its URL.
             target: The file to write; ``TARGET.part`` until it is complete.
-            sha256: The expected hash, if known. Without it, a part of an earlier run is not continued: both halves
-                might be of different files.
+            sha256: The expected hash, if known. Without it, a part of an earlier run is not
+                continued: both halves might be of different files.
 
         Returns:
             Hash and size of the file.
@@ -271,7 +279,8 @@ class Client:
             address,
             headers=headers,
             json=content,
-            # Without it, requests would replace a token in the headers by the login that netrc has for the host.
+            # Without it, requests would replace a token in the headers by the
+            # login that netrc has for the host.
             auth=as_given if "Authorization" in headers else None,
             stream=stream,
             timeout=(self._timeout, self._timeout),
@@ -291,7 +300,10 @@ class Client:
 
 
 class _BrokenError(Exception):
-    """A failed attempt that may succeed when repeated; ``validator`` names the version of the file that was begun."""
+    """A failed attempt that may succeed when repeated.
+
+    ``validator`` names the version of the file that was begun.
+    """
 
     def __init__(self, message: str, validator: str = "") -> None:
         super().__init__(message)
@@ -299,18 +311,25 @@ class _BrokenError(Exception):
 
 
 def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Return a request unchanged. As ``auth`` of a request, this keeps requests from adding a login from netrc."""
+    """Return a request unchanged.
+
+    As ``auth`` of a request, this keeps requests from adding a login from netrc.
+    """
     return request
 
 
 def _validator(response: requests.Response) -> str:
-    """Return what identifies this version of a file: a strong entity tag, or its modification time."""
+    """Return what identifies this version of a file: a strong entity tag, or
+    its modification time.
+    """
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another attempt would fail too: untrusted certificate, invalid address, name that does not resolve."""
+    """Whether another attempt would fail too: untrusted certificate, invalid
+    address, name that does not resolve.
+    """
     if isinstance(
         error,
         (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects),
@@ -322,7 +341,10 @@ def _is_final(error: Exception) -> bool:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """Return an error and all that it wraps; requests and urllib3 wrap one several times, each in its own way."""
+    """Return an error and all that it wraps.
+
+    Requests and urllib3 wrap one several times, each in its own way.
+    """
     found: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -334,7 +356,10 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the innermost reason of an error, which the library wraps several times; without credentials."""
+    """Return the innermost reason of an error, which the library wraps several times.
+
+    Without credentials.
+    """
     reason: object = error
     while True:
         deeper = getattr(reason, "reason", None) or next(

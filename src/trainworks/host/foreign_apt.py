@@ -1,7 +1,8 @@
 """What apt has to know of an image to answer for it outside of it, read from the image's files.
 
-Nothing of the image runs for that, and nothing in it may lead apt to a secret or to a program: of its settings only the
-archives, their public keys and its pinning are taken. Each of them is written anew.
+Nothing of the image runs for that, and nothing in it may lead apt to a secret or to a program: of
+its settings only the archives, their public keys and its pinning are taken. Each of them is written
+anew.
 """
 
 from __future__ import annotations
@@ -153,7 +154,10 @@ def _line(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
 
 
 def _signed_by(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
-    """Return the value of ``signed-by`` for keys that are written anew; ``""`` where the image names none."""
+    """Return the value of ``signed-by`` for keys that are written anew.
+
+    ``""`` where the image names none.
+    """
     if "BEGIN PGP" in value:
         # In a paragraph a line with a dot is an empty one.
         lines = ["" if line == "." else line for line in value.strip().splitlines()]
@@ -180,7 +184,9 @@ def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
 
 
 def _architectures(tree: ImageTree, status: bytes) -> list[str]:
-    """Return the architecture of the image's own dpkg, then those that it may have packages of besides."""
+    """Return the architecture of the image's own dpkg, then those that it may
+    have packages of besides.
+    """
     paragraphs = status.decode(errors="replace").split("\n\n")
     own = next((each for each in paragraphs if re.match(r"Package: dpkg$", each, re.MULTILINE)), "")
     found = re.findall(r"^Architecture: (\S+)$", own, re.MULTILINE)

@@ -1,4 +1,7 @@
-"""Resolve tags of git repositories, and write bundles for a mirror. Git verifies content by the commit."""
+"""Resolve tags of git repositories, and write bundles for a mirror.
+
+Git verifies content by the commit.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,8 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
 
 
 def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
-    """Return the commit of a reference, and a reproducible tar of its files below ``source/``, with submodules.
+    """Return the commit of a reference, and a reproducible tar of its files
+    below ``source/``, with submodules.
 
     ``.git_archival.txt`` gives setuptools_scm the version that it would ask git for.
 
@@ -151,9 +155,11 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
 
 
 def archival_of(folder: Path) -> str:
-    """Return what ``.git_archival.txt`` of a folder would say, by which setuptools_scm finds the version; or ``""``.
+    """Return what ``.git_archival.txt`` of a folder would say, by which
+    setuptools_scm finds the version; or ``""``.
 
-    ``""`` for a folder that is not the root of a git repository with a tag, and where git is not installed.
+    ``""`` for a folder that is not the root of a git repository with a tag, and
+    where git is not installed.
     """
     if not (folder / ".git").exists():
         return ""

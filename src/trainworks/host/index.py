@@ -1,4 +1,6 @@
-"""Find locked Python files in the package indexes that this machine's pip uses (the simple API, PEP 503)."""
+"""Find locked Python files in the package indexes that this machine's pip uses
+(the simple API, PEP 503).
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,13 @@ HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 def file_addresses(
     package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client
 ) -> Iterator[str]:
-    """Yield the addresses of a locked file, in pip's order; an address with another hash is left out.
+    """Yield the addresses of a locked file, in pip's order.
+
+    An address with another hash is left out.
 
     Args:
-        vendor_index: A framework vendor's own index; used only if the user configured no source of packages.
+        vendor_index: A framework vendor's own index; used only if the user
+            configured no source of packages.
 
     Raises:
         UnreachableError: An index does not answer, and no other one has the file.
@@ -59,7 +64,8 @@ def file_addresses(
 
 
 def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]:
-    """Return the versions of a distribution that the indexes have as source archives and not as wheels.
+    """Return the versions of a distribution that the indexes have as source
+    archives and not as wheels.
 
     Of pages that do not answer nothing is known.
     """
@@ -81,7 +87,9 @@ def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]
 def newest_release(
     name: str, python: str, settings: PipSettings, vendor_index: str, client: Client
 ) -> Version | None:
-    """Return the newest version of a distribution that a Python can install; ``None`` where no index has one.
+    """Return the newest version of a distribution that a Python can install.
+
+    ``None`` where no index has one.
 
     Withdrawn files do not count, and previews only where there is nothing else.
 
@@ -102,7 +110,10 @@ def newest_release(
 
 
 def _version_for(anchor: str, python: str) -> set[Version]:
-    """Return the version of a file in an index; nothing of one that is withdrawn or for other Pythons."""
+    """Return the version of a file in an index.
+
+    Nothing of one that is withdrawn or for other Pythons.
+    """
     link = HREF.search(anchor)
     if link is None or "data-yanked" in anchor:
         return set()

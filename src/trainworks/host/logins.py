@@ -25,7 +25,8 @@ def hosts_of(addresses: Iterable[str]) -> set[str]:
 
 
 def logins_for(hosts: Collection[str], netrc: bytes) -> bytes:
-    """Return the ``machine`` entries of these hosts: no ``default``, which is for every host, and no macro.
+    """Return the ``machine`` entries of these hosts: no ``default``, which is
+    for every host, and no macro.
 
     Args:
         hosts: Names in lower case.

@@ -118,7 +118,8 @@ def local_path(address: str) -> Path | None:
 
 
 def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
-    """Return what ``pip install`` would use: its files, then ``PIP_*``, as ``pip config list`` says them.
+    """Return what ``pip install`` would use: its files, then ``PIP_*``, as
+    ``pip config list`` says them.
 
     Of a Python without pip only the variables count.
 
@@ -160,12 +161,13 @@ def uv_configuration(
 ) -> str:
     """Return a ``uv.toml`` with the sources of the user's pip.
 
-    All indexes are asked, as pip does (uv's name for that is ``unsafe-best-match``). That is safe: files are checked
-    against their locked hashes.
+    All indexes are asked, as pip does (uv's name for that is ``unsafe-best-match``). That is safe:
+    files are checked against their locked hashes.
 
     Args:
         settings: pip's settings. Local addresses are left out: they do not exist inside a build.
-        vendor_index: A framework vendor's own index; used only if the user configured no source of packages.
+        vendor_index: A framework vendor's own index; used only if the user
+            configured no source of packages.
         folders: Folders with files, as paths inside the build.
     """
     lines = ['index-strategy = "unsafe-best-match"']
@@ -216,7 +218,9 @@ def pip_configuration(settings: PipSettings) -> str:
 
 
 def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | None:
-    """Return this machine's copy of a locked file, with the same name and hash, from the user's folders and indexes."""
+    """Return this machine's copy of a locked file, with the same name and hash, from the user's
+    folders and indexes.
+    """
     candidates = [folder / package.file for folder in settings.local_folders]
     for index in settings.local_indexes:
         page = index / package.name / "index.html"

@@ -1,4 +1,6 @@
-"""This machine's settings that a build needs, read once, and passed to builds as secrets and arguments."""
+"""This machine's settings that a build needs, read once, and passed to builds
+as secrets and arguments.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,10 @@ class HostSettings:
         ca: Content of the CA bundle; empty if there is none.
         netrc: Content of ``~/.netrc`` (logins of private indexes); empty if there is none.
         proxies: Proxy variables as build arguments.
-        mirror: Address of a mirror with the files of components; ``""``: they are downloaded from the addresses of
-            their rows. It may contain a password.
-        snapshot: Address of the package archive on an earlier day, with ``{archive}`` and ``{date}``; ``""``: the
-            address in the base's row. It may contain a password.
+        mirror: Address of a mirror with the files of components; ``""``: they are downloaded from
+            the addresses of their rows. It may contain a password.
+        snapshot: Address of the package archive on an earlier day, with ``{archive}`` and
+            ``{date}``; ``""``: the address in the base's row. It may contain a password.
         mirror_only: Whether the mirror is the only source of those files.
     """
 
@@ -62,12 +64,15 @@ class HostSettings:
     def secrets(
         self, suite: str, vendor_index: str, addresses: Iterable[str] = ()
     ) -> dict[str, bytes]:
-        """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty.
+        """Return the secrets of a build: file name below ``/run/secrets`` to content.
+
+        Some may be empty.
 
         Args:
             suite: The base's release of Debian; ``""`` for another system.
             vendor_index: A framework vendor's own index; ``""`` for none.
-            addresses: What the build downloads beside packages of indexes. Logins go in for named hosts alone.
+            addresses: What the build downloads beside packages of indexes.
+                Logins go in for named hosts alone.
         """
         named = (*self.sources, default_index(), vendor_index, *addresses)
         return {
@@ -98,13 +103,17 @@ class HostSettings:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Addresses that this machine's settings name: indexes, pages of files, the mirror, the snapshot."""
+        """Addresses that this machine's settings name: indexes, pages of files,
+        the mirror, the snapshot.
+        """
         pip = self.pip
         return (pip.index_url, *pip.extra_index_urls, *pip.find_links, self.mirror, self.snapshot)
 
     @property
     def network(self) -> Network:
-        """The network of a step that downloads: the host's own only where a setting names its loopback device."""
+        """The network of a step that downloads: the host's own only where a
+        setting names its loopback device.
+        """
         archives = (source.uri for source in self.apt.sources)
         lines = (
             address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line)
@@ -118,7 +127,8 @@ class HostSettings:
     def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
         """Return texts that must not be in any image: this machine's proxies and private indexes.
 
-        Public indexes are not secret: pip and torch name them too. ``no_proxy`` has common network names.
+        Public indexes are not secret: pip and torch name them too. ``no_proxy``
+        has common network names.
         """
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         addresses = (
@@ -142,7 +152,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
-    """Read this machine's settings; raises ``HostError`` for a configuration that pip would reject too."""
+    """Read this machine's settings.
+
+    Raises ``HostError`` for a configuration that pip would reject too.
+    """
     pip = read_pip_settings(environment)
     bundle = ca_bundle(environment, pip.certificate)
     netrc = Path(environment.get("NETRC", "") or Path.home() / ".netrc")

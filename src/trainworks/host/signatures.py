@@ -38,7 +38,8 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
         raise LockError(
             "GnuPG is not installed", hint="install it with `apt-get install gpg` (or gnupg2)"
         )
-    # Short: a socket's path has 108 bytes at most, and the program refuses a home with a longer one.
+    # Short: a socket's path has 108 bytes at most, and the program refuses a
+    # home with a longer one.
     with private_folder() as home:
 
         def gpg(*words: str) -> Finished:

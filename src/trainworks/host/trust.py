@@ -10,7 +10,9 @@ CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUND
 """Variables that name a CA bundle, the most specific to package downloads first."""
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-"""Proxy variables that Docker and buildah know as predefined arguments, outside of history and cache keys."""
+"""Proxy variables that Docker and buildah know as predefined arguments, outside
+of history and cache keys.
+"""
 
 
 def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
@@ -25,7 +27,8 @@ def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path
         *(environment.get(name, "") for name in CA_VARIABLES),
     ]
     defaults = ssl.get_default_verify_paths()
-    # A Python that was not built by the distribution may look elsewhere than the system's programs do.
+    # A Python that was not built by the distribution may look elsewhere than
+    # the system's programs do.
     named += [defaults.cafile or "", defaults.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt"]
     return next((Path(name) for name in named if name and Path(name).is_file()), None)
 

@@ -16,8 +16,9 @@ def uv_program() -> str:
     Raises:
         FileNotFoundError: uv is not installed.
     """
-    # The first question of a process fills a table of Python's ``sysconfig``. Python 3.11 shows that table to other
-    # threads before it is full, and the targets of one run are planned in threads.
+    # The first question of a process fills a table of Python's ``sysconfig``. Python 3.11 shows
+    # that table to other threads before it is full, and the targets of one run are planned in
+    # threads.
     with _LOCK:
         return _found()
 

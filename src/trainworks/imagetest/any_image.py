@@ -1,4 +1,5 @@
-"""Checks of an image without a plan, also of another maker: what is broken in it, and what a training job finds there.
+"""Checks of an image without a plan, also of another maker: what is broken in it, and what a
+training job finds there.
 
 Faults are results that did not pass. What an image lacks is no fault of it: these are notes.
 """
@@ -99,13 +100,15 @@ def look_at(
 ) -> Looked:
     """Ask an image everything that can be asked without a plan.
 
-    What its files say is read from its layers. Its programs run isolated; where the engine cannot isolate, none runs.
+    What its files say is read from its layers. Its programs run isolated; where
+    the engine cannot isolate, none runs.
 
     Args:
         engine: The engine that has the image.
         image: The image; it needs ``/bin/sh`` and Python 3.8 for all but what its layers say.
         report: Called with each result as soon as it is known.
-        removed: Patterns of delivered files that the makers of its base removed or replaced on purpose.
+        removed: Patterns of delivered files that the makers of its base removed
+            or replaced on purpose.
 
     Raises:
         EngineUnavailableError: The engine is gone.
@@ -184,7 +187,8 @@ def _ask_inside(
         start,
     )
     looked.say("libraries", "nothing is installed twice", twice, start)
-    # A folder that is not there may be mounted; one that is relative is another one for each program.
+    # A folder that is not there may be mounted; one that is relative is another
+    # one for each program.
     wrong = [
         line for lines in paths for line in lines if "stray colon" in line or "not absolute" in line
     ]
@@ -206,7 +210,9 @@ def _ask_inside(
 def _without_optional(
     container: Container, python: str, problems: list[str], looked: Looked
 ) -> list[str]:
-    """Return what is missing but for libraries that only a part of a module needs: it can be imported without them."""
+    """Return what is missing but for libraries that only a part of a module needs: it can be
+    imported without them.
+    """
     modules: dict[str, list[str]] = {}
     for line in problems[:-1]:
         match = _EXTENSION.match(line)
@@ -317,7 +323,9 @@ def _damaged(stock: InstalledFiles) -> list[DamagedFile]:
 
 
 def _changeable(stock: InstalledFiles) -> list[str]:
-    """Return programs, libraries and settings that every user can change, and folders for all without sticky bit."""
+    """Return programs, libraries and settings that every user can change, and
+    folders for all without sticky bit.
+    """
     return [
         f"{path} has mode {mode:04o}"
         for path, mode in stock["open"]

@@ -1,7 +1,7 @@
 """Imports the modules of Python distributions; the image's Python runs this file.
 
-The source of this file is sent into a container (``imagetest.questions``). It has only the standard library of a Python
-that may be as old as 3.8: import nothing else, and use no newer syntax.
+The source of this file is sent into a container (``imagetest.questions``). It has only the standard
+library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax.
 """
 
 # ruff: noqa: PTH109
@@ -44,7 +44,8 @@ DRIVER = ("libcuda.so", "libnvidia-ml.so", "libneuron")
 class ImportFailure(TypedDict):
     """A distribution that cannot be imported.
 
-    ``module`` is one that nothing installed has, ``library`` a file of the system; ``""`` for other reasons.
+    ``module`` is one that nothing installed has, ``library`` a file of the
+    system; ``""`` for other reasons.
     """
 
     name: str
@@ -55,7 +56,9 @@ class ImportFailure(TypedDict):
 
 
 def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
-    """Return the modules to import: packages, as high as they have an ``__init__``, or else single modules."""
+    """Return the modules to import: packages, as high as they have an
+    ``__init__``, or else single modules.
+    """
     packages = set()
     single = set()
     for path in files:
@@ -84,7 +87,8 @@ def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
 def modules_to_import(distribution: metadata.Distribution) -> list[str]:
     """Return the modules of a distribution; of those that it says itself to bring, if it does.
 
-    A wheel may have what an earlier build left in its folder, and ``top_level.txt`` does not have that.
+    A wheel may have what an earlier build left in its folder, and
+    ``top_level.txt`` does not have that.
     """
     found = modules_of(distribution.files or ())
     brought = (distribution.read_text("top_level.txt") or "").split()
@@ -92,7 +96,9 @@ def modules_to_import(distribution: metadata.Distribution) -> list[str]:
 
 
 def is_plugin_without_host(distribution: metadata.Distribution, missing: str) -> bool:
-    """Whether a module that is missing is the program that a distribution is a plugin of, which the user left out."""
+    """Whether a module that is missing is the program that a distribution is a
+    plugin of, which the user left out.
+    """
     groups = {entry.group for entry in distribution.entry_points}
     return bool(missing) and any(group.startswith(missing) for group in groups)
 
@@ -113,7 +119,10 @@ def failure(name: str, reason: str, *, module: str = "", library: str = "") -> I
 
 
 def import_as_scripts_do(module: str) -> None:
-    """Import a module; after torch if it is linked with torch's libraries, which only torch knows where to find."""
+    """Import a module.
+
+    After torch if it is linked with torch's libraries, which only torch knows where to find.
+    """
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -124,7 +133,10 @@ def import_as_scripts_do(module: str) -> None:
 
 
 def failure_of(name: str) -> ImportFailure | None:
-    """Import what a distribution has installed, and return why that fails; ``None`` where it does not."""
+    """Import what a distribution has installed, and return why that fails.
+
+    ``None`` where it does not.
+    """
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -145,7 +157,8 @@ def failure_of(name: str) -> ImportFailure | None:
             ):
                 continue
             lines = str(error).strip().splitlines()
-            # A module of its own that is missing is a fault of the distribution: nothing else has it.
+            # A module of its own that is missing is a fault of the
+            # distribution: nothing else has it.
             own = missing in {each.partition(".")[0] for each in modules}
             library = re.match(r"(\S+\.so\S*): cannot open shared object file", str(error))
             return failure(
@@ -158,7 +171,8 @@ def failure_of(name: str) -> ImportFailure | None:
 
 
 def in_child(*names: str) -> ImportFailure | None:
-    """Import in a separate process: an import may end the process, hang, or change what the next one finds.
+    """Import in a separate process: an import may end the process, hang, or
+    change what the next one finds.
 
     Return the first failure.
     """

@@ -1,7 +1,10 @@
-"""Says which Python an image gives to a job and what is installed in it; that Python runs this file.
+"""Says which Python an image gives to a job and what is installed in it.
 
-The source of this file is sent into a container (``imagetest.questions``). It has only the standard library of a Python
-that may be as old as 3.8: import nothing else, and use no newer syntax. An older Python answers with its version only.
+That Python runs this file.
+
+The source of this file is sent into a container (``imagetest.questions``). It has only the standard
+library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. An
+older Python answers with its version only.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH123
@@ -60,7 +63,9 @@ class Interpreter(TypedDict):
 
 
 def can_be_removed(distribution: Distribution) -> bool:
-    """Whether pip can replace a distribution: it knows its files, or leaves it to the system and installs beside it."""
+    """Whether pip can replace a distribution: it knows its files, or leaves it
+    to the system and installs beside it.
+    """
     known = any(
         distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt")
     )
@@ -72,7 +77,9 @@ DECIDING = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Ext
 
 
 def deciding_metadata(distribution: Distribution) -> str:
-    """Return the fields of a distribution's metadata that decide what goes with it, as a file has them."""
+    """Return the fields of a distribution's metadata that decide what goes with
+    it, as a file has them.
+    """
     fields = [
         (name, value) for name in DECIDING for value in distribution.metadata.get_all(name) or ()
     ]
@@ -80,7 +87,10 @@ def deciding_metadata(distribution: Distribution) -> str:
 
 
 def build_of(distribution: Distribution) -> str:
-    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or ``""``."""
+    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``.
+
+    Or ``""``.
+    """
     name = distribution.metadata["Name"].replace("-", "_")
     path = str(distribution.locate_file(os.path.join(name, "version.py")))
     try:

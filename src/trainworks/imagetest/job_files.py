@@ -45,7 +45,9 @@ class JobFiles:
         return ""
 
     def pythons(self) -> list[str]:
-        """Return the interpreters that could answer questions, a file once: what a job gets, then the system's."""
+        """Return the interpreters that could answer questions, a file once:
+        what a job gets, then the system's.
+        """
         places = [self.program("python3"), self.program("python"), "/usr/bin/python3"]
         places += sorted(
             path for path in self.tree.below("/opt") if re.fullmatch(r"/opt/[^/]+/bin/python", path)
@@ -75,7 +77,9 @@ class JobFiles:
         return posixpath.dirname(path) in programs or _OF_LIBRARIES.fullmatch(path) is not None
 
     def stubs(self) -> list[str]:
-        """Return the stubs of the CUDA driver that the loader would take: by its cache, or LD_LIBRARY_PATH."""
+        """Return the stubs of the CUDA driver that the loader would take: by
+        its cache, or LD_LIBRARY_PATH.
+        """
         cache = self.tree.read("/etc/ld.so.cache") or b""
         found = [each.decode(errors="replace") for each in _CACHED_DRIVER.findall(cache)]
         found += [
@@ -86,7 +90,10 @@ class JobFiles:
 
     @property
     def user(self) -> str:
-        """The number of the user that a container runs as; its name where the image does not know it."""
+        """The number of the user that a container runs as.
+
+        Its name where the image does not know it.
+        """
         name = self.image.user.partition(":")[0] or "0"
         return name if name.isdigit() else self._account(0, name).get("number", name)
 

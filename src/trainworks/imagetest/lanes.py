@@ -1,8 +1,8 @@
 """Asks an image several questions at once, ahead of the tests that want the answers.
 
-A check is mostly one program that imports PyTorch and uses one processor. Questions that are asked at once have a
-container each, so that no program sees the files, ports and processes of another, and a time-out, which restarts a
-container, ends one only.
+A check is mostly one program that imports PyTorch and uses one processor. Questions that are asked
+at once have a container each, so that no program sees the files, ports and processes of another,
+and a time-out, which restarts a container, ends one only.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from trainworks.engine.processes import Interruption, wait_for
 from trainworks.engine.protocol import Container, Engine, Isolation
 
 MOST_LANES: Final = 4
-"""How many questions are asked at once, at most: a program that compiles a model with PyTorch takes 2 GB of memory."""
+"""How many questions are asked at once, at most: a program that compiles a
+model with PyTorch takes 2 GB of memory.
+"""
 
 _Answer = TypeVar("_Answer")
 
 
 class Lanes:
-    """Threads that ask an image; they start with the first questions and end with the ``with`` block."""
+    """Threads that ask an image.
+
+    They start with the first questions and end with the ``with`` block.
+    """
 
     def __init__(self, engine: Engine, reference: str, *, isolated: Isolation = "") -> None:
         """Start nothing yet; ``isolated`` as of ``Engine.container``."""
@@ -43,10 +48,12 @@ class Lanes:
         """Ask as soon as a lane is free, in the order of the calls.
 
         Args:
-            question: Called once, in another thread, with a running container that earlier questions have used.
+            question: Called once, in another thread, with a running container that earlier
+                questions have used.
 
         Returns:
-            What waits for the answer and returns it, or raises what the question raised, or why there is no container.
+            What waits for the answer and returns it, or raises what the question raised, or why
+            there is no container.
         """
 
         def answer() -> _Answer:
@@ -81,7 +88,10 @@ class Lanes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End what nobody waits for any more, and all containers; raises what kept one from ending."""
+        """End what nobody waits for any more, and all containers.
+
+        Raises what kept one from ending.
+        """
         self._pool.shutdown(wait=False, cancel_futures=True)
         if not all(future.done() for future in self._asked):
             self._interruption.request()

@@ -1,7 +1,7 @@
 """Compares the lists that an image has of its packages' files with those of the packages' makers.
 
-A sum that an image has of its own file says nothing where both were changed. The maker's list is in the wheel or Debian
-package, whose own sum the lock or the archive has (``inputs.makers``).
+A sum that an image has of its own file says nothing where both were changed. The maker's list is in
+the wheel or Debian package, whose own sum the lock or the archive has (``inputs.makers``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class WheelList:
 
     Attributes:
         files: Path in the wheel to its sum, as RECORD has both.
-        written: Programs that an installation writes, by their names: the sum of what they are then.
+        written: Programs that an installation writes, by their names: the sum
+            of what they are then.
     """
 
     files: Mapping[str, str]
@@ -69,7 +70,9 @@ class Makers(Protocol):
 
 
 def list_problems(check: MakersListsCheck, found: PackageLists, makers: Makers | None) -> list[str]:
-    """Return a line for each package that the plan does not have, and for each list that is not its maker's."""
+    """Return a line for each package that the plan does not have, and for each
+    list that is not its maker's.
+    """
     lines = [
         f"{each['record']}: no package of the plan is called {each['name']}"
         for each in found["python"]
@@ -173,7 +176,9 @@ def _environment(site_packages: str) -> str:
 
 
 def _below(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return one expression for what ``trim-python-packages --remove`` removes: what fits, and all that is below it."""
+    """Return one expression for what ``trim-python-packages --remove`` removes:
+    what fits, and all that is below it.
+    """
     translated = []
     for pattern in patterns:
         parts = re.split(r"(\*\*/|\*|\[[^\]]*\])", pattern)

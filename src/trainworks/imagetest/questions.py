@@ -1,7 +1,9 @@
-"""Asks an image: every question is a program for the image's own Python, and has one form of answer.
+"""Asks an image: every question is a program for the image's own Python, and
+has one form of answer.
 
-A question gets a mark of its own, which stands before and behind the answer, a value of JSON whose types are checked.
-Whatever else the image prints is nothing. What has no such answer is a question that was not answered, never a pass.
+A question gets a mark of its own, which stands before and behind the answer, a value of JSON whose
+types are checked. Whatever else the image prints is nothing. What has no such answer is a question
+that was not answered, never a pass.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from trainworks.imagetest.shape import misfit
 from trainworks.plan import checks as kinds
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-"""Runs the program: the system's Python, not the environment's, so that a broken environment can be checked."""
+"""Runs the program: the system's Python, not the environment's, so that a
+broken environment can be checked.
+"""
 
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
@@ -67,9 +71,11 @@ answer = json.dumps(module.answer(request))
 sys.stdout.write("\\n" + mark + answer + mark + "\\n")
 sys.stdout.flush()
 """
-"""Unpacks the modules and the request, which are its arguments, and prints the answer of the last module.
+"""Unpacks the modules and the request, which are its arguments, and prints the
+answer of the last module.
 
-The mark is another one for each question: nothing in an image can print it that was not made to deceive.
+The mark is another one for each question: nothing in an image can print it that
+was not made to deceive.
 """
 
 _BASE_TIMEOUT = 420.0
@@ -138,13 +144,15 @@ def new_mark() -> str:
 def command_of(
     interpreter: Sequence[str], program: Sequence[str], request: object, mark: str
 ) -> tuple[str, ...]:
-    """Return the command that asks a question: modules and request are its arguments, nothing is copied.
+    """Return the command that asks a question: modules and request are its
+    arguments, nothing is copied.
 
     A request is text of tens of kilobytes at most: one argument has at most 128 KiB.
 
     Args:
         interpreter: The image's Python, with its options.
-        program: Modules of this package, each after what it imports; the last one has a function ``answer``.
+        program: Modules of this package, each after what it imports; the last
+            one has a function ``answer``.
         request: What ``answer`` is called with.
         mark: What stands before and behind the answer.
     """
@@ -164,7 +172,8 @@ def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
     """Return the answer between the marks in a command's output.
 
     Raises:
-        ImageTestError: There is no answer, or more than one, or it has another form than was asked for.
+        ImageTestError: There is no answer, or more than one, or it has another
+            form than was asked for.
     """
     before, *answers = completed.output.split(mark)
     if not answers:
@@ -218,7 +227,8 @@ def ask_program(
 
 
 def told(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
-    """Run a command that prints something, again where nothing came: the engine may have lost it (``engine.backend``).
+    """Run a command that prints something, again where nothing came: the engine may have lost it
+    (``engine.backend``).
 
     A program that is silent each time is silent, and whoever asked says what that means.
 
@@ -236,7 +246,10 @@ def told(container: Container, command: tuple[str, ...], *, timeout: float) -> C
 
 
 def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYTHON) -> Answer:
-    """Ask the program inside; raises ``ImageTestError`` if the image does not answer each question of the request."""
+    """Ask the program inside.
+
+    Raises ``ImageTestError`` if the image does not answer each question of the request.
+    """
     starts = ("loaded-library", "loadable-library", "openable-libraries")
     checks = request.get("checks", [])
     children = 1 + sum(check["kind"] in starts for check in checks)
@@ -285,7 +298,10 @@ def can_import(container: Container, python: str, module: str, *, timeout: float
 
 
 def take_contents(container: Container, *, digests: bool) -> ImageContents:
-    """Return everything in an image; ``digests`` of its files too, which takes seconds for each GB."""
+    """Return everything in an image.
+
+    ``digests`` of its files too, which takes seconds for each GB.
+    """
     return ask(container, {"contents": "digests" if digests else "files"})["contents"]
 
 

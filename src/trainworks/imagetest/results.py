@@ -24,7 +24,8 @@ class CheckResult:
         title: The promise in words.
         passed: Whether the image keeps it; a check that could not run is not passed.
         detail: Why not, and what to do; empty when passed.
-        seconds: How long the run waited for this check, when those before it were done; several are asked at once.
+        seconds: How long the run waited for this check, when those before it
+            were done; several are asked at once.
     """
 
     component: str
@@ -100,7 +101,9 @@ def title_of(check: kinds.Check) -> str:
 
 
 def line(result: CheckResult, *, width: int = 10) -> str:
-    """Return the line for a person: ``ok`` or ``FAIL``, component, promise; the reason indented below.
+    """Return the line for a person: ``ok`` or ``FAIL``, component, promise.
+
+    The reason indented below.
 
     ``width`` is the space for the component's name; ``component_width`` finds it for a plan.
     """
@@ -109,17 +112,25 @@ def line(result: CheckResult, *, width: int = 10) -> str:
 
 
 def component_width(checks: Iterable[kinds.Check]) -> int:
-    """Return the length of the longest component name, so that the lines of a plan stand in columns."""
+    """Return the length of the longest component name, so that the lines of a
+    plan stand in columns.
+    """
     return max((len(check.component) for check in checks), default=0)
 
 
 def one_line(path: str) -> str:
-    """Return a path on one line: its name may have line ends. Control characters are what the terminal cleans."""
+    """Return a path on one line: its name may have line ends.
+
+    Control characters are what the terminal cleans.
+    """
     return path.replace("\n", "\\n")
 
 
 def folded(paths: Iterable[str]) -> list[str]:
-    """Return paths; of a folder with more than a few the folder, and how many there are below it."""
+    """Return paths.
+
+    Of a folder with more than a few the folder, and how many there are below it.
+    """
     below: dict[str, list[str]] = {}
     for path in paths:
         below.setdefault(posixpath.dirname(path), []).append(path)

@@ -1,9 +1,9 @@
 """Runs the checks of a plan against a built image, with pytest in this process.
 
-They run in this process because engine and image are live objects: a child would have to find both again, and the
-forbidden strings, which are secret, would have to be passed to it. Its own folder is pytest's root. It uses no
-configuration, plugin, cache or option of the folder or environment that it is called from, captures and prints nothing,
-and can run inside another pytest.
+They run in this process because engine and image are live objects: a child would have to find both
+again, and the forbidden strings, which are secret, would have to be passed to it. Its own folder is
+pytest's root. It uses no configuration, plugin, cache or option of the folder or environment that
+it is called from, captures and prints nothing, and can run inside another pytest.
 """
 
 from __future__ import annotations
@@ -49,20 +49,23 @@ def run_checks(
     Args:
         engine: The engine whose store has the image.
         checks: The promises, in the order of the report; equal ones are asked once.
-        forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
-        base: The image that this one extends, if it is of another maker: its own secrets are not reported.
+        forbidden: Literal strings of the build host that must not occur in the
+            image (its proxy, its index).
+        base: The image that this one extends, if it is of another maker: its
+            own secrets are not reported.
         isolated: Whether another maker's programs may be in it (``Engine.container``).
-        makers: Gives the lists of files that makers of packages sent; ``None``: only the image's own are looked at.
+        makers: Gives the lists of files that makers of packages sent; ``None``:
+            only the image's own are looked at.
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 
     Returns:
-        One result for each promise. A check that the image does not let run is a result that did not pass, with the
-        reason.
+        One result for each promise. A check that the image does not let run is a result that did
+        not pass, with the reason.
 
     Raises:
-        EngineError: The engine failed at a check, also when it was tried again: nothing is known of this promise and of
-            those after it, and no report is written.
+        EngineError: The engine failed at a check, also when it was tried again: nothing is known of
+            this promise and of those after it, and no report is written.
         EngineUnavailableError: The engine is gone; likewise.
         OutputError: The engine's disk is full; likewise.
         KeyboardInterrupt: Ctrl-C was pressed; the container is gone by then.
@@ -92,7 +95,8 @@ def run_checks(
         "--assert=plain",
         "--capture=no",
         "--strict-markers",
-        # These plugins would write files, print, or change the hooks of a process that is not pytest's.
+        # These plugins would write files, print, or change the hooks of a
+        # process that is not pytest's.
         *(
             f"-pno:{name}"
             for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")
@@ -122,8 +126,9 @@ def run_checks(
 
 @contextlib.contextmanager
 def _pytest_environment() -> Iterator[None]:
-    # The one place that changes this process's environment: pytest reads options and plugins from it and has no other
-    # way to be told not to. Everything of pytest's, also what the run itself sets, is put back.
+    # The one place that changes this process's environment: pytest reads options and plugins from
+    # it and has no other way to be told not to. Everything of pytest's, also what the run itself
+    # sets, is put back.
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTEST_")}
     try:
         for name in before:
@@ -165,7 +170,8 @@ class _Plugin:
         )
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # A kind without a promise has one item that would be skipped; the others come in the order of the plan.
+        # A kind without a promise has one item that would be skipped; the
+        # others come in the order of the plan.
         order = {check: position for position, check in enumerate(self._subject.checks)}
         known = [(check, item) for item in items if (check := _check_of(item)) in order]
         items[:] = [item for _, item in sorted(known, key=lambda pair: order[pair[0]])]

@@ -1,7 +1,9 @@
-"""Looks for what must never be in an image: keys, credentials, the build host's proxy and CA, package caches.
+"""Looks for what must never be in an image: keys, credentials, the build host's
+proxy and CA, package caches.
 
-Every layer is read, not the file system that they add up to: what one step writes and a later one deletes is still in
-the image, for everybody who unpacks the layer. Names are looked at first; content is read only of small text files.
+Every layer is read, not the file system that they add up to: what one step writes and a later one
+deletes is still in the image, for everybody who unpacks the layer. Names are looked at first;
+content is read only of small text files.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from packaging.utils import canonicalize_name
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
 
 CONTENT_LIMIT = 1_000_000
-"""Larger files are known by their name only: no key, no setting is that large, and models and libraries are."""
+"""Larger files are known by their name only: no key, no setting is that large,
+and models and libraries are.
+"""
 
 SHOWN = 20
 """How many findings the summary lists."""
@@ -131,17 +135,23 @@ _FILES: tuple[tuple[str, str, str, bytes | None], ...] = (
         None,
     ),
 )
-"""What is not allowed, its path, what to do, and what is in a file that is not allowed: any, where nothing is said."""
+"""What is not allowed, its path, what to do, and what is in a file that is not
+allowed: any, where nothing is said.
+"""
 
 ALLOWED_PATHS = (
-    # A wheel's own tests: keys made to be public, the same in every copy of the wheel on the package index.
+    # A wheel's own tests: keys made to be public, the same in every copy of the
+    # wheel on the package index.
     r".*/(?:site|dist)-packages/(?:.+/)?tests?/.+",
     # The certificates of CPython's own test suite, where an interpreter is installed with it.
     r".*/lib/python3[^/]*/test/.+",
     # Examples in manuals of Debian packages, public as well.
     r"usr/share/doc/.+",
 )
-"""Where a private key or a key identifier in a file's content is known to be public. Names are never excused by it."""
+"""Where a private key or a key identifier in a file's content is known to be public.
+
+Names are never excused by it.
+"""
 
 _RECORD = re.compile(
     r"(?P<folder>.+/(?:site|dist)-packages)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD"
@@ -150,8 +160,8 @@ _RECORD = re.compile(
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED_PATHS))
 _ANY_NAME = re.compile("|".join(f"(?:{path})" for _, path, *_ in _FILES))
 
-# A whole block, with a body: programs that read keys have the first line alone in their text. A line end may be written
-# as two characters, as in the JSON of a service account.
+# A whole block, with a body: programs that read keys have the first line alone in their text. A
+# line end may be written as two characters, as in the JSON of a service account.
 _PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[rn])+"
     rb"(?:[A-Za-z-]+: [^\r\n]*\s+)*(?:[A-Za-z0-9+/=]|\s|\\[rn]){64,}-----END "
@@ -175,8 +185,8 @@ def scan(
 ) -> tuple[SecretFinding, ...]:
     """Look through every layer, the history, the labels and the environment of an image.
 
-    ``forbidden`` are literal strings; a finding says the number of the string, never the string. ``published`` are
-    distributions that an index has: ``plan.checks.SecretsCheck``.
+    ``forbidden`` are literal strings; a finding says the number of the string, never the string.
+    ``published`` are distributions that an index has: ``plan.checks.SecretsCheck``.
     """
     with engine.layers(image.reference) as layers:
         found = list(scan_layers(layers, forbidden, published))
@@ -187,7 +197,8 @@ def scan(
 def added(
     found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]
 ) -> tuple[SecretFinding, ...]:
-    """Return the findings that the base image does not have: by rule and path, or by rule and place outside of layers.
+    """Return the findings that the base image does not have: by rule and path,
+    or by rule and place outside of layers.
 
     The layer does not count: an engine may name one layer differently in two images.
     """
@@ -200,7 +211,10 @@ def added(
 def scan_layers(
     layers: Iterable[Layer], forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
 ) -> tuple[SecretFinding, ...]:
-    """Look through layers, each read once; their order does not matter. Arguments as of ``scan``."""
+    """Look through layers, each read once; their order does not matter.
+
+    Arguments as of ``scan``.
+    """
     scanner = _LayerScanner(forbidden=_numbered(forbidden), published=frozenset(published))
     for layer in layers:
         scanner.scan(layer)
@@ -239,7 +253,8 @@ def _texts(image: BuiltImage, history: tuple[HistoryEntry, ...]) -> Iterator[tup
 def _numbered(forbidden: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
     """Return the forbidden strings as bytes, with their numbers.
 
-    Each is searched for itself: CPython looks for a literal many times faster than for an alternative of literals.
+    Each is searched for itself: CPython looks for a literal many times faster than for an
+    alternative of literals.
     """
     return tuple(
         (number, text.strip().encode()) for number, text in enumerate(forbidden, 1) if text.strip()
@@ -277,7 +292,8 @@ class _LayerScanner:
             path = posixpath.normpath(member.name).lstrip("/")
             folder, name = posixpath.split(path)
             if name.startswith(".wh."):
-                # An opaque folder hides all that earlier layers have in it; any other whiteout hides one name.
+                # An opaque folder hides all that earlier layers have in it; any
+                # other whiteout hides one name.
                 hidden = (
                     folder
                     if name == ".wh..wh..opq"
@@ -285,7 +301,8 @@ class _LayerScanner:
                 )
                 self.deleted[hidden] = where
                 continue
-            # A link's target is another file; an empty file is what a mount leaves behind as its mount point.
+            # A link's target is another file; an empty file is what a mount
+            # leaves behind as its mount point.
             if member.islnk():
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
@@ -337,8 +354,8 @@ class _LayerScanner:
     def _deleted_in(self, finding: SecretFinding) -> str:
         path = finding.path
         while path:
-            # Not the layer itself: it empties a folder before it fills it. Which of two layers is the later one is not
-            # asked: an archive has them in any order.
+            # Not the layer itself: it empties a folder before it fills it. Which of two layers is
+            # the later one is not asked: an archive has them in any order.
             if self.deleted.get(path, finding.where) != finding.where:
                 return self.deleted[path]
             path = posixpath.dirname(path)
@@ -366,7 +383,9 @@ def _recorded(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
 
 
 def summary(findings: tuple[SecretFinding, ...]) -> str:
-    """Return the findings as lines, what opens a door first, and a crowd (a cache's files) as one line for a layer."""
+    """Return the findings as lines, what opens a door first, and a crowd (a
+    cache's files) as one line for a layer.
+    """
     groups: dict[tuple[str, str, str, str], list[SecretFinding]] = {}
     for finding in findings:
         crowd = finding.rule.startswith(("package cache", _HOST_SETTING))

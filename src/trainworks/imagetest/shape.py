@@ -1,4 +1,6 @@
-"""Says where a value of JSON is not of the type that its annotation names: an image may answer anything."""
+"""Says where a value of JSON is not of the type that its annotation names: an
+image may answer anything.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
 
     Args:
         value: What ``json.loads`` returned.
-        annotation: ``str``, ``int``, ``bool``, ``None``, ``Any``, ``Literal``, ``list``, ``tuple``, ``dict`` with
-            strings as keys, a union, or a ``TypedDict``.
+        annotation: ``str``, ``int``, ``bool``, ``None``, ``Any``, ``Literal``, ``list``, ``tuple``,
+            ``dict`` with strings as keys, a union, or a ``TypedDict``.
         place: What the sentence calls the value.
     """
     kind, arguments = get_origin(annotation), get_args(annotation)

@@ -1,7 +1,9 @@
-"""The image tests: one function for every kind of promise, run by ``trainworks.imagetest.run_checks`` for each promise.
+"""The image tests: one function for every kind of promise, run by
+``trainworks.imagetest.run_checks`` for each promise.
 
-Each function says in plain words what is wrong and what to do; pytest's own view of the failing line would say neither.
-The name of a function is ``test_`` and the promise's ``kind``; ``inside`` answers the others (``test_inside``).
+Each function says in plain words what is wrong and what to do; pytest's own view of the failing
+line would say neither. The name of a function is ``test_`` and the promise's ``kind``; ``inside``
+answers the others (``test_inside``).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABE
 COMMAND_TIMEOUT = 1200.0
 """Seconds for a command or an import of a check.
 
-torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
+torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than
+300 where arm64 is emulated.
 """
 
 RENDERED = frozenset(
@@ -59,7 +62,10 @@ RENDERED = frozenset(
         "ArgsEscaped",
     }
 )
-"""The keys of a configuration that are compared one by one; the last one says how BuildKit has written another."""
+"""The keys of a configuration that are compared one by one.
+
+The last one says how BuildKit has written another.
+"""
 
 INSTRUCTIONS = {
     "OnBuild": "ONBUILD",
@@ -79,9 +85,11 @@ _OUTPUT_LIMIT = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageUnderTest:
-    """An image in an engine's store, with its promises, forbidden strings, and the image that it extends.
+    """An image in an engine's store, with its promises, forbidden strings, and
+    the image that it extends.
 
-    ``isolated`` is whether another maker's programs may be in it; ``makers`` gives the lists of packages' makers.
+    ``isolated`` is whether another maker's programs may be in it; ``makers``
+    gives the lists of packages' makers.
     """
 
     engine: Engine
@@ -138,7 +146,10 @@ class Asked:
 
 @pytest.fixture(scope="session")
 def asked(subject: ImageUnderTest) -> Iterator[Asked]:
-    """Ask everything that takes long; it is answered in this order, in several containers at once."""
+    """Ask everything that takes long.
+
+    It is answered in this order, in several containers at once.
+    """
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = questions.request_of(checks, image)
 
@@ -198,7 +209,8 @@ def _program(
     """Return what runs the program that a check is, or None for a check of another kind."""
     match check:
         case kinds.CommandCheck():
-            # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
+            # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and
+            # stderr in their order.
             if check.expect:
                 return lambda container: questions.told(
                     container, check.command, timeout=COMMAND_TIMEOUT
@@ -216,7 +228,9 @@ def _program(
 
 
 def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
-    """Return what imports what a check names and returns a line for each failure, or None for another check."""
+    """Return what imports what a check names and returns a line for each
+    failure, or None for another check.
+    """
     match check:
         case kinds.ImportCheck():
 
@@ -350,7 +364,10 @@ def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsChec
 
 
 def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None:
-    """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
+    """A Python distribution has the declared version.
+
+    A local part (``+cu121``) counts where one is declared.
+    """
     if answer["distributions_error"]:
         _broken(answer["distributions_error"])
     name = canonicalize_name(check.distribution)
@@ -383,7 +400,8 @@ def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
         _broken(f"dpkg cannot read its database: {_tail(said.stderr or said.stdout)}")
     package = host.package(check.package)
     if not package.is_installed:
-        # A library whose ABI changed has another package name, and provides the old one (64-bit time in Debian 13).
+        # A library whose ABI changed has another package name, and provides the
+        # old one (64-bit time in Debian 13).
         package = host.package(_provider(host, check.package) or check.package)
     if not package.is_installed:
         _broken(
@@ -404,7 +422,9 @@ def _provider(host: Host, name: str) -> str:
 
 
 def provider_in(listing: str, name: str) -> str:
-    """Return the first package of a listing (a line is ``package TAB provides``) that provides ``name``, or ``""``."""
+    """Return the first package of a listing (a line is ``package TAB provides``) that provides
+    ``name``, or ``""``.
+    """
     for line in listing.splitlines():
         package, _, provides = line.partition("\t")
         if name in re.split(r"[ ,]+", re.sub(r"\([^)]*\)", "", provides)):
@@ -453,7 +473,10 @@ def test_makers_lists(
 
 
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
-    """Return a line for each damaged file; of many that have the same damage the first ones, and how many there are."""
+    """Return a line for each damaged file.
+
+    Of many that have the same damage the first ones, and how many there are.
+    """
     alike: dict[tuple[str, str], list[DamagedFile]] = {}
     for each in found:
         owner = "" if each["path"].endswith(".md5sums") else each["owner"]
@@ -469,7 +492,9 @@ def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list
 
 
 def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
-    """Return what is wrong with a file, and whose it is: the component, as far as the plan says it, and the package."""
+    """Return what is wrong with a file, and whose it is: the component, as far
+    as the plan says it, and the package.
+    """
     kind, _, name = found["owner"].partition(" ")
     component = {"recipe": name, "package": "system"}.get(kind, "")
     for check in checks:
@@ -563,7 +588,8 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
     if check.architecture:
         said.append(("architecture", image.architecture, check.architecture))
     for key, value in sorted(image.configuration.items()):
-        # Another maker's base may say who made it, and arm64 has one variant, which some builders write down.
+        # Another maker's base may say who made it, and arm64 has one variant,
+        # which some builders write down.
         if key in MAKERS and (check.others or (image.architecture, value) == ("arm64", "v8")):
             continue
         # Nothing else is rendered: another key of a configuration was put there later.
@@ -597,7 +623,10 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
 
 
 def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> list[str]:
-    """Return how the last layers of a history were made otherwise than by these steps; one line at most."""
+    """Return how the last layers of a history were made otherwise than by these steps.
+
+    One line at most.
+    """
     found = [step for step in map(_step_of, history) if step]
     if len(found) < len(steps):
         return [
@@ -614,9 +643,13 @@ def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> l
 
 
 def _step_of(entry: HistoryEntry) -> str:
-    """Return an entry of a history as ``render.steps.image_steps`` has it; ``""`` for one that makes no layer."""
+    """Return an entry of a history as ``render.steps.image_steps`` has it.
+
+    ``""`` for one that makes no layer.
+    """
     text = " ".join(entry.created_by.split()).removesuffix(" # buildkit")
-    # buildah, and Docker before BuildKit, write the shell, and "#(nop)" ahead of what is no command.
+    # buildah, and Docker before BuildKit, write the shell, and "#(nop)" ahead
+    # of what is no command.
     before, shell, command = text.partition("/bin/sh -c ")
     word = (command.removeprefix("#(nop) ") if shell else text).split(" ")[0]
     if (
@@ -629,7 +662,10 @@ def _step_of(entry: HistoryEntry) -> str:
 
 
 def _arguments(text: str) -> tuple[str, ...]:
-    """Return how a history begins that names build arguments, ``|2 a=b c=d``; nothing where it does not."""
+    """Return how a history begins that names build arguments, ``|2 a=b c=d``.
+
+    Nothing where it does not.
+    """
     return (text.split(" ")[0],) if text.startswith("|") else ()
 
 

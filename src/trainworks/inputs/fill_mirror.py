@@ -1,4 +1,6 @@
-"""``build.py mirror``: fills a folder with everything that targets download, for ``--mirror`` (``inputs.mirror``)."""
+"""``build.py mirror``: fills a folder with everything that targets download, for ``--mirror``
+(``inputs.mirror``).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 if it is not known, ``get`` brings it."""
+    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 if it
+    is not known, ``get`` brings it.
+    """
 
     file: str
     what: str
@@ -49,7 +53,9 @@ def fill_mirror(
     report: Report,
     fetching: Fetching,
 ) -> None:
-    """Bring everything that targets download into a folder; what is there and fits stays, what was broken off goes on.
+    """Bring everything that targets download into a folder.
+
+    What is there and fits stays, what was broken off goes on.
 
     Args:
         rows: The targets: all that their lock and their components ask for, optional ones included.

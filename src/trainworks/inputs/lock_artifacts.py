@@ -1,4 +1,6 @@
-"""The locks that all targets share: hashes of what components download, and digests of base images."""
+"""The locks that all targets share: hashes of what components download, and
+digests of base images.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,20 @@ def lock_artifacts(
     report: Report,
     missing: bool = False,
 ) -> list[str]:
-    """Record hash and size of every file that targets download; what is recorded already stays as it is.
+    """Record hash and size of every file that targets download.
+
+    What is recorded already stays as it is.
 
     Args:
         missing: Whether to look at nothing but the files without any hash.
         root: The checkout, whose ``images/lock/artifacts.toml`` is written.
-        mirror: Folder whose files are taken instead of asking their servers, and where downloads are left; default:
-            nothing is left.
+        mirror: Folder whose files are taken instead of asking their servers, and where downloads
+            are left; default: nothing is left.
         report: Told what is being done.
 
     Returns:
-        What could not be recorded, or does not agree with what is published; one line each, with name and version.
+        What could not be recorded, or does not agree with what is published;
+        one line each, with name and version.
     """
     locked = dict(facts.locked_artifact_by_url)
     problems: list[str] = []
@@ -98,7 +103,9 @@ def lock_artifacts(
 
 
 def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
-    """Return what targets download, each once, as their own rows say: without what the lock adds."""
+    """Return what targets download, each once, as their own rows say: without
+    what the lock adds.
+    """
     own = {(row.url, row.git, row.commit): row for row in facts.artifacts}
     found = [
         own[artifact.url, artifact.git, artifact.commit]
@@ -113,7 +120,10 @@ def _sorted(locked: Mapping[str, LockedArtifact]) -> Iterator[LockedArtifact]:
 
 
 def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
-    """Check that a tag still points at the commit. The commit is the pin: a server that is away makes no difference."""
+    """Check that a tag still points at the commit.
+
+    The commit is the pin: a server that is away makes no difference.
+    """
     if not artifact.tag:
         return
     try:
@@ -140,7 +150,9 @@ def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, repor
 
 
 def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
-    """Return the newest of the tags that are written as the artifact's own, ``""`` where none is newer."""
+    """Return the newest of the tags that are written as the artifact's own,
+    ``""`` where none is newer.
+    """
     before, _, after = artifact.tag.partition(artifact.version)
     form = re.compile(
         re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after))
@@ -210,10 +222,12 @@ def lock_base_images(
     upgrade: bool = False,
     system: frozenset[str] | None = None,
 ) -> list[str]:
-    """Record the digests that the tags of the targets' base images, and of the images of CI's tools, have.
+    """Record the digests that the tags of the targets' base images, and of the
+    images of CI's tools, have.
 
-    A tag moves with each security update of its image: ``upgrade`` replaces a recorded digest by today's, and reports
-    it. For an image that is gone, the first of its row's ``alternatives`` that exists is recorded.
+    A tag moves with each security update of its image: ``upgrade`` replaces a recorded digest by
+    today's, and reports it. For an image that is gone, the first of its row's ``alternatives`` that
+    exists is recorded.
 
     Args:
         registries: Connections and logins. A registry that does not answer is not asked again.
@@ -221,9 +235,9 @@ def lock_base_images(
         report: Receives a line of text for each digest that changed.
         missing: Whether to look at nothing but the images without a digest.
         upgrade: Whether tags with a recorded digest are asked again.
-        system: Where the package archives are what is locked, the suites that moved. A base image is then asked for
-            only if its own suite is among them, because updates are installed on it, and a registry that does not
-            answer is only a line.
+        system: Where the package archives are what is locked, the suites that moved. A base image
+            is then asked for only if its own suite is among them, because updates are installed on
+            it, and a registry that does not answer is only a line.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -305,7 +319,9 @@ def lock_archives(
     report: Report,
     upgrade: bool,
 ) -> tuple[list[str], frozenset[str]]:
-    """Record the states that the package archives of the targets' bases have; what is recorded stays.
+    """Record the states that the package archives of the targets' bases have.
+
+    What is recorded stays.
 
     Args:
         settings: This machine's, whose archives are asked.

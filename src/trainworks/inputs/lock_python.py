@@ -1,4 +1,6 @@
-"""``build.py lock``: resolves the Python files of targets into ``images/lock``, one file each, pinned by hash."""
+"""``build.py lock``: resolves the Python files of targets into ``images/lock``,
+one file each, pinned by hash.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def lock_target(
     """Resolve the Python files of one target.
 
     Args:
-        upgrade: Whether everything gets its newest version; default: what is locked stays as far as the rows allow it.
+        upgrade: Whether everything gets its newest version; default: what is
+            locked stays as far as the rows allow it.
 
     Raises:
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
@@ -70,9 +73,11 @@ def lock_target(
 
 
 def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
-    """Return a row and facts that ask for no version: what is resolved for them is the newest that goes together.
+    """Return a row and facts that ask for no version: what is resolved for them
+    is the newest that goes together.
 
-    A version with a build of its own (behind its ``+``) stays: without it another build would be the newest.
+    A version with a build of its own (behind its ``+``) stays: without it
+    another build would be the newest.
     """
     # A distribution with a CUDA version in its name would hold the framework back to that version.
     components = tuple(
@@ -108,7 +113,9 @@ def moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class _Platform:
-    """What wheels are chosen for: processor, the newest level of the C library, and Python's ``MAJOR.MINOR``."""
+    """What wheels are chosen for: processor, the newest level of the C library,
+    and Python's ``MAJOR.MINOR``.
+    """
 
     machine: str
     glibc: str
@@ -206,7 +213,9 @@ def _resolve(
 
 
 def _metadata(wheel: Artifact) -> str:
-    """Return what uv has to know of a wheel that requires something else than the index's file of the same version."""
+    """Return what uv has to know of a wheel that requires something else than
+    the index's file of the same version.
+    """
     if not wheel.requires_dist:
         return ""
     required = ", ".join(f'"{requirement}"' for requirement in wheel.requires_dist)
@@ -219,12 +228,16 @@ def _metadata(wheel: Artifact) -> str:
 def run_uv(
     arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]
 ) -> str:
-    """Run uv in a folder and return what it prints; raises ``LockError`` that says ``what`` cannot be resolved."""
+    """Run uv in a folder and return what it prints.
+
+    Raises ``LockError`` that says ``what`` cannot be resolved.
+    """
     # pip's own variables would be read a second time, and differently, by uv.
     clean = {
         name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))
     }
-    # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
+    # Only metadata of wheels are read: uv needs no interpreter of that version,
+    # and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
     done = run((_uv(), "--directory", str(folder), *arguments), timeout=SECONDS, environment=clean)
     if done.status != 0:
@@ -234,7 +247,10 @@ def run_uv(
 
 
 def _uv() -> str:
-    """Return the uv that was installed with the builder, whatever PATH has; raises ``LockError``."""
+    """Return the uv that was installed with the builder, whatever PATH has.
+
+    Raises ``LockError``.
+    """
     try:
         return uv_program()
     except FileNotFoundError as error:
@@ -245,9 +261,11 @@ def _uv() -> str:
 
 @cache
 def uv_platform(machine: str, glibc: str) -> str:
-    """Return uv's name of a platform: of the newest C library that it knows and that is not newer than ``glibc``.
+    """Return uv's name of a platform: of the newest C library that it knows and
+    that is not newer than ``glibc``.
 
-    uv knows some levels only, and none that is newer than itself; wheels of a level in between are passed by.
+    uv knows some levels only, and none that is newer than itself; wheels of a
+    level in between are passed by.
 
     Args:
         machine: As of ``uname -m``.
@@ -274,7 +292,9 @@ def uv_platform(machine: str, glibc: str) -> str:
 
 
 def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
-    """Return URL and hash of the file that an installer on the base would take: the best wheel, else the source."""
+    """Return URL and hash of the file that an installer on the base would take:
+    the best wheel, else the source.
+    """
     ranked: list[tuple[int, str, str, str]] = []
     for wheel in package.get("wheels", ()):
         file = unquote(wheel["url"]).rsplit("/", 1)[-1]
@@ -296,7 +316,10 @@ def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str
 def write_python_lock(
     row: TargetRow, facts: Facts, packages: Sequence[LockedPackage], root: Path
 ) -> Path:
-    """Write the lock of a target's Python files into ``images/lock`` below ``root``; raises ``OutputError``."""
+    """Write the lock of a target's Python files into ``images/lock`` below ``root``.
+
+    Raises ``OutputError``.
+    """
     path = lockfile.lock_path(root, facts.name_of(row))
     lockfile.write(path, lockfile.as_toml(LockedPackage, packages))
     return path

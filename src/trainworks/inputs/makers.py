@@ -1,7 +1,9 @@
-"""The lists that makers of packages give with them: RECORD in a wheel, md5sums and scripts in a Debian package.
+"""The lists that makers of packages give with them: RECORD in a wheel, md5sums
+and scripts in a Debian package.
 
-A file is downloaded once on a machine, held to the sum that the lock or the archive has of it, and read; its list is
-kept in the user's cache. What cannot be reached is not known: then an image's own lists are all that there is.
+A file is downloaded once on a machine, held to the sum that the lock or the archive has of it, and
+read; its list is kept in the user's cache. What cannot be reached is not known: then an image's own
+lists are all that there is.
 """
 
 from __future__ import annotations
@@ -177,7 +179,9 @@ _UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
 def packages_of(
     client: Client, archive: str, architecture: str, names: Container[str]
 ) -> Iterator[tuple[DebianName, _Place]]:
-    """Yield packages of a suite, as its list has them; the suite's signed file has the sum of that list.
+    """Yield packages of a suite, as its list has them.
+
+    The suite's signed file has the sum of that list.
 
     Args:
         client: Downloads both.
@@ -292,14 +296,18 @@ def _record_sum(content: bytes) -> str:
 
 
 def debian_content(path: Path) -> DebianContent:
-    """Read what a Debian package has of itself; raises ``LockError`` for a form that Python cannot unpack (zstd)."""
+    """Read what a Debian package has of itself.
+
+    Raises ``LockError`` for a form that Python cannot unpack (zstd).
+    """
     try:
         with path.open("rb") as package:
             parts = dict(_archive_members(package))
             control = _unpacked(parts, "control.tar", None)
             members = {name: content for name, content in control.items() if name != "control"}
             listed = members.get("conffiles", b"").decode("utf-8", "surrogateescape").split("\n")
-            # A line may begin with a word, such as remove-on-upgrade: the package does not have that file.
+            # A line may begin with a word, such as remove-on-upgrade: the
+            # package does not have that file.
             paths = {line.lstrip("/") for line in listed if line.startswith("/")}
             content = _unpacked(parts, "data.tar", paths)
             links = _links(parts)
@@ -316,7 +324,9 @@ def debian_content(path: Path) -> DebianContent:
 
 
 def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a Debian package, which is an ar(5) archive: a head of 60 bytes, content, an even end."""
+    """Yield the parts of a Debian package, which is an ar(5) archive: a head of
+    60 bytes, content, an even end.
+    """
     if package.read(8) != b"!<arch>\n":
         message = "it is not a Debian package"
         raise ValueError(message)
@@ -334,7 +344,9 @@ def _part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
 def _unpacked(
     parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None
 ) -> dict[str, bytes]:
-    """Return the plain files of a part, or those of them that are wanted, by their names without ``./``."""
+    """Return the plain files of a part, or those of them that are wanted, by
+    their names without ``./``.
+    """
     found = {}
     with _part(parts, beginning) as archive:
         for member in archive:

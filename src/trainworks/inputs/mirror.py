@@ -1,8 +1,8 @@
 """``--mirror``: builds take what they download from a folder, or from an address that serves it.
 
-A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and two listings:
-``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find packages by. ``inputs.fill_mirror``
-makes one; any web server may serve it.
+A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and
+two listings: ``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find
+packages by. ``inputs.fill_mirror`` makes one; any web server may serve it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ INDEX = "index.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """The mirror of ``--mirror``: a folder or an address, never both. ``offline``: nothing else is contacted."""
+    """The mirror of ``--mirror``: a folder or an address, never both.
+
+    ``offline``: nothing else is contacted.
+    """
 
     folder: Path | None = None
     address: str = ""
     offline: bool = False
 
     def folders(self, cache: Path) -> tuple[Path, ...]:
-        """Return the folders to search for the sources of components, in order; ``cache`` is this user's."""
+        """Return the folders to search for the sources of components, in order.
+
+        ``cache`` is this user's.
+        """
         mirror = (self.folder,) if self.folder else ()
         return mirror if mirror and self.offline else (*mirror, cache)
 
@@ -52,7 +58,8 @@ class Mirror:
             return settings
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
         parts = urlsplit(self.address)
-        # pip contacts servers without TLS only if they are trusted hosts. Each file's hash is checked anyway.
+        # pip contacts servers without TLS only if they are trusted hosts. Each
+        # file's hash is checked anyway.
         trusted = (
             *settings.pip.trusted_hosts,
             *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []),
@@ -66,7 +73,10 @@ class Mirror:
 
 
 def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
-    """Return the mirror of ``--mirror`` and ``--offline``; raises ``OutputError`` if the folder does not exist."""
+    """Return the mirror of ``--mirror`` and ``--offline``.
+
+    Raises ``OutputError`` if the folder does not exist.
+    """
     if not value:
         return Mirror()
     if urlsplit(value).scheme in ("http", "https"):
@@ -82,13 +92,15 @@ def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
 def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
     """Check a mirror's folder before the engine is started.
 
-    Only the presence of components' downloads is checked; the build checks their hashes before it unpacks them.
+    Only the presence of components' downloads is checked; the build checks
+    their hashes before it unpacks them.
 
     Args:
         complete: Whether it must have every file.
 
     Raises:
-        LockError: Lists every Python file with another hash and, if it must be complete, every missing file.
+        LockError: Lists every Python file with another hash and, if it must be
+            complete, every missing file.
     """
     # Only here: a plan reads a mirror too, and loads no HTTP client.
     from trainworks.host.downloads import content_of

@@ -1,4 +1,6 @@
-"""Download the sources of a build, or leave out the components whose sources cannot be downloaded."""
+"""Download the sources of a build, or leave out the components whose sources
+cannot be downloaded.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def reachable_plan(
     strict: bool,
     mirror: str | None = None,
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
-    """Download the sources of a plan; return the plan of what can be built with them, and what was left out.
+    """Download the sources of a plan.
+
+    Return the plan of what can be built with them, and what was left out.
 
     Args:
         places: Where to look for sources.
@@ -46,7 +50,8 @@ def reachable_plan(
         mirror: The value of ``--mirror``, for the error.
 
     Raises:
-        HostError: A source cannot be downloaded, and the image cannot or must not be built without it.
+        HostError: A source cannot be downloaded, and the image cannot or must
+            not be built without it.
         LockError: A source does not have the hash of its row.
     """
     row = select_row(request, facts)
@@ -97,7 +102,9 @@ def names_without(
 
 
 def _needed(request: Request, target: TargetContext) -> set[str]:
-    """Return the components that an image cannot be built without: required ones, and those asked for by name."""
+    """Return the components that an image cannot be built without: required
+    ones, and those asked for by name.
+    """
     return {
         *request.with_components,
         *(each.name for each in target.fitting.values() if each.required),
@@ -113,7 +120,9 @@ def download_missing(
     needed: Container[str] | None = None,
     mirror: str | None = None,
 ) -> tuple[Unreachable, ...]:
-    """Download the sources of a plan that are not on this machine; return those that cannot be downloaded.
+    """Download the sources of a plan that are not on this machine.
+
+    Return those that cannot be downloaded.
 
     Args:
         places: Where to look for its sources.
@@ -144,7 +153,10 @@ def download_missing(
 
 
 def _leave_out(unreachable: Sequence[Unreachable], facts: Facts) -> str:
-    """Return the options that build without what cannot be downloaded; ``""`` where an image needs some of it."""
+    """Return the options that build without what cannot be downloaded.
+
+    ``""`` where an image needs some of it.
+    """
     names = dict.fromkeys(each.component for each in unreachable)
     if any(each.required for each in facts.components if each.name in names):
         return ""
@@ -152,7 +164,9 @@ def _leave_out(unreachable: Sequence[Unreachable], facts: Facts) -> str:
 
 
 def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
-    """Return the warning about components that are left out of an image, with the reasons and what does not work."""
+    """Return the warning about components that are left out of an image, with
+    the reasons and what does not work.
+    """
     names = ", ".join(dict.fromkeys(each.component for each in left_out))
     costs = {missing.component: missing.cost for missing in plan.missing}
     telling = [

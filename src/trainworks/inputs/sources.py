@@ -1,7 +1,9 @@
-"""Source code that components of a ``packages`` target are compiled from: found or downloaded before the build starts.
+"""Source code that components of a ``packages`` target are compiled from: found or downloaded
+before the build starts.
 
-Files come from a mirror folder, from this user's cache, or from the addresses of their rows, in this order. The build
-checks hash or commit before it unpacks them. Build steps do not contact code hosts.
+Files come from a mirror folder, from this user's cache, or from the addresses of their rows, in
+this order. The build checks hash or commit before it unpacks them. Build steps do not contact code
+hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from trainworks.host.downloads import Client
 
 PROBE_SECONDS = 20.0
-"""Time-out of a git server's first answer. Git itself waits much longer for a server that drops packets."""
+"""Time-out of a git server's first answer.
+
+Git itself waits much longer for a server that drops packets.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,8 @@ class Places:
     """Where to look for sources.
 
     Attributes:
-        folders: Folders that may have a file already; the first one that has it wins. Downloads go to the last one.
+        folders: Folders that may have a file already; the first one that has it
+            wins. Downloads go to the last one.
         address: Address of a mirror, tried before a file's own address; ``""`` for none.
         offline: Whether ``address`` is the only server to download from.
         archives: Address prefix to the addresses of its mirrors: this machine's mirrors of Debian.
@@ -44,7 +50,10 @@ class Places:
     archives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def find(self, artifact: Artifact) -> Path | None:
-        """Return the file of an artifact on this machine, or ``None``. The build checks its content."""
+        """Return the file of an artifact on this machine, or ``None``.
+
+        The build checks its content.
+        """
         return next(
             (
                 folder / artifact.file
@@ -84,7 +93,8 @@ class Unreachable:
 
 
 def sources_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder that keeps downloaded sources: ``trainworks/sources`` below the user's cache folder.
+    """Return the folder that keeps downloaded sources: ``trainworks/sources``
+    below the user's cache folder.
 
     Raises:
         HostError: The user has no home and ``XDG_CACHE_HOME`` is not set.
@@ -98,11 +108,13 @@ def sources_folder(environment: Mapping[str, str]) -> Path:
 
 
 def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str, tuple[str, ...]]:
-    """Return the mirrors of distributions' archives that this machine's apt uses, by the archive's address.
+    """Return the mirrors of distributions' archives that this machine's apt
+    uses, by the archive's address.
 
     Args:
         bases: Rows of ``images/bases.toml``.
-        suite: Code name of the machine's Debian; ``""`` on another system, which has no such mirror.
+        suite: Code name of the machine's Debian; ``""`` on another system,
+            which has no such mirror.
     """
     own = tuple(
         dict.fromkeys(
@@ -191,7 +203,10 @@ def download_sources(
 
 
 def fetch_source(artifact: Artifact, target: Path, places: Places, client: Client) -> None:
-    """Write one artifact to ``target``: a file by its hash, or a bundle of a commit; raises as ``download_sources``."""
+    """Write one artifact to ``target``: a file by its hash, or a bundle of a commit.
+
+    Raises as ``download_sources``.
+    """
     from trainworks.host.downloads import UnreachableError
     from trainworks.host.git import bundle_holds, make_bundle, tag_commit
 

@@ -1,4 +1,6 @@
-"""The page of all targets, as one HTML file that works without a network, with what a release says of each."""
+"""The page of all targets, as one HTML file that works without a network, with
+what a release says of each.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ FILE = "released.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What `tools/release` writes down of a target: where its image is, and what changed since the one before.
+    """What `tools/release` writes down of a target: where its image is, and
+    what changed since the one before.
 
     Attributes:
         date: When it was pushed, ISO 8601.
@@ -37,7 +40,8 @@ class Released:
         updates: Number of security updates that it lacked then.
         sizes: Component and bytes in the image, largest first.
         packages: Version of each package, by its kind and name.
-        changed: What is in it and was not in the release before, a line each; empty if there was none.
+        changed: What is in it and was not in the release before, a line each;
+            empty if there was none.
     """
 
     date: str
@@ -65,7 +69,8 @@ def read_released(folder: Path) -> dict[str, Released]:
 
 
 def write_released(folder: Path, date: str) -> None:
-    """Write down that a target was released, from what the commands of its release printed into its folder.
+    """Write down that a target was released, from what the commands of its
+    release printed into its folder.
 
     It is written once the image is pushed: a release that fails before leaves the file that was.
 
@@ -152,7 +157,8 @@ class Entry:
         optional: What can be added to it.
         proved: Components whose vendor recipe was run, if the image was not built.
         built: The recorded build of the present recipe, if there is one.
-        older: Date of the recorded build of an older recipe; ``""`` if there is none, or ``built`` is set.
+        older: Date of the recorded build of an older recipe; ``""`` if there is
+            none, or ``built`` is set.
         released: Where its image is, if a release was given.
         end: Since when its framework's version is patched no more, if it is not.
         command: The command that builds it.
@@ -203,7 +209,9 @@ class Entry:
 
 
 def catalogue_of(facts: Facts, released: Mapping[str, Released] | None = None) -> tuple[Entry, ...]:
-    """Return every target: built ones first, then those of an older recipe; by framework, the newest version first.
+    """Return every target: built ones first, then those of an older recipe.
+
+    By framework, the newest version first.
 
     Args:
         facts: All facts.
@@ -320,7 +328,9 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
 
 
 def largest(parts: Iterable[Sequence[Any]]) -> list[tuple[str, int]]:
-    """Return the largest components with their bytes, largest first, and what the others have together."""
+    """Return the largest components with their bytes, largest first, and what
+    the others have together.
+    """
     sizes = sorted(((size, name) for name, size in parts if size), reverse=True)
     rest = sum(size for size, _ in sizes[SHOWN:])
     return [*((name, size) for size, name in sizes[:SHOWN]), *((("others", rest),) if rest else ())]

@@ -26,7 +26,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file that was added, removed or changed; sizes in bytes, ``None`` on the side that lacks the file."""
+    """A file that was added, removed or changed.
+
+    Sizes in bytes, ``None`` on the side that lacks the file.
+    """
 
     path: str
     before: int | None
@@ -68,7 +71,8 @@ class ImageDifference:
         environment: Variables.
         labels: Labels.
         files: Every file that was added, removed or changed (in content, mode or target), by path.
-        layers: Instructions whose layers differ in size, or that only one image has; in their order.
+        layers: Instructions whose layers differ in size, or that only one image
+            has; in their order.
     """
 
     before: Side
@@ -103,7 +107,9 @@ class ImageDifference:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a file is counted under: that of its Python package, or the third level."""
+    """Return the folder that a file is counted under: that of its Python
+    package, or the third level.
+    """
     found = re.match(r"(.*/(?:site|dist)-packages/[^/]+)/", path)
     return found[1] if found else "/".join(path.split("/")[:-1][:4]) or "/"
 

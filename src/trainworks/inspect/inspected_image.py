@@ -1,4 +1,6 @@
-"""Read an image for the reports: its files with their owners, packages, manifest and configuration."""
+"""Read an image for the reports: its files with their owners, packages,
+manifest and configuration.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class InspectedImage:
         history: Its layers, lowest first.
         files: Its files, by path.
         packages: Its Debian packages, name to version.
-        python: Its Python distributions, name to version (all versions, if several environments have one).
+        python: Its Python distributions, name to version (all versions, if
+            several environments have one).
         name: The target that it was built as; ``""`` if trainworks did not build it.
         components: The components of its manifest, name to version.
     """
@@ -57,7 +60,9 @@ class InspectedImage:
 
 
 ENGINE_FILES = "container-engine"
-"""The row of ``images/generated-files.toml`` with the files that an engine adds to every container."""
+"""The row of ``images/generated-files.toml`` with the files that an engine adds
+to every container.
+"""
 
 
 def inspect_image(
@@ -103,7 +108,10 @@ def inspect_image(
 
 
 def _manifest(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the components' versions that an image's manifest has; none of one that is malformed."""
+    """Return the name and the components' versions that an image's manifest has.
+
+    None of one that is malformed.
+    """
     try:
         manifest = json.loads(text or "{}")
         versions = {

@@ -17,19 +17,24 @@ WIDTH = 80
 
 
 def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what was built of a target: ``current`` from today's recipe, ``older`` from another one, ``never``."""
+    """Return what was built of a target: ``current`` from today's recipe,
+    ``older`` from another one, ``never``.
+    """
     name = facts.name_of(row)
     return "current" if name in current else "older" if name in facts.built_by_target else "never"
 
 
 def patches_until(row: TargetRow, facts: Facts) -> str:
-    """Return the day from which the framework's version gets no more patches, or what that day will be."""
+    """Return the day from which the framework's version gets no more patches,
+    or what that day will be.
+    """
     end = facts.end_of_patch(row)
     return end.date if end else "its successor"
 
 
 def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what was built of a target: the image, an image of an older recipe, some components, or nothing.
+    """Return what was built of a target: the image, an image of an older
+    recipe, some components, or nothing.
 
     Why it was not, and which components were, is in `--format json` and docs/targets.md.
     """
@@ -55,8 +60,8 @@ def list_text(
         rows: The targets to show.
         facts: All facts.
         current: The recorded builds of today's recipes, by the target's name.
-        whole: With those that the project's own machine cannot build. Else they are counted in a last line, unless all
-            of ``rows`` are such.
+        whole: With those that the project's own machine cannot build. Else they are counted in a
+            last line, unless all of ``rows`` are such.
     """
     shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
     cells = (
@@ -98,9 +103,11 @@ def summary_markdown(facts: Facts) -> str:
 
 
 def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return the table for programs: one object for each target, with its name, its versions, and its last build.
+    """Return the table for programs: one object for each target, with its name,
+    its versions, and its last build.
 
-    ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
+    ``built`` is the recorded build, and whether it is ``current``: of today's
+    recipe. Arguments as for ``list_text``.
     """
     shown = [
         {

@@ -27,7 +27,8 @@ class TargetCheck:
         unfit: Components without an artifact for this target, or whose needs are not in it.
         lock: What is wrong with its lock; ``""`` if nothing is.
         advice: Rules that only warn.
-        unlocked: Inputs without a recorded hash. ``build.py lock`` records them; a build needs them.
+        unlocked: Inputs without a recorded hash. ``build.py lock`` records
+            them; a build needs them.
         built: Whether a build of the present recipe is recorded.
     """
 

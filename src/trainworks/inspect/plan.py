@@ -15,14 +15,16 @@ def describe_plan(
     name_without: Mapping[str, str],
     patches_until: str,
 ) -> str:
-    """Return a plan for people: target, components with their versions, what is missing and what that costs.
+    """Return a plan for people: target, components with their versions, what is
+    missing and what that costs.
 
     Args:
         plan: The plan.
         recorded: The target's last recorded build.
         components: All rows.
         name_without: The image's name if a host cannot be reached, by the host.
-        patches_until: The day from which the framework's version gets no more patches, or what that day will be.
+        patches_until: The day from which the framework's version gets no more
+            patches, or what that day will be.
     """
     lines = [plan.target.name, f"  image  {plan.tags[0]}"]
     lines += [
@@ -57,7 +59,10 @@ def describe_plan(
 
 
 def never_run(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the components of a vendor's image whose recipe was never run; images of packages have others."""
+    """Return the components of a vendor's image whose recipe was never run.
+
+    Images of packages have others.
+    """
     if plan.target.sources != "vendor":
         return ()
     run = {

@@ -24,7 +24,9 @@ BAR = 40
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSize:
-    """The size of a component in bytes, and of its packages (``python NAME`` or ``package NAME``)."""
+    """The size of a component in bytes, and of its packages (``python NAME`` or
+    ``package NAME``).
+    """
 
     component: str
     size: int
@@ -60,9 +62,9 @@ class SizeReport:
 def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
     """Return the size of an image by component.
 
-    A file of a package belongs to the component that the plan installs the package for, else, as a package that others
-    need, to ``system``. Any other file belongs to the component whose recipe owns its path. Without a plan, only the
-    packages are known.
+    A file of a package belongs to the component that the plan installs the package for, else, as a
+    package that others need, to ``system``. Any other file belongs to the component whose recipe
+    owns its path. Without a plan, only the packages are known.
     """
     component_of = _owners(plan, facts)
     sizes: Counter[str] = Counter()
@@ -105,7 +107,8 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
 
 def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
     steps = plan.steps if plan else ()
-    # A package that two components ask for is of the first one; those that are only needed by others are of none.
+    # A package that two components ask for is of the first one; those that are
+    # only needed by others are of none.
     by_package: dict[str, str] = {}
     for step in steps:
         for package in step.debian if step.in_image and step.component != "system" else ():

@@ -1,4 +1,6 @@
-"""Find targets and their images by name: a target's name means the image that this machine's engine has."""
+"""Find targets and their images by name: a target's name means the image that
+this machine's engine has.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ def plan_of_target(name: str, facts: Facts) -> ImagePlan | None:
 def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = False) -> str:
     """Return the reference of the image that a name means.
 
-    A target's name means the target's usual image, or else a variant of it that the engine has; a line says which.
+    A target's name means the target's usual image, or else a variant of it that
+    the engine has; a line says which.
 
     Args:
         name: A target, or an image.
         engine: The engine that has it.
         facts: The targets.
-        elsewhere: Whether an image that the engine lacks may be in a registry, unless it is one of ours.
+        elsewhere: Whether an image that the engine lacks may be in a registry,
+            unless it is one of ours.
 
     Raises:
         UnknownNameError: The engine has no such image.
@@ -64,7 +68,9 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
 
 
 def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
-    """Return the names of a target's other images that an engine has, those with the fewest differences first."""
+    """Return the names of a target's other images that an engine has, those
+    with the fewest differences first.
+    """
     usual = ours.reference.removesuffix(ours.variant) if ours.variant else ours.reference
     found = []
     for name in engine.names():
@@ -77,7 +83,10 @@ def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
 
 
 def describe_variant(ours: ImageName, reference: str, facts: Facts) -> str:
-    """Return what a variant has and lacks, and what that costs, after its name; ``""`` where only a hash names it."""
+    """Return what a variant has and lacks, and what that costs, after its name.
+
+    ``""`` where only a hash names it.
+    """
     request = request_of(ours.row, reference.removeprefix(ours.reference), facts)
     if request is None:
         return ""

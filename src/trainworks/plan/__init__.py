@@ -1,1 +1,3 @@
-"""Plans: from what was asked for and the facts to everything an image is made of, as one frozen value. Pure."""
+"""Plans: from what was asked for and the facts to everything an image is made
+of, as one frozen value. Pure.
+"""

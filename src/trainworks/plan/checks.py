@@ -1,7 +1,9 @@
-"""The promises of an image, as values: what a recipe declares and what the image tests ask the built image.
+"""The promises of an image, as values: what a recipe declares and what the
+image tests ask the built image.
 
-A promise is written once, in the front matter of the recipe that keeps it; ``plan`` fills in the versions and adds the
-promises that hold for every image. Every check names its component, so that a failure says whose it is.
+A promise is written once, in the front matter of the recipe that keeps it; ``plan`` fills in the
+versions and adds the promises that hold for every image. Every check names its component, so that a
+failure says whose it is.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class PathCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCheck(_Promise):
-    """A command of the image ends with status 0 and prints ``expect`` (a substring of stdout and stderr together)."""
+    """A command of the image ends with status 0 and prints ``expect`` (a
+    substring of stdout and stderr together).
+    """
 
     command: tuple[str, ...]
     expect: str = ""
@@ -62,8 +66,8 @@ class PythonPackageCheck(_Promise):
 class PythonImportsCheck(_Promise):
     """What these Python distributions bring can be imported, each in its own process.
 
-    Imported are their topmost packages, or else their modules. ``python`` is the interpreter that has them.
-    ``released`` are the dates of releases, by distribution, as far as they are known.
+    Imported are their topmost packages, or else their modules. ``python`` is the interpreter that
+    has them. ``released`` are the dates of releases, by distribution, as far as they are known.
     """
 
     distributions: tuple[str, ...]
@@ -74,7 +78,9 @@ class PythonImportsCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class DebianPackageCheck(_Promise):
-    """A Debian package is installed; its upstream version equals ``version`` or starts with ``version`` and a dot.
+    """A Debian package is installed.
+
+    Its upstream version equals ``version`` or starts with ``version`` and a dot.
 
     An empty ``version`` asks for any.
     """
@@ -86,7 +92,9 @@ class DebianPackageCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedLibraryCheck(_Promise):
-    """After ``import MODULE`` the process has the library mapped from exactly this path (by ``/proc/self/maps``)."""
+    """After ``import MODULE`` the process has the library mapped from exactly this path (by
+    ``/proc/self/maps``).
+    """
 
     module: forms.Module
     library: forms.Library
@@ -97,7 +105,8 @@ class LoadedLibraryCheck(_Promise):
 class SharedLibrariesCheck(_Promise):
     """Every ELF file under ``roots`` finds all its NEEDED libraries.
 
-    ``provided`` are sonames that the host's driver brings at run time (``libcuda.so.1``): they may be missing.
+    ``provided`` are sonames that the host's driver brings at run time
+    (``libcuda.so.1``): they may be missing.
     """
 
     roots: tuple[str, ...]
@@ -107,7 +116,9 @@ class SharedLibrariesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class SingleLibraryCheck(_Promise):
-    """At most one file of this soname exists in the whole image (two NCCLs in one image fail at run time)."""
+    """At most one file of this soname exists in the whole image (two NCCLs in
+    one image fail at run time).
+    """
 
     soname: forms.Soname
     kind: Literal["single-library"] = "single-library"
@@ -117,9 +128,10 @@ class SingleLibraryCheck(_Promise):
 class LoadableLibraryCheck(_Promise):
     """A library can be loaded into a fresh process of the image's Python, with all that it needs.
 
-    ``library`` is a name that the loader finds by itself (``libnccl-net.so``, as NCCL asks for its plugin), or a path,
-    which may be a glob that one file fits. ``provided`` are sonames that the host's driver brings: where only they are
-    missing, which no call of ``dlopen`` can tell without a driver, the loader's search is followed instead.
+    ``library`` is a name that the loader finds by itself (``libnccl-net.so``, as NCCL asks for its
+    plugin), or a path, which may be a glob that one file fits. ``provided`` are sonames that the
+    host's driver brings: where only they are missing, which no call of ``dlopen`` can tell without
+    a driver, the loader's search is followed instead.
     """
 
     library: forms.Library
@@ -131,11 +143,12 @@ class LoadableLibraryCheck(_Promise):
 class OpenableLibrariesCheck(_Promise):
     """Every library that fits a pattern can be opened by itself, by the image's Python.
 
-    These are libraries that others open by name, when a job first needs them: no file NEEDs them. What one needs of its
-    own folder may be open before.
+    These are libraries that others open by name, when a job first needs them: no file NEEDs them.
+    What one needs of its own folder may be open before.
 
     Attributes:
-        libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
+        libraries: Patterns of paths, as of a shell; each fits at least one
+            file. Links are passed by.
         provided: Sonames that the host's driver brings, as in ``LoadableLibraryCheck``.
         by_name: Whether each is opened by its name alone, as programs that are not of its wheel do.
     """
@@ -148,12 +161,14 @@ class OpenableLibrariesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class HardenedLibrariesCheck(_Promise):
-    """Every file that fits a pattern is linked as Debian hardens its own: read-only relocations, no executable stack.
+    """Every file that fits a pattern is linked as Debian hardens its own:
+    read-only relocations, no executable stack.
 
     Attributes:
-        libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
-        guards: Whether at least one of the files guards its stack, and one calls functions of libc that know a
-            buffer's size. A compiler puts these in only where code has such a buffer.
+        libraries: Patterns of paths, as of a shell; each fits at least one
+            file. Links are passed by.
+        guards: Whether at least one of the files guards its stack, and one calls functions of libc
+            that know a buffer's size. A compiler puts these in only where code has such a buffer.
     """
 
     libraries: tuple[forms.Library, ...]
@@ -163,11 +178,13 @@ class HardenedLibrariesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class ElfNeedsCheck(_Promise):
-    """What is under ``roots`` was built against the libraries that the image has, not against another major version.
+    """What is under ``roots`` was built against the libraries that the image has, not against
+    another major version.
 
-    ``libraries`` are sonames up to the major version (``libcudart.so.12``): an ELF file that NEEDs a library of that
-    name needs exactly this one, or one whose soname goes on after it. With a ``cuda`` version, ``12.1``, no Python
-    distribution of the environment says that it is for another major version (``1.0+cu130``, ``nvidia-nccl-cu13``).
+    ``libraries`` are sonames up to the major version (``libcudart.so.12``): an ELF file that NEEDs
+    a library of that name needs exactly this one, or one whose soname goes on after it. With a
+    ``cuda`` version, ``12.1``, no Python distribution of the environment says that it is for
+    another major version (``1.0+cu130``, ``nvidia-nccl-cu13``).
     """
 
     roots: tuple[str, ...]
@@ -180,9 +197,9 @@ class ElfNeedsCheck(_Promise):
 class DuplicatePackagesCheck(_Promise):
     """Nothing is installed twice.
 
-    No Python distribution is twice on the environment's search path (a remainder, or one that shadows the other), no
-    Debian package is there for two architectures, and no library of ``libraries`` (names without ``.so``, as
-    ``libcudart``) is there with two major versions.
+    No Python distribution is twice on the environment's search path (a remainder, or one that
+    shadows the other), no Debian package is there for two architectures, and no library of
+    ``libraries`` (names without ``.so``, as ``libcudart``) is there with two major versions.
     """
 
     libraries: tuple[forms.Library, ...] = ()
@@ -191,10 +208,11 @@ class DuplicatePackagesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedFilesCheck(_Promise):
-    """Every file and link of the image belongs to a package of the system, to a Python distribution, or to ``owned``.
+    """Every file and link of the image belongs to a package of the system, to a Python
+    distribution, or to ``owned``.
 
-    In these patterns ``*`` stays within a folder and ``**`` goes through all below: what the recipes declare
-    (``owns``), and what is known to be generated (``images/generated-files.toml``).
+    In these patterns ``*`` stays within a folder and ``**`` goes through all below: what the
+    recipes declare (``owns``), and what is known to be generated (``images/generated-files.toml``).
     """
 
     owned: tuple[str, ...]
@@ -203,7 +221,9 @@ class OwnedFilesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class PathRights:
-    """Patterns of paths, the most that their mode may be (octal), and the group that they may belong to."""
+    """Patterns of paths, the most that their mode may be (octal), and the group
+    that they may belong to.
+    """
 
     paths: tuple[str, ...]
     mode: str
@@ -212,20 +232,25 @@ class PathRights:
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveredFilesCheck(_Promise):
-    """Every file is as its maker delivered it: there, with its contents, and readable for every user.
+    """Every file is as its maker delivered it: there, with its contents, and
+    readable for every user.
 
-    The sums are those of Python wheels (RECORD), of Debian's packages (documentation left out), and the declared ones.
-    Bytecode is held to its source. Programs are executable, and those that ``update-alternatives`` chose are there.
+    The sums are those of Python wheels (RECORD), of Debian's packages (documentation left out), and
+    the declared ones. Bytecode is held to its source. Programs are executable, and those that
+    ``update-alternatives`` chose are there.
 
     Attributes:
-        removed: Patterns of delivered files that recipes remove or replace (``removes``), as in ``OwnedFilesCheck``.
+        removed: Patterns of delivered files that recipes remove or replace (``removes``), as in
+            ``OwnedFilesCheck``.
         digests: Files that no package lists: component (or ``""``), path, SHA-256.
-        copies: Files that no package lists: path, and the path of the file that it is a copy of, where that one exists.
+        copies: Files that no package lists: path, and the path of the file that it is a copy of,
+            where that one exists.
         closed: Patterns of paths that only some users may read.
-        sourced: Patterns of Python modules that no package lists and that bytecode was made of. A folder that has files
-            of ``digests`` has no other.
+        sourced: Patterns of Python modules that no package lists and that bytecode was made of. A
+            folder that has files of ``digests`` has no other.
         links: Links that no package lists: path, and what each leads to (``""`` is anything).
-        privileged: Packages and paths of files that have rights of their own, where the package is installed.
+        privileged: Packages and paths of files that have rights of their own,
+            where the package is installed.
         shared: Folders in which every user makes files, and changes no file of another user.
         rights: Who may read or change some paths: rows of ``images/rights.toml``.
     """
@@ -262,7 +287,10 @@ class MakersListsCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldWritableCheck(_Promise):
-    """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
+    """Only its owner can write to a path.
+
+    ``allowed`` are folders for all, which must have the sticky bit.
+    """
 
     allowed: tuple[str, ...]
     kind: Literal["world-writable"] = "world-writable"
@@ -272,7 +300,8 @@ class WorldWritableCheck(_Promise):
 class PrivilegedFilesCheck(_Promise):
     """Only declared files are setuid or setgid, or have capabilities.
 
-    ``allowed`` are pairs of a system package and the path that it brings: the package must really be the file's owner.
+    ``allowed`` are pairs of a system package and the path that it brings: the package must really
+    be the file's owner.
     """
 
     allowed: tuple[tuple[str, str], ...]
@@ -289,11 +318,13 @@ class SearchPathCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class SecretsCheck(_Promise):
-    """No private key, no credential, no CA or proxy of the build host, no package cache in any layer or the history.
+    """No private key, no credential, no CA or proxy of the build host, no package cache in any
+    layer or the history.
 
-    ``forbidden`` are literal strings that must not occur (for example the build host's proxy or index URL); the values
-    come from the build host when the check runs and never stand in a plan. ``published`` are distributions of a package
-    index: a key in one of their files, as their RECORD has it, is public and opens nothing.
+    ``forbidden`` are literal strings that must not occur (for example the build host's proxy or
+    index URL); the values come from the build host when the check runs and never stand in a plan.
+    ``published`` are distributions of a package index: a key in one of their files, as their RECORD
+    has it, is public and opens nothing.
     """
 
     published: tuple[str, ...] = ()
@@ -325,13 +356,15 @@ class ConfigurationCheck(_Promise):
 
     Attributes:
         environment: Names and values of its variables, sorted.
-        labels: Names of its labels, besides those that a build adds; ``LabelCheck`` has their values.
+        labels: Names of its labels, besides those that a build adds;
+            ``LabelCheck`` has their values.
         entry_point: The program that a container runs.
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
         others: Whether the base image may have variables and labels of its own.
         architecture: What its programs run on; ``""`` where that is not known.
-        steps: The instructions that made the last layers, as ``render.steps.image_steps`` has them: its history.
+        steps: The instructions that made the last layers, as
+            ``render.steps.image_steps`` has them: its history.
     """
 
     environment: tuple[tuple[str, str], ...]
@@ -349,13 +382,15 @@ class ConfigurationCheck(_Promise):
 class StartCheck(_Promise):
     """A container that is started with these arguments, as a platform does it, ends with status 0.
 
-    It prints ``expect``, a substring of stdout and stderr together. The arguments go through the image's entry point.
+    It prints ``expect``, a substring of stdout and stderr together. The arguments go through the
+    image's entry point.
 
     Attributes:
         arguments: What the container is started with.
         expect: What it prints; ``""`` for anything.
         why: What it shows, in words; ``""``: the arguments say it.
-        alone: Whether it has no network, and cannot resolve its own name; where the engine can isolate.
+        alone: Whether it has no network, and cannot resolve its own name; where
+            the engine can isolate.
     """
 
     arguments: tuple[str, ...]
@@ -402,4 +437,7 @@ PROGRAMS = (
     OpenableLibrariesCheck,
     StartCheck,
 )
-"""What starts programs of the image or imports its modules, and takes minutes; all else reads files."""
+"""What starts programs of the image or imports its modules, and takes minutes.
+
+All else reads files.
+"""

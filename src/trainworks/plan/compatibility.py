@@ -43,7 +43,9 @@ class Conflict:
 
 
 def conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:
-    """Return a conflict for every rule that does not hold for these properties, in the order of the rules."""
+    """Return a conflict for every rule that does not hold for these properties,
+    in the order of the rules.
+    """
     return tuple(
         Conflict(
             rule=rule.name,

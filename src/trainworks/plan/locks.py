@@ -1,4 +1,6 @@
-"""Whether the lock of a target can be built from: what it must have, and whether its packages satisfy each other."""
+"""Whether the lock of a target can be built from: what it must have, and
+whether its packages satisfy each other.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from trainworks.plan.wheel_tags import wheel_tags
 class Requirement:
     """A distribution that a target's components ask for; ``version`` is ``""`` where any will do.
 
-    ``asked`` is the name as the component's row has it: with extras, and with a range where ``version`` is empty.
+    ``asked`` is the name as the component's row has it: with extras, and with a range where
+    ``version`` is empty.
     """
 
     asked: str
@@ -63,10 +66,12 @@ def range_of(requirement: str) -> str:
 
 
 def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
-    """Return what a target's lock is made for: the distributions of every component that it can have.
+    """Return what a target's lock is made for: the distributions of every
+    component that it can have.
 
-    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the
-    same public version (without the ``+cu124``), or as the artifact's own ``requires_dist``.
+    A component that downloads its wheel by itself is locked for what the wheel requires: as the
+    index's file of the same public version (without the ``+cu124``), or as the artifact's own
+    ``requires_dist``.
     """
     versions = dict(target.versions)
     for wheel in own_wheels(target, facts):
@@ -112,9 +117,10 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
 def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     """Return everything that is wrong with the lock of a target that has one, one sentence each.
 
-    A package that is missing or left over from another lock, versions that the rows do not say, files that are of
-    another package or version than their row says, and wheels that the target's Python on its base cannot load. Which
-    versions a package accepts of another is not in a lock: the image test ``pip check`` looks at that.
+    A package that is missing or left over from another lock, versions that the rows do not say,
+    files that are of another package or version than their row says, and wheels that the target's
+    Python on its base cannot load. Which versions a package accepts of another is not in a lock:
+    the image test ``pip check`` looks at that.
     """
     packages = lock_of(target)
     return (
@@ -155,7 +161,10 @@ def _loadable(python: str, machine: str, glibc: str) -> frozenset[Tag]:
 
 @lru_cache(maxsize=8192)
 def _parts_of(file: str) -> tuple[str, str, frozenset[Tag]]:
-    """Return name, version and tags in the name of a wheel or source archive; nothing where it is neither."""
+    """Return name, version and tags in the name of a wheel or source archive.
+
+    Nothing where it is neither.
+    """
     try:
         if file.endswith(".whl"):
             name, version, _, tags = parse_wheel_filename(file)
@@ -193,7 +202,9 @@ def _row_problems(
 
 
 def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
-    """Yield components whose version no distribution has: those whose row names their first one by a pattern."""
+    """Yield components whose version no distribution has: those whose row names
+    their first one by a pattern.
+    """
     for component in target.components.values():
         version = target.versions.get(component.name, "")
         pattern = next(iter(python_patterns(component, target.cell)), "")
@@ -214,7 +225,9 @@ def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]
 def _cuda_problems(
     target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
 ) -> Iterator[str]:
-    """Yield the packages of CUDA in the lock of a cell without CUDA: they come with another build of its framework."""
+    """Yield the packages of CUDA in the lock of a cell without CUDA: they come
+    with another build of its framework.
+    """
     versions = {each.name: each.version for each in packages if not each.build}
     if not target.cell.version and (names := cuda_packages(versions, facts)):
         named = ", ".join(f"{name} {versions[name]}" for name in names[:3])
@@ -223,7 +236,9 @@ def _cuda_problems(
 
 
 def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
-    """Return those names of distributions that components of CUDA name by a pattern, such as ``nvidia-*``; sorted."""
+    """Return those names of distributions that components of CUDA name by a pattern, such as
+    ``nvidia-*``; sorted.
+    """
     patterns = {
         pattern
         for component in facts.components

@@ -1,4 +1,7 @@
-"""What a plan is made of. Everything is frozen, ordered, and prints itself as JSON: what is shown is what is built."""
+"""What a plan is made of.
+
+Everything is frozen, ordered, and prints itself as JSON: what is shown is what is built.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from trainworks.plan.checks import Check
 from trainworks.plan.own_artifacts import OwnArtifact
 
 IMAGE_TIME = 1_577_836_800
-"""Time of images and their files, in seconds since 1970, where an engine can set it: two cold builds give one digest.
+"""Time of images and their files, in seconds since 1970, where an engine can set it: two cold
+builds give one digest.
 
-2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980, and image steps make such files.
+2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980,
+and image steps make such files.
 """
 
 Origin = Literal["", "pulled", "bootstrapped"]
@@ -23,7 +28,9 @@ Origin = Literal["", "pulled", "bootstrapped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asked for on the command line; ``None`` means "the default", which ``plan.select`` explains.
+    """What a user asked for on the command line.
+
+    ``None`` means "the default", which ``plan.select`` explains.
 
     Attributes:
         framework: For example ``pytorch``.
@@ -71,10 +78,13 @@ class Step:
         version: What is promised to be installed; ``""`` if the component has no version.
         summary: What it is, for people.
         debian: Packages of the distribution (the step ``system`` has those of all steps).
-        python: Files of the package index, in the lock's order (those of ``builder`` serve all build stages).
+        python: Files of the package index, in the lock's order (those of
+            ``builder`` serve all build stages).
         recipe: Its recipe.
-        artifacts: What it downloads by itself, its own artifact first; hashes are those of the row or of the lock.
-        build_packages: Packages of the distribution that only building needs (``builder`` has those of all steps).
+        artifacts: What it downloads by itself, its own artifact first; hashes
+            are those of the row or of the lock.
+        build_packages: Packages of the distribution that only building needs
+            (``builder`` has those of all steps).
         builds_with: Steps whose stages its own stage copies from.
         in_image: Whether anything of it is in the image, or it only serves other stages.
     """
@@ -101,9 +111,12 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceShape:
-    """What one host of an instance type has; the launcher's fallback where it cannot look at the hardware.
+    """What one host of an instance type has.
 
-    ``efa_devices`` and ``network_gigabits``, what its network carries in a second each way: 0 if not known.
+    The launcher's fallback where it cannot look at the hardware.
+
+    ``efa_devices`` and ``network_gigabits``, what its network carries in a
+    second each way: 0 if not known.
     """
 
     gpus: int
@@ -116,7 +129,10 @@ class InstanceShape:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricVariable:
-    """A variable that the launcher sets on hosts with EFA; ``rdma``: on those whose devices read remote memory."""
+    """A variable that the launcher sets on hosts with EFA.
+
+    ``rdma``: on those whose devices read remote memory.
+    """
 
     name: str
     value: str
@@ -142,10 +158,12 @@ class ImagePlan:
         target: Which cell.
         base: The operating system's row.
         image: Reference of the base image, with its digest where that is known.
-        origin: Where that comes from: ``pulled`` or ``bootstrapped``, and named by this project; ``""``: named by its
-            registry.
-        archives: The states of the package archive that its system packages are to come from, as they are locked.
-        builder_image: Reference of the image that build stages stand on; ``""`` where that is the base image.
+        origin: Where that comes from: ``pulled`` or ``bootstrapped``, and named by this project;
+            ``""``: named by its registry.
+        archives: The states of the package archive that its system packages are
+            to come from, as they are locked.
+        builder_image: Reference of the image that build stages stand on; ``""``
+            where that is the base image.
         interpreter: Path of the target's Python, which ``/opt/venv`` is made from.
         cuda_home: Folder of the CUDA toolkit; ``""`` where the image has none.
         cuda_architectures: What code is compiled for, as nvcc names it: ``80`` is 8.0.
@@ -159,21 +177,26 @@ class ImagePlan:
         instances: Instance types with accelerators that the launcher knows.
         families: Families of instance types without any.
         fabric: What hosts with EFA need, for this image's versions.
-        minimum_driver: Oldest driver of a host that runs the image's CUDA; ``""`` for an image without.
+        minimum_driver: Oldest driver of a host that runs the image's CUDA;
+            ``""`` for an image without.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
-        wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
+        wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the
+            default one serves all.
         unlocked: Inputs without a recorded hash or digest: such a plan is shown, and not built.
         first_use: Inputs without a published hash: the recorded one is that of the first download.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
         protected: Python distributions that a job's requirements must not replace, name to version.
-        companions: Distributions that are compiled against a component, and that the image does not have: name to
-            component.
-        compiled_by: Distributions that compile with a component that the image does not have: name to component.
-        needs: Distributions that are installed only with a component that the image does not have, unless they have a
-            wheel: name to component.
-        built_whole: Distributions that are built with the image's torch in sight, by a component that it has.
-        libraries: Distributions that only other builds of the framework need, and that the image does not have.
+        companions: Distributions that are compiled against a component, and that the image does not
+            have: name to component.
+        compiled_by: Distributions that compile with a component that the image
+            does not have: name to component.
+        needs: Distributions that are installed only with a component that the image does not have,
+            unless they have a wheel: name to component.
+        built_whole: Distributions that are built with the image's torch in
+            sight, by a component that it has.
+        libraries: Distributions that only other builds of the framework need,
+            and that the image does not have.
     """
 
     target: Target
@@ -210,5 +233,7 @@ class ImagePlan:
     libraries: tuple[str, ...]
 
     def as_json(self) -> str:
-        """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""
+        """Return the whole plan as JSON: sorted by nothing but its own order,
+        two spaces deep, newline at the end.
+        """
         return json.dumps(asdict(self), indent=2) + "\n"

@@ -18,7 +18,8 @@ LIST = "`python build.py --list` shows every target"
 def suggestion(
     name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
 ) -> str:
-    """Return what an error suggests instead of an unknown name: the closest known name, and what is available.
+    """Return what an error suggests instead of an unknown name: the closest
+    known name, and what is available.
 
     Args:
         name: What was asked for.
@@ -51,7 +52,10 @@ def unknown(
 
 
 def together(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:
-    """Return one error of all, with advice for all of them; of several each is a line with its own hint."""
+    """Return one error of all, with advice for all of them.
+
+    Of several each is a line with its own hint.
+    """
     if len(problems) == 1:
         (problem,) = problems
         return UnknownNameError(

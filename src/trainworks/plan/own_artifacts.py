@@ -55,10 +55,12 @@ def read_own_artifact(text: str) -> OwnArtifact:
 def with_own_artifacts(
     own: Iterable[OwnArtifact], row: TargetRow, facts: Facts
 ) -> tuple[TargetRow, Facts]:
-    """Return a target's row, and facts, in which these wheels stand in the place of those of the row.
+    """Return a target's row, and facts, in which these wheels stand in the
+    place of those of the row.
 
     Raises:
-        UnknownNameError: The target downloads no such part by itself, or the wheel is for another Python.
+        UnknownNameError: The target downloads no such part by itself, or the
+            wheel is for another Python.
     """
     for each in own:
         row, facts = _with_one(each, row, facts)
@@ -66,7 +68,9 @@ def with_own_artifacts(
 
 
 def variant_of_artifacts(own: Iterable[OwnArtifact]) -> str:
-    """Return what sets an image with these wheels apart from the target's usual one, for its tag."""
+    """Return what sets an image with these wheels apart from the target's usual
+    one, for its tag.
+    """
     return "".join(f"-{each.name}-{each.sha256[:8]}" for each in own)
 
 
@@ -107,7 +111,8 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
 
 
 def _wheels(target: TargetContext, facts: Facts) -> dict[str, Artifact]:
-    """Return the wheels that a target's own row names and that are downloaded by themselves, by component.
+    """Return the wheels that a target's own row names and that are downloaded
+    by themselves, by component.
 
     The framework is not one of them: the lock is made for it.
     """

@@ -1,4 +1,6 @@
-"""Which versions and downloads the parts of a target are, and whether they go together: known before all else."""
+"""Which versions and downloads the parts of a target are, and whether they go
+together: known before all else.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ class Parts:
     Attributes:
         versions: What has which version, by component.
         properties: What rules, artifacts and fabric variables can ask about it.
-        artifacts: What each component downloads: its own artifact first, then what that brings together with itself.
-        unfit: Components for which no artifact row fits, or more than one; each with what its rows require.
+        artifacts: What each component downloads: its own artifact first, then what that brings
+            together with itself.
+        unfit: Components for which no artifact row fits, or more than one; each
+            with what its rows require.
         broken: Rules that do not hold.
         advice: The same of rules that only advise, without those that a recipe answers.
     """
@@ -33,7 +37,9 @@ class Parts:
 
 
 def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
-    """Return the parts of a target with these components, and every way in which they do not go together."""
+    """Return the parts of a target with these components, and every way in
+    which they do not go together.
+    """
     properties = properties_of(target, components)
     artifacts, unfit = _choose_artifacts(target, components, properties, facts)
     properties |= properties_of_artifacts(artifacts)
@@ -64,7 +70,9 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
 
 
 def properties_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
-    """Return what rules and artifacts can ask about a target with these components (``facts.ranges.PROPERTIES``)."""
+    """Return what rules and artifacts can ask about a target with these components
+    (``facts.ranges.PROPERTIES``).
+    """
     row, base, cell, versions = target.row, target.base, target.cell, target.versions
     image, builder_image = target.image, target.builder_image
     properties: dict[str, Value] = {
@@ -106,7 +114,9 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
 
 
 def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
-    """Return what can be asked about the artifacts that components download: their flags, and what comes together."""
+    """Return what can be asked about the artifacts that components download:
+    their flags, and what comes together.
+    """
     return {
         **{f"{name}.flags": frozenset(own.flags) for name, (own, *_) in artifacts.items()},
         **{
@@ -118,7 +128,8 @@ def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> di
 def _choose_artifacts(
     target: TargetContext, components: Sequence[Component], properties: Properties, facts: Facts
 ) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
-    """Return what each component downloads, and the problems of each component for which not exactly one row fits.
+    """Return what each component downloads, and the problems of each component for which not
+    exactly one row fits.
 
     A component whose version is not declared but brought by another part downloads nothing.
     """

@@ -26,13 +26,17 @@ CHECK_TYPES: Mapping[str, type[Any]] = {
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
-"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's cuSPARSE is still 12)."""
+"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's
+cuSPARSE is still 12).
+"""
 
 SINGLE_CUDA_LIBRARIES = (
     *("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libnvJitLink", "libcudnn", "libnccl"),
     *("libcufft", "libcurand", "libcusolver", "libcusparse"),
 )
-"""Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
+"""Libraries of which two major versions are one too many (Triton's profilers
+load their own CUPTI, by its path).
+"""
 
 COMPILER = "compiler"
 """The component that brings a compiler; an image without it has no compiler."""
@@ -47,7 +51,8 @@ PIP_CHECK_ARM64 = (
         '| { ! grep -v -e "^nvidia-.* is not supported on this platform$" -e "^No broken requirements found"; }'
     ),
 )
-"""As ``pip check``, but NVIDIA's wheels for arm64 may name their platform ``sbsa`` inside, which pip does not know.
+"""As ``pip check``, but NVIDIA's wheels for arm64 may name their platform
+``sbsa`` inside, which pip does not know.
 
 The index has them as ``aarch64``, so pip installs them: WHEEL of ``nvidia-cusparselt-cu13`` 0.8.1.
 """
@@ -56,13 +61,19 @@ FILLED_IN = ("version", "version_major", "python")
 """What a front matter may name in braces."""
 
 NAME_IN_BRACES = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A name that a front matter wants filled in. Programs among the words of a command may have braces of their own."""
+"""A name that a front matter wants filled in.
+
+Programs among the words of a command may have braces of their own.
+"""
 
 RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
 """Where a job leaves what it made, whichever user it runs as."""
 
 FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock", *RESULTS)  # noqa: S108  (names of folders in an image)
-"""Where every user of a Linux system may write, and of an image; with the sticky bit: files stay their owner's."""
+"""Where every user of a Linux system may write, and of an image.
+
+With the sticky bit: files stay their owner's.
+"""
 
 SHARED_FOLDERS = ("/tmp", "/var/tmp", *RESULTS)  # noqa: S108  (names of folders in an image)
 """Folders in which every user makes files, and changes no file of another user."""
@@ -81,7 +92,10 @@ FOR_SOME_USERS = (
     *("/run/**", "/etc/credstore*", "/etc/sudoers*", "/usr/lib/credstore*", "/usr/lib/dbus-1.0/*"),
     *("/etc/polkit-1/**", "/usr/share/polkit-1/**"),
 )
-"""What a Linux system keeps from its users; everything else can be read by all: jobs are started by any user."""
+"""What a Linux system keeps from its users.
+
+Everything else can be read by all: jobs are started by any user.
+"""
 
 UNKNOWN_USER = (
     "setpriv",
@@ -93,7 +107,9 @@ UNKNOWN_USER = (
     "env",
     "HOME=/nonexistent",
 )
-"""Starts a command as Kubernetes does where no user of an image may be root: with a number that has no name."""
+"""Starts a command as Kubernetes does where no user of an image may be root:
+with a number that has no name.
+"""
 
 USE_AS_ANYONE = (
     f"for folder in {' '.join(RESULTS)}; do file=$(mktemp -p $folder); rm $file; done; "
@@ -112,7 +128,9 @@ TRITON_TOOLS = (
 )
 
 TORCHRUN_FROM = Version("1.13")
-"""The first PyTorch whose torchrun the launcher starts (launcher/trainworks_launcher/contract/registry.py)."""
+"""The first PyTorch whose torchrun the launcher starts
+(launcher/trainworks_launcher/contract/registry.py).
+"""
 
 MEETING = """
 import torch, torch.distributed as group
@@ -130,10 +148,13 @@ DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 def declared_checks(
     steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str
 ) -> list[Check]:
-    """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one.
+    """Return the promises of the recipes' front matters.
 
-    Those of recipes that no step has, and those ``beside`` a component that is not there, must be well-formed too: a
-    malformed promise of an optional component would be found only when a user chooses it.
+    Raises ``FactsError`` with every malformed one.
+
+    Those of recipes that no step has, and those ``beside`` a component that is not there, must be
+    well-formed too: a malformed promise of an optional component would be found only when a user
+    chooses it.
     """
     read = {
         recipe.name: [_values(row, f"{recipe.name}.j2: check {number}") for number, row in rows]
@@ -210,7 +231,9 @@ def image_checks(
     environment: Mapping[str, str],
     target: TargetContext,
 ) -> list[Check]:
-    """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
+    """Return the promises that no recipe has to write: they follow from the
+    plan, or hold for every image.
+    """
     return [
         *_checks_of_packages(steps, target),
         *_checks_of_files(steps, target),
@@ -247,7 +270,8 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
                     )
                 )
     if target.sources == "packages":
-        # Vendors' images bring CUDA libraries as files: there wheels that require them as packages are not satisfied.
+        # Vendors' images bring CUDA libraries as files: there wheels that
+        # require them as packages are not satisfied.
         found.append(
             checks.CommandCheck(
                 component=IMAGE,
@@ -296,7 +320,10 @@ def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check
 
 
 def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]:
-    """Return the promises about the versions of CUDA's libraries; without CUDA there may be none of them."""
+    """Return the promises about the versions of CUDA's libraries.
+
+    Without CUDA there may be none of them.
+    """
     cell = target.cell
     found: list[Check] = []
     if cell.version:
@@ -340,7 +367,9 @@ def _checks_of_configuration(
 
 
 def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
-    """Return the promise that ranks of one host meet without its name, whatever torchrun of this version does."""
+    """Return the promise that ranks of one host meet without its name, whatever
+    torchrun of this version does.
+    """
     if not any(
         step.component == "torch" and Version(step.version) >= TORCHRUN_FROM for step in steps
     ):
@@ -386,7 +415,9 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: known origin, as delivered, no rights given away."""
+    """Return the promises about all files of the image: known origin, as
+    delivered, no rights given away.
+    """
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
@@ -433,12 +464,14 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
 def lists_of_makers(
     steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]
 ) -> Check:
-    """Return the promise that the image has the plan's packages, and these their makers' lists of files.
+    """Return the promise that the image has the plan's packages, and these
+    their makers' lists of files.
 
     Args:
         steps: The components.
         recipes: Those of the components in the image.
-        declared: What the recipes promise, by name also distributions that are made of this repository.
+        declared: What the recipes promise, by name also distributions that are
+            made of this repository.
     """
     names = {
         check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)

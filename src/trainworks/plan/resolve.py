@@ -1,4 +1,6 @@
-"""From a row and its components to the plan of an image: versions, files, environment, labels, tags."""
+"""From a row and its components to the plan of an image: versions, files,
+environment, labels, tags.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ CUDA_HOME = "/usr/local/cuda"
 CUDA_ENVIRONMENT: Mapping[str, str] = {
     # What builds for CUDA looks there first; AWS's images and their tests have it.
     "CUDA_HOME": CUDA_HOME,
-    # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
+    # The NVIDIA container runtime gives devices and driver libraries only to
+    # containers that ask with these two.
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
@@ -98,7 +101,10 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
 
 
 def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
-    """Return the plan of one row of the matrix with its default components; raises as ``make_plan`` does."""
+    """Return the plan of one row of the matrix with its default components.
+
+    Raises as ``make_plan`` does.
+    """
     target = context_of(row, facts)
     return plan_target(target, usual_components(target, facts), facts)
 
@@ -212,14 +218,18 @@ def _shapes(facts: Facts) -> dict[str, InstanceShape]:
 
 
 def _interpreter(target: TargetContext) -> str:
-    """Return the path of a target's Python: the distribution's own, one more of its packages, or the compiled one."""
+    """Return the path of a target's Python: the distribution's own, one more of
+    its packages, or the compiled one.
+    """
     if target.python == target.base.python:
         return "/usr/bin/python3"
     return target.base.pythons.get(target.python, f"/opt/python/bin/python{target.python}")
 
 
 def _reference(image: str, base: Base, facts: Facts) -> str:
-    """Return what a stage stands on: a local name for what can be bootstrapped, else a reference with its digest."""
+    """Return what a stage stands on: a local name for what can be bootstrapped,
+    else a reference with its digest.
+    """
     if not image and base.bootstrap:
         return base_reference(base, facts)
     name = image or base.image
@@ -229,7 +239,9 @@ def _reference(image: str, base: Base, facts: Facts) -> str:
 
 
 def without_pulled_bases(facts: Facts) -> Facts:
-    """Return facts by which every base that can be bootstrapped is: for where no registry answers."""
+    """Return facts by which every base that can be bootstrapped is: for where
+    no registry answers.
+    """
     own = {base.image for base in facts.bases if base.bootstrap}
     return replace(
         facts,
@@ -239,14 +251,18 @@ def without_pulled_bases(facts: Facts) -> Facts:
 
 
 def images_of(target: TargetContext) -> tuple[str, ...]:
-    """Return the names of the images that a target's stages are pulled for; none where its base is bootstrapped."""
+    """Return the names of the images that a target's stages are pulled for.
+
+    None where its base is bootstrapped.
+    """
     row, base = target.row, target.base
     own = row.image or ("" if base.bootstrap else base.image)
     return tuple(dict.fromkeys(name for name in (own, row.builder_image) if name))
 
 
 def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
-    """Return what images of a row may download by themselves, optional components included, with the lock's hashes.
+    """Return what images of a row may download by themselves, optional
+    components included, with the lock's hashes.
 
     What does not go with the target is left out: a plan that has it is refused.
     """
@@ -278,7 +294,9 @@ def _unlocked(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tup
 
 
 def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
-    """Return the inputs whose hash or digest stands in the lock alone, and which no signature covers."""
+    """Return the inputs whose hash or digest stands in the lock alone, and
+    which no signature covers.
+    """
     published = {row.url for row in facts.artifacts if row.sha256 or row.signature}
     published |= {row.name for row in facts.base_images if row.digest} | {
         row.image for row in facts.bases if row.digest
@@ -302,10 +320,12 @@ def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tu
 def _missing(
     components: Sequence[Component], target: TargetContext, facts: Facts
 ) -> tuple[Missing, ...]:
-    """Return what images of this framework and cell have by default, from whatever sources, and this one has not.
+    """Return what images of this framework and cell have by default, from
+    whatever sources, and this one has not.
 
-    What is added on request only is missing in no image. What has the recipe of one that is in the image is the same
-    under another name: the vendors' CUDA wheels. So is what only makes folders that other parts have: AWS's paths.
+    What is added on request only is missing in no image. What has the recipe of one that is in the
+    image is the same under another name: the vendors' CUDA wheels. So is what only makes folders
+    that other parts have: AWS's paths.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
@@ -356,7 +376,8 @@ def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
         TITLE_LABEL: f"{target.name}{variant}",
         "org.opencontainers.image.version": target.version,
         BASE_NAME_LABEL: base_image,
-        # AWS reads these to know what a training image is; at most 10 of them. Its own have a version with dashes.
+        # AWS reads these to know what a training image is; at most 10 of them. Its own have a
+        # version with dashes.
         f"{aws}.framework.{target.framework}.{target.version.replace('.', '-')}": "true",
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",
@@ -429,10 +450,12 @@ def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def base_reference(base: Base, facts: Facts) -> str:
-    """Return the local name of a base image: one with a digest is pulled, another one is bootstrapped.
+    """Return the local name of a base image: one with a digest is pulled,
+    another one is bootstrapped.
 
-    The name changes with everything that decides the content, so that an old base is never taken for a new one, nor one
-    that was pulled for one that was bootstrapped. Of the archive that is the release: its updates are in another layer.
+    The name changes with everything that decides the content, so that an old base is never taken
+    for a new one, nor one that was pulled for one that was bootstrapped. Of the archive that is the
+    release: its updates are in another layer.
     """
     digest = facts.digest_of(base)
     decides = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"

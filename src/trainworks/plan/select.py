@@ -1,4 +1,7 @@
-"""Select the row of the matrix that a request means. A combination without a row is an error, never a guess."""
+"""Select the row of the matrix that a request means.
+
+A combination without a row is an error, never a guess.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,17 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TargetRow, Facts], str]]] = {
     "version": ("--framework-version", lambda row, _: row.version),
     "python": ("--python", lambda row, facts: facts.python_of(row)),
 }
-"""What rows are chosen by, in this order: a field of ``Request``, its option, and the value of a row."""
+"""What rows are chosen by, in this order: a field of ``Request``, its option,
+and the value of a row.
+"""
 
 GLOB = "`*` stands for anything in a name"
 
 
 def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
-    """Return the request that means this row and no other, with the optional components of another request."""
+    """Return the request that means this row and no other, with the optional
+    components of another request.
+    """
     return Request(
         framework=row.framework,
         cuda=row.cuda,
@@ -49,19 +56,22 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def values_of(request: Request) -> dict[str, str]:
-    """Return what rows are chosen by in a request: its fields of ``COLUMNS``; ``""`` was not given."""
+    """Return what rows are chosen by in a request: its fields of ``COLUMNS``.
+
+    ``""`` was not given.
+    """
     return {name: value for name in COLUMNS if (value := getattr(request, name))}
 
 
 def select_row(request: Request, facts: Facts) -> TargetRow:
     """Return the row that a request means.
 
-    The newest framework version that has all the other values wins; among Pythons the oldest one wins, because that is
-    the one with the most wheels for a user to add.
+    The newest framework version that has all the other values wins; among Pythons the oldest one
+    wins, because that is the one with the most wheels for a user to add.
 
     Raises:
-        UnknownNameError: Values are unknown, or known but not together with the others; the hint has the nearest value
-            and everything that exists.
+        UnknownNameError: Values are unknown, or known but not together with the others; the hint
+            has the nearest value and everything that exists.
     """
     rows, problems = matching_rows(values_of(request), facts.targets, facts)
     if problems:
@@ -137,7 +147,10 @@ def matching_rows(
 def _with_other_sources(
     field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
 ) -> str:
-    """Return with which other ``--sources`` the framework has a value; ``""`` if with none, or none were asked for."""
+    """Return with which other ``--sources`` the framework has a value.
+
+    ``""`` if with none, or none were asked for.
+    """
     label, value_of = COLUMNS[field]
     asked, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
     if asked is None or field in ("framework", "sources"):
@@ -167,7 +180,9 @@ def in_order(rows: Iterable[TargetRow]) -> list[TargetRow]:
 
 
 def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
-    """Return the targets whose names fit any of these patterns (``*`` and ``?``); without a pattern, all of them.
+    """Return the targets whose names fit any of these patterns (``*`` and ``?``).
+
+    Without a pattern, all of them.
 
     Raises:
         UnknownNameError: A pattern fits no target.
@@ -183,7 +198,9 @@ def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
 
 
 def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
-    """Return the error for a pattern that fits no target: with the target or the pattern that was meant."""
+    """Return the error for a pattern that fits no target: with the target or
+    the pattern that was meant.
+    """
     part = pattern.strip("*-")
     words = dict.fromkeys(
         word for row in rows.values() for word in (row.framework, row.cuda, row.version)
@@ -228,8 +245,8 @@ def select_components(
     """Return the components that a request has of a target, in the order of their layers.
 
     Raises:
-        UnknownNameError: For names that do not exist, do not fit the target, are required, or are needed by others;
-            all such problems at once.
+        UnknownNameError: For names that do not exist, do not fit the target, are required, or are
+            needed by others; all such problems at once.
     """
     available = target.components
     everywhere = {component.name: component for component in facts.components}
@@ -300,7 +317,8 @@ def select_components(
 
 
 def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the names of those of these components that need one of ``names``, directly or through others.
+    """Return the names of those of these components that need one of ``names``,
+    directly or through others.
 
     Args:
         names: Components that are left out.
@@ -320,7 +338,8 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
     """Return the request without these components and without those that need them.
 
     Raises:
-        UnknownNameError: Only when the request is planned: one of them is required, or was asked for by name.
+        UnknownNameError: Only when the request is planned: one of them is
+            required, or was asked for by name.
     """
     chosen = select_components(request, context_of(row, facts), facts)
     out = dict.fromkeys((*names, *dependents_of(names, chosen)))
@@ -329,7 +348,10 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
 
 
 def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
-    """Return the reason and the source of the rule that says that a component needs another; ``""`` without a rule."""
+    """Return the reason and the source of the rule that says that a component needs another.
+
+    ``""`` without a rule.
+    """
     for rule in facts.rules:
         if need in rule.require and rule.when in (
             {name: PRESENT},

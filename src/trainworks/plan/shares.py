@@ -1,4 +1,6 @@
-"""Shares the lock of a target out among its components: every Python file belongs to exactly one of them."""
+"""Shares the lock of a target out among its components: every Python file
+belongs to exactly one of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
 
 
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
-    """Return what a component asks of the package index for a CUDA cell: names, some with extras or a range."""
+    """Return what a component asks of the package index for a CUDA cell: names,
+    some with extras or a range.
+    """
     rows = component.python if cuda.version else component.python_cpu or component.python
     values = {"{wheel_suffix}": cuda.wheel_suffix, "{cell}": cuda.name, "{cuda}": cuda.version}
     return tuple(re.sub(r"\{\w+\}", lambda found: values[found[0]], row) for row in rows)
@@ -51,14 +55,16 @@ def share_packages(
     fetched: Set[str] = frozenset(),
     lent: Set[str] = frozenset(),
 ) -> dict[str, tuple[LockedPackage, ...]]:
-    """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
+    """Share the files of a lock out among components: every file belongs to exactly one, in the
+    order of components.
 
-    Each component takes what its row names (exact names before patterns); what is left goes to the first component
-    that depends on it. What no chosen component needs is left out. Build files belong to ``builder`` and to components
-    that only build, which have nothing else: a distribution that is needed both while building and in the image
-    (``setuptools``) is in the lock twice, maybe in two versions (the CUDA headers).
-    What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken. One
-    that is ``lent``, built for another alone, has those of its files that nothing in the image needs.
+    Each component takes what its row names (exact names before patterns); what is left goes to the
+    first component that depends on it. What no chosen component needs is left out. Build files
+    belong to ``builder`` and to components that only build, which have nothing else: a distribution
+    that is needed both while building and in the image (``setuptools``) is in the lock twice, maybe
+    in two versions (the CUDA headers). What a component replaces is left out; of one that is
+    ``fetched`` by itself, only what it depends on is taken. One that is ``lent``, built for another
+    alone, has those of its files that nothing in the image needs.
     """
     replaced = [pattern for each in components for pattern in each.replaces]
     lock = [
@@ -102,7 +108,9 @@ def share_packages(
 def _owners(
     components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]
 ) -> dict[str, str]:
-    """Return which of these components has a package: who names it, else the first one that depends on it."""
+    """Return which of these components has a package: who names it, else the
+    first one that depends on it.
+    """
     patterns = [
         (component.name, pattern)
         for component in components
@@ -128,12 +136,13 @@ def _owners(
 def protected_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
-    """Return what a job's requirements must not replace, name to version: exact names first, then patterns' matches.
+    """Return what a job's requirements must not replace, name to version: exact
+    names first, then patterns' matches.
 
-    A component's own name that the lock does not have gets the component's version: a wheel that is downloaded by
-    itself, or the name under which the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in
-    the image). The names that a component without packages of the index protects are its own: its files come with this
-    repository.
+    A component's own name that the lock does not have gets the component's version: a wheel that is
+    downloaded by itself, or the name under which the index has another build of it (``tensorflow``,
+    where ``tensorflow-cpu`` is in the image). The names that a component without packages of the
+    index protects are its own: its files come with this repository.
     """
     locked = {
         package.name: package.version for step in steps if step.in_image for package in step.python
@@ -158,7 +167,9 @@ def protected_distributions(
 def companion_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
-    """Return the distributions that are compiled against a component, and that no step has: name to component."""
+    """Return the distributions that are compiled against a component, and that
+    no step has: name to component.
+    """
     locked = {package.name for step in steps if step.in_image for package in step.python}
     return {
         name: component.name
@@ -171,7 +182,9 @@ def companion_distributions(
 def compiled_distributions(
     components: Sequence[Component], cuda: Cuda, facts: Facts
 ) -> dict[str, str]:
-    """Return the distributions that compile for GPUs with a component that an image for CUDA lacks: name to that."""
+    """Return the distributions that compile for GPUs with a component that an
+    image for CUDA lacks: name to that.
+    """
     chosen = {component.name for component in components if not component.build_only}
     lacking = [
         each
@@ -182,7 +195,9 @@ def compiled_distributions(
 
 
 def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
-    """Return the distributions that are installed only with a component that is not there: name to component."""
+    """Return the distributions that are installed only with a component that is
+    not there: name to component.
+    """
     absent = [each for each in facts.components if each.name not in there]
     return {
         name: each.name
@@ -195,7 +210,8 @@ def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
 def libraries_of_other_builds(
     components: Sequence[Component], steps: Sequence[Step], facts: Facts
 ) -> tuple[str, ...]:
-    """Return what only other builds of a framework need, such as CUDA's libraries in an image without CUDA; sorted.
+    """Return what only other builds of a framework need, such as CUDA's libraries in an image
+    without CUDA; sorted.
 
     ``pip freeze`` of such a build lists them, and so does a project's lock.
     """

@@ -1,4 +1,6 @@
-"""A row of the matrix with everything that its names stand for: resolved once, where planning begins."""
+"""A row of the matrix with everything that its names stand for: resolved once,
+where planning begins.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ class TargetContext:
         sources: Where its parts come from: those of its stack.
         image: The base image that its row names, None for the operating system's own.
         builder_image: The image of its build stages, None where that is the base image.
-        declared: Versions by component: of its stack, of its base image, and of its row, which wins.
-        versions: The declared versions, and those that their artifacts bring besides (``Artifact.provides``).
-        fitting: The components for its framework, sources, cell and base, by name, in the order of their layers.
-        components: Those of them that it can have: of some only with a version (``_needs_version``).
+        declared: Versions by component: of its stack, of its base image, and of
+            its row, which wins.
+        versions: The declared versions, and those that their artifacts bring besides
+            (``Artifact.provides``).
+        fitting: The components for its framework, sources, cell and base, by
+            name, in the order of their layers.
+        components: Those of them that it can have: of some only with a version
+            (``_needs_version``).
         lock: The files of its lock, None where it has none.
     """
 
@@ -120,7 +126,8 @@ def artifact_rows(
 ) -> tuple[Artifact, ...]:
     """Return the rows of what a component downloads by itself, in the version that the target has.
 
-    With packages only a component with ``artifact`` does: others come from the distribution or the package index.
+    With packages only a component with ``artifact`` does: others come from the
+    distribution or the package index.
     """
     if target.sources == "packages" and not component.artifact:
         return ()

@@ -1,6 +1,7 @@
 """The names of images: a target's usual image, and its variants with other components.
 
-The name of a variant is that of the usual image and what differs: ``-tcp`` is without NCCL's plugin for EFA.
+The name of a variant is that of the usual image and what differs: ``-tcp`` is
+without NCCL's plugin for EFA.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ LONGEST = 80
 HASHED = "-variant-"
 
 TITLE_LABEL = "org.opencontainers.image.title"
-"""Label of every image of this project: its target's name, with the variant. Images that extend it inherit it."""
+"""Label of every image of this project: its target's name, with the variant.
+
+Images that extend it inherit it.
+"""
 
 BASE_NAME_LABEL = "org.opencontainers.image.base.name"
 """Label of every image: the reference of the image that it stands on."""
@@ -30,7 +34,9 @@ BASE_NAME_LABEL = "org.opencontainers.image.base.name"
 
 @dataclass(frozen=True)
 class ImageName:
-    """The name of an image of this project: its target, and what sets it apart from the target's usual image."""
+    """The name of an image of this project: its target, and what sets it apart
+    from the target's usual image.
+    """
 
     row: TargetRow
     variant: str
@@ -38,7 +44,9 @@ class ImageName:
 
 
 def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
-    """Return the components of a target's own image, the one without ``--with`` and ``--without``."""
+    """Return the components of a target's own image, the one without ``--with``
+    and ``--without``.
+    """
     return select_components(
         Request(framework=target.row.framework, cuda=target.row.cuda), target, facts
     )
@@ -51,7 +59,9 @@ def reference_of(row: TargetRow, facts: Facts, variant: str = "") -> str:
 
 
 def variant_of(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
-    """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
+    """Return what sets an image apart from its target's usual one, for its tag:
+    two contents never share a name.
+    """
     by_default = usual_components(target, facts)
     # Of what only builds nothing is in the image: what it built says it.
     usual = {component.name: component for component in by_default if not component.build_only}
@@ -73,7 +83,10 @@ def variant_of(components: Sequence[Component], target: TargetContext, facts: Fa
 
 
 def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
-    """Return the request whose image has this variant in its name; ``None`` if there is none, or it is a hash."""
+    """Return the request whose image has this variant in its name.
+
+    ``None`` if there is none, or it is a hash.
+    """
     target = context_of(row, facts)
     usual = {component.name: component for component in usual_components(target, facts)}
     words = {f"-{each.variant}": (each.name, False) for each in usual.values() if each.variant}
@@ -100,7 +113,10 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
 
 
 def image_named(name: str, facts: Facts) -> ImageName | None:
-    """Return what a name of this project means: a target, its image, or one of both with a variant; else ``None``."""
+    """Return what a name of this project means: a target, its image, or one of both with a variant.
+
+    Else ``None``.
+    """
     for row in facts.targets:
         for usual in (facts.name_of(row), reference_of(row, facts)):
             variant = name.removeprefix(usual)

@@ -9,10 +9,11 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
-    """Return the wheel tags that a platform can load, in the order in which an installer there prefers them.
+    """Return the wheel tags that a platform can load, in the order in which an
+    installer there prefers them.
 
-    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of the C library are
-    given (PEP 600), because that function knows the running machine's alone.
+    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of
+    the C library are given (PEP 600), because that function knows the running machine's alone.
 
     Args:
         python: Version of CPython, ``MAJOR.MINOR``.
@@ -28,7 +29,8 @@ def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
     platforms.append(f"linux_{machine}")
     version = tuple(int(part) for part in python.split("."))
     interpreter = f"cp{python.replace('.', '')}"
-    # The ABI is given: without it packaging looks whether the running Python is a debug or a free-threaded build.
+    # The ABI is given: without it packaging looks whether the running Python is a debug or a
+    # free-threaded build.
     return [
         *cpython_tags(version, [interpreter], platforms),
         *compatible_tags(version, interpreter, platforms),

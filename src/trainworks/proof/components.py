@@ -1,12 +1,14 @@
-"""Makes the list of everything in an image: what is found inside, with what the plan and the lock know of it.
+"""Makes the list of everything in an image: what is found inside, with what the
+plan and the lock know of it.
 
 Besides a package URL, scanners read facts of their own from a bill of materials:
 
-- grype and syft: the qualifiers ``distro`` and ``upstream`` of package URLs (github.com/anchore/grype,
-  ``grype/pkg/purl_provider.go`` and ``package.go``), and the component of the type ``operating-system`` with the
-  properties ``syft:distro:*`` (github.com/anchore/syft, ``syft/format/internal/cyclonedxutil/helpers/decoder.go``).
-- trivy: that component's name and version, and the properties ``aquasecurity:trivy:*`` of each package
-  (github.com/aquasecurity/trivy, ``pkg/sbom/io/decode.go`` and ``pkg/sbom/core/bom.go``).
+- grype and syft: the qualifiers ``distro`` and ``upstream`` of package URLs
+  (github.com/anchore/grype, ``grype/pkg/purl_provider.go`` and ``package.go``), and the component
+  of the type ``operating-system`` with the properties ``syft:distro:*`` (github.com/anchore/syft,
+  ``syft/format/internal/cyclonedxutil/helpers/decoder.go``).
+- trivy: that component's name and version, and the properties ``aquasecurity:trivy:*`` of each
+  package (github.com/aquasecurity/trivy, ``pkg/sbom/io/decode.go`` and ``pkg/sbom/core/bom.go``).
 - osv-scanner: type, namespace and ``distro`` of package URLs (github.com/google/osv-scalibr,
   ``purl/ecosystem/ecosystem.go``).
 
@@ -51,16 +53,17 @@ class ListedComponent:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``artifact``,
-            ``base``, ``distribution`` (the operating system), ``launcher``; in an extended image also ``image``, the
-            one that was extended, and ``file``, a file of the code.
+        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``distribution`` (the operating
+            system), ``launcher``; in an extended image also ``image``, the one that was extended,
+            and ``file``, a file of the code.
         name: Its name.
         version: Its version; ``""`` where it has none.
         purl: Its package URL, by which both formats and every scanner know it.
         sha256: Hash of the file that it was installed from, where one was pinned.
         licenses: Names of the licences, as the package itself gives them.
         supplier: Who made it, as the package itself says; ``""`` where it does not.
-        origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this machine's index decides.
+        origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this
+            machine's index decides.
         requires: Package URLs of its dependencies, as the lock gives them.
         properties: Further facts, by name.
         scanner_properties: Facts by the names that scanners read them under.
@@ -87,9 +90,12 @@ class BillOfMaterials:
 
     Attributes:
         reference: Its name, with its tag.
-        sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
-        components: The base image, or the image that was extended, first; then by kind, name and version.
-        address: Where a registry has it: ``HOST/NAME@sha256:...``, the hash of its manifest; ``""`` for nowhere.
+        sha256: The hash of its configuration, which contains those of all layers (``Id`` of
+            ``docker inspect``).
+        components: The base image, or the image that was extended, first; then
+            by kind, name and version.
+        address: Where a registry has it: ``HOST/NAME@sha256:...``, the hash of
+            its manifest; ``""`` for nowhere.
     """
 
     reference: str
@@ -104,7 +110,10 @@ class BillOfMaterials:
 
     @property
     def purl(self) -> str:
-        """The package URL of the image; its version is the hash of the manifest, which only a registry knows."""
+        """The package URL of the image.
+
+        Its version is the hash of the manifest, which only a registry knows.
+        """
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
         if not self.address:
             return str(PackageURL("oci", None, name, None, {"tag": tag}))
@@ -131,7 +140,8 @@ def target_bill(
     Args:
         plan: The plan that it was built from.
         rendering: The context that it was built from.
-        base_identifier: ``sha256:...`` of the base image's configuration; ``""`` if the engine does not have it.
+        base_identifier: ``sha256:...`` of the base image's configuration;
+            ``""`` if the engine does not have it.
         launcher_version: The version of the launcher in that context.
 
     Raises:
@@ -217,7 +227,9 @@ def extension_bill(
     found: PackagesAnswer,
     inherited: Sequence[ListedComponent],
 ) -> BillOfMaterials:
-    """Return the bill of materials of an extended image; components of its base are marked as inherited.
+    """Return the bill of materials of an extended image.
+
+    Components of its base are marked as inherited.
 
     Args:
         plan: The plan that it was built from.
@@ -267,7 +279,9 @@ def _is_copy(each: ListedComponent) -> bool:
 
 
 def _place(each: ListedComponent) -> tuple[str, str]:
-    """Return what makes a package the same one in two images: its package URL, and for Python its path."""
+    """Return what makes a package the same one in two images: its package URL,
+    and for Python its path.
+    """
     return each.purl, dict(each.properties).get("path", "")
 
 
@@ -290,7 +304,9 @@ def _extended(base: ExtendedBase) -> ListedComponent:
 def _required(
     each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> ListedComponent:
-    """Return an installed package with the hash of its file, or of all files of the lock that pip may have chosen."""
+    """Return an installed package with the hash of its file, or of all files of
+    the lock that pip may have chosen.
+    """
     own = each.kind == "python" and not _is_copy(each)
     allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if own else ()
     if len(allowed) == 1:
@@ -318,7 +334,9 @@ def _file(file: SourceFile) -> ListedComponent:
 
 
 def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
-    """Return the downloads of an image's components, each once: all, or those with something of theirs in the image."""
+    """Return the downloads of an image's components, each once: all, or those with something of
+    theirs in the image.
+    """
     found: dict[tuple[str, str, str], Artifact] = {}
     for step in plan.steps:
         if step.in_image or not installed:
@@ -330,7 +348,9 @@ def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
 
 
 def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
-    """Return the base image: by its digest, or by what the engine knows it by where it was made on this machine."""
+    """Return the base image: by its digest, or by what the engine knows it by
+    where it was made on this machine.
+    """
     name, _, digest = plan.image.partition("@")
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
     properties = [("base", plan.base.name)]
@@ -428,7 +448,9 @@ def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
 def _trivy_properties(
     row: SystemPackage, found: PackagesAnswer, epoch: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return what trivy knows a system package by: its source package, with the version in three parts."""
+    """Return what trivy knows a system package by: its source package, with the
+    version in three parts.
+    """
     source_epoch, _, version = row["source_version"].rpartition(":")
     upstream, _, revision = version.rpartition("-") if "-" in version else (version, "", "")
     values = {

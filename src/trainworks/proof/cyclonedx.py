@@ -23,7 +23,8 @@ TYPES = {
 }
 """The format's types of components that are not libraries.
 
-Scanners take the one ``operating-system`` for the distribution of the packages; a base image is a ``container``.
+Scanners take the one ``operating-system`` for the distribution of the packages;
+a base image is a ``container``.
 """
 
 
@@ -91,7 +92,9 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
 
 
 def serial_number(document: Mapping[str, object]) -> str:
-    """Return what a document's serial number must be: it follows from the content, in whatever order its keys are."""
+    """Return what a document's serial number must be: it follows from the
+    content, in whatever order its keys are.
+    """
     return f"urn:uuid:{content_uuid({key: value for key, value in document.items() if key != 'serialNumber'})}"
 
 
@@ -107,7 +110,9 @@ def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
 
 
 def references_of(components: Sequence[ListedComponent]) -> list[str]:
-    """Return a name for each component within the document: its package URL, with a number where two have the same."""
+    """Return a name for each component within the document: its package URL,
+    with a number where two have the same.
+    """
     seen: dict[str, int] = {}
     references = []
     for each in components:
@@ -142,7 +147,10 @@ def _component(each: ListedComponent, reference: str) -> dict[str, object]:
 
 
 def _licenses(names: Sequence[str]) -> list[object]:
-    """Return one expression if every name has one; the format does not allow a mix of expressions and names."""
+    """Return one expression if every name has one.
+
+    The format does not allow a mix of expressions and names.
+    """
     expressions = [spdx_expression(name) for name in names]
     if all(expressions):
         return [{"expression": joined(list(dict.fromkeys(expressions)))}]

@@ -1,4 +1,6 @@
-"""Records of test runs (``tools/evidence.py``) as statements about an image: where it ran, and how that ended."""
+"""Records of test runs (``tools/evidence.py``) as statements about an image:
+where it ran, and how that ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ EVIDENCE = "urn:trainworks:evidence:1"
 
 EVIDENCE_FILE = "evidence.json"
 MANIFEST = "/opt/trainworks/image.json"
-"""The file of an image whose hash a record has: the same in every build of one plan, and in no other image."""
+"""The file of an image whose hash a record has: the same in every build of one
+plan, and in no other image.
+"""
 
 GPU_PARTS = (
     "communication",
@@ -27,7 +31,9 @@ GPU_PARTS = (
     "launcher",
     "pipelines",
 )
-"""The parts of `make gpu` that show that an image works on a GPU: all that need nothing but the GPU and the image."""
+"""The parts of `make gpu` that show that an image works on a GPU: all that need
+nothing but the GPU and the image.
+"""
 
 RESULTS = ("passed", "failed", "not tested")
 LARGEST = 1_000_000
@@ -35,7 +41,9 @@ LARGEST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A run that was recorded: the suite, its date and commit, the machine's GPUs and driver, and how parts ended."""
+    """A run that was recorded: the suite, its date and commit, the machine's
+    GPUs and driver, and how parts ended.
+    """
 
     suite: str
     date: str
@@ -72,7 +80,10 @@ class Evidence:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record from its file. Raises OutputError where it cannot be read, ProofError where it was edited."""
+    """Return a record from its file.
+
+    Raises OutputError where it cannot be read, ProofError where it was edited.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             record = json.loads(file.read(LARGEST + 1))
@@ -85,14 +96,19 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """Return what the digest of a record must be: the sha256 of all else in it, as in `tools/evidence.py`."""
+    """Return what the digest of a record must be: the sha256 of all else in it, as in
+    `tools/evidence.py`.
+    """
     rest = {name: value for name, value in record.items() if name != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def evidence_of(record: Any) -> Evidence:
-    """Return what a record says. Raises ProofError where it is none, or is not as it was written."""
+    """Return what a record says.
+
+    Raises ProofError where it is none, or is not as it was written.
+    """
     try:
         if record["digest"] != digest_of(record):
             raise ProofError(
@@ -143,7 +159,10 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
 
 
 def stated(predicate: Any, sha256: str) -> Evidence:
-    """Return what a statement says that is about the image with this manifest. Raises ProofError."""
+    """Return what a statement says that is about the image with this manifest.
+
+    Raises ProofError.
+    """
     if not isinstance(predicate, dict) or predicate.get("image") != f"sha256:{sha256}":
         raise ProofError(["the evidence was written for another image"])
     return evidence_of(predicate.get("record"))

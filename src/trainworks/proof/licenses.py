@@ -8,15 +8,21 @@ from collections.abc import Sequence
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 SAME = {"expat": "MIT", "mit license": "MIT", "artistic": "Artistic-1.0"}
-"""Names with one meaning that SPDX spells otherwise: Debian's (DEP 5) and that of the Python classifier for MIT."""
+"""Names with one meaning that SPDX spells otherwise: Debian's (DEP 5) and that
+of the Python classifier for MIT.
+"""
 
 GNU = re.compile(r"(A?GPL|LGPL|GFDL)-(\d+)(?:\.(\d+))?(\+?)", re.IGNORECASE)
 
 
 def spdx_expression(name: str) -> str:
-    """Return the SPDX expression of a licence's name; ``""`` if the name is not certain to mean one."""
+    """Return the SPDX expression of a licence's name.
+
+    ``""`` if the name is not certain to mean one.
+    """
     text = re.sub(r"\s+", " ", name).strip()
-    # DEP 5 writes "or" and "and" in small letters; a comma changes how they bind, "with" needs SPDX's own exceptions.
+    # DEP 5 writes "or" and "and" in small letters; a comma changes how they bind, "with" needs
+    # SPDX's own exceptions.
     if " with " in text.lower() or "," in text:
         words = [text]
     else:
@@ -39,7 +45,8 @@ def _word(word: str) -> str:
 
 
 def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> tuple[str, ...]:
-    """Return the licences in the metadata of a Python distribution: the newest field with a value wins.
+    """Return the licences in the metadata of a Python distribution: the newest
+    field with a value wins.
 
     Args:
         expression: ``License-Expression``.

@@ -54,7 +54,10 @@ SOURCES = (
     "templates",
     f":(exclude)images/{BUILT}",
 )
-"""The files of a checkout that decide an image, as git pathspecs. The record of builds is written after a build."""
+"""The files of a checkout that decide an image, as git pathspecs.
+
+The record of builds is written after a build.
+"""
 
 GIT_SECONDS = 60.0
 
@@ -67,9 +70,10 @@ class ProvableImage:
         name: Of the target, or of the extended image.
         engine: The engine that has it.
         image: The image.
-        list_contents: Runs the image and returns its bill of materials; raises ``ProofError`` where that fails.
-        provenance: Returns the predicate of its provenance, given its bill of materials, the builder, and the files
-            beside it as by-products.
+        list_contents: Runs the image and returns its bill of materials; raises
+            ``ProofError`` where that fails.
+        provenance: Returns the predicate of its provenance, given its bill of materials, the
+            builder, and the files beside it as by-products.
     """
 
     name: str
@@ -216,7 +220,10 @@ def _target_bill(
 def _base_components(
     reference: str, image: BuiltImage, engine: Engine, root: Path
 ) -> tuple[ListedComponent, ...]:
-    """Return the components of an image that was extended; with hashes and downloads if this checkout built it."""
+    """Return the components of an image that was extended.
+
+    With hashes and downloads if this checkout built it.
+    """
     found = _ask(engine, reference)
     facts = load(root)
     named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
@@ -233,7 +240,9 @@ def _base_components(
 
 
 def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
-    """Return the checkout's commit, whether it has changes, and the hashes of those of the files that exist."""
+    """Return the checkout's commit, whether it has changes, and the hashes of
+    those of the files that exist.
+    """
     files = {name: root / name for name in names}
     commit = ""
     changed = False

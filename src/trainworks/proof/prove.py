@@ -58,7 +58,8 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
     Raises:
         UnknownNameError: The target, the image or the base image does not exist.
         ExtendError, LockError: The inputs of the extension are not complete.
-        ProofError: The image was built from something else than this checkout, or the registry has another one.
+        ProofError: The image was built from something else than this checkout,
+            or the registry has another one.
         OutputError: The folder cannot be written.
         RegistryError: The registry does not have the image, or does not answer.
     """
@@ -92,7 +93,8 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
     """Return the licence and the source of each package of an image, by the image's own program.
 
     Raises:
-        ProofError: The image has no such program, or a package of the bill of materials is not in its lists.
+        ProofError: The image has no such program, or a package of the bill of
+            materials is not in its lists.
     """
     with provable.engine.container(
         provable.image.reference, isolated=closed(provable.engine)
@@ -164,7 +166,8 @@ def texts_of(
     """Return the files of a proof: name to text. The same values give the same texts.
 
     Args:
-        provenance: Returns the predicate of the provenance, given the other files as its by-products.
+        provenance: Returns the predicate of the provenance, given the other
+            files as its by-products.
         builder: The builder that the documents name.
         time: The time of the documents, in seconds since 1970.
     """
@@ -183,7 +186,9 @@ def text_of(document: Mapping[str, object]) -> str:
 
 
 def _time(environment: Mapping[str, str]) -> int:
-    """Return the time of the documents: the standard variable's, or else that of all our base images."""
+    """Return the time of the documents: the standard variable's, or else that
+    of all our base images.
+    """
     said = environment.get("SOURCE_DATE_EPOCH", "")
     if not said:
         return EPOCH

@@ -27,11 +27,15 @@ CHECKOUT = "checkout"
 """The name of the input that is this repository."""
 
 LOCK = "requirements"
-"""The name of the input that is an extension's hash-locked requirements, with every file that pip may choose."""
+"""The name of the input that is an extension's hash-locked requirements, with
+every file that pip may choose.
+"""
 
 
 Documents = Sequence[Mapping[str, object]]
-"""Files of a proof beside its provenance, as by-products of SLSA: name, identifier and hash of each."""
+"""Files of a proof beside its provenance, as by-products of SLSA: name,
+identifier and hash of each.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ class Checkout:
     Attributes:
         commit: The git commit, 40 hexadecimal digits; ``""`` outside of git.
         changed: Whether files differ from that commit.
-        files: Path to hash of those that are inputs by themselves: a target's locks, an extension's recipe.
+        files: Path to hash of those that are inputs by themselves: a target's
+            locks, an extension's recipe.
     """
 
     commit: str

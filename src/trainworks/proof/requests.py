@@ -21,7 +21,8 @@ class ProveRequest:
         evidence: A record of a run in the image, of ``evidence/``; ``None``: none is stated.
         licenses: Whether to write the texts of all licences, too.
         engine: Which engine has the image; ``None``: the first that answers.
-        with_components, without_components: The choice of components that the target was built with.
+        with_components, without_components: The choice of components that the
+            target was built with.
         artifacts: The wheels that the target was built with in the place of its row's.
         extension: The request that the image was extended by; ``None``: the image is a target's.
     """

@@ -1,4 +1,5 @@
-"""Holds what cosign has verified to a policy: both statements are about the image, and say what was demanded.
+"""Holds what cosign has verified to a policy: both statements are about the
+image, and say what was demanded.
 
 cosign judges signatures. What it prints, one DSSE envelope in a line, is read and believed here.
 """
@@ -30,7 +31,10 @@ _CUDA = re.compile(r"nvidia-cuda-runtime(-cu\d+)?$|cuda-cudart-[\d-]+$|(.*/)?nvi
 _NOT_OURS = "the statements are not as trainworks writes them"
 
 LARGEST = 256_000_000
-"""The most characters of cosign's output that are read; the bill of materials of a large image has a hundredth."""
+"""The most characters of cosign's output that are read.
+
+The bill of materials of a large image has a hundredth.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,9 @@ class Policy:
         builder: The URI of the builder; ``""``: any.
         commit: The git commit, or its first digits (at least seven); ``""``: any.
         unchanged: Whether the checkout must have been that of the commit, without changes.
-        gpu: A GPU on which the image passed ``parts``, or a part of its name; ``""``: none is needed. The image must
-            have CUDA, and the run must have been of a checkout without changes.
+        gpu: A GPU on which the image passed ``parts``, or a part of its name; ``""``: none is
+            needed. The image must have CUDA, and the run must have been of a checkout without
+            changes.
         parts: The parts of `make gpu` that must have passed there.
     """
 
@@ -199,7 +204,10 @@ def _evidence(
 
 
 def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the statements in cosign's output, with their lines; its words for people are passed over."""
+    """Yield the statements in cosign's output, with their lines.
+
+    Its words for people are passed over.
+    """
     for number, line in enumerate(output.splitlines(), start=1):
         if line.startswith("{"):
             try:
@@ -220,8 +228,8 @@ def _subjects(statement: Mapping[str, Any]) -> list[str]:
 def _problem_of_bill(bill: Any, sha256: str) -> str:
     """Return what keeps a bill of materials from being this image's; ``""`` if nothing does.
 
-    A signature does not say that the right document was signed: the bill of another image, signed for this one, is a
-    mistake that only the bill itself shows.
+    A signature does not say that the right document was signed: the bill of another image, signed
+    for this one, is a mistake that only the bill itself shows.
     """
     try:
         serial, named = (
@@ -244,7 +252,10 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
 def _summary(
     sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]
 ) -> Verified | None:
-    """Return what a provenance says; ``None`` where it was made with none of these bills of materials."""
+    """Return what a provenance says.
+
+    ``None`` where it was made with none of these bills of materials.
+    """
     try:
         predicate = provenance["predicate"]
         made = [str(each.get("uri")) for each in predicate["runDetails"]["byproducts"]]

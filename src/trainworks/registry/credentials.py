@@ -1,4 +1,7 @@
-"""Find the login for a registry: from AWS, docker's configuration, or netrc; never from a command line."""
+"""Find the login for a registry: from AWS, docker's configuration, or netrc.
+
+Never from a command line.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from trainworks.registry.names import DEFAULT_HOST
 
 
 def login_for(host: str) -> dict[str, str]:
-    """Return this machine's login for a registry as an entry of docker's ``auths``; ``{}`` if there is none.
+    """Return this machine's login for a registry as an entry of docker's ``auths``.
 
-    For ECR it comes from AWS, if boto3 finds AWS credentials; ``docker login`` stores one that expires after 12 hours.
-    Otherwise it comes from docker's configuration (``auths``, ``credHelpers``, ``credsStore`` of
-    ``$DOCKER_CONFIG/config.json`` or ``~/.docker/config.json``), then from netrc.
+    ``{}`` if there is none.
+
+    For ECR it comes from AWS, if boto3 finds AWS credentials; ``docker login`` stores one that
+    expires after 12 hours. Otherwise it comes from docker's configuration (``auths``,
+    ``credHelpers``, ``credsStore`` of ``$DOCKER_CONFIG/config.json`` or ``~/.docker/config.json``),
+    then from netrc.
 
     Raises:
         RegistryError: A credential helper fails, or AWS refuses the login.

@@ -1,7 +1,8 @@
-"""What Amazon ECR has beside the protocol of registries: logins, and repositories that are created on demand.
+"""What Amazon ECR has beside the protocol of registries: logins, and
+repositories that are created on demand.
 
-boto3 is optional (``pip install 'trainworks[ecr]'``). Without it a credential helper or ``docker login`` gives the
-login, and repositories must exist.
+boto3 is optional (``pip install 'trainworks[ecr]'``). Without it a credential helper or ``docker
+login`` gives the login, and repositories must exist.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ HOST = re.compile(
 """A registry of ECR: one account in one region."""
 
 IMMUTABLE_TAGS = "*.*-20*"
-"""ECR's wildcard for tags that never move: those of a version with a date (``2.4-20261121``), and others of this form.
+"""ECR's wildcard for tags that never move: those of a version with a date (``2.4-20261121``), and
+others of this form.
 
 It has a dot first because of cosign, which adds to what it has under a tag: ``sha256-20c7....att``.
 """
@@ -71,9 +73,9 @@ def login(registry: Registry) -> tuple[str, str]:
 def ensure_repository(registry: Registry, name: str) -> bool:
     """Create a repository if it does not exist; return whether it was created.
 
-    A new repository is scanned at each push. Tags that match ``IMMUTABLE_TAGS`` never move. It has no lifecycle policy:
-    attachments have no tag, so a rule for images without a tag would remove the proofs of images that are in use. An
-    existing repository is not changed.
+    A new repository is scanned at each push. Tags that match ``IMMUTABLE_TAGS`` never move. It has
+    no lifecycle policy: attachments have no tag, so a rule for images without a tag would remove
+    the proofs of images that are in use. An existing repository is not changed.
 
     Raises:
         RegistryError: AWS refuses, or boto3 does not know immutable tags with exclusions.

@@ -10,7 +10,10 @@ from trainworks.errors import RegistryError
 from trainworks.registry import ecr
 
 DEFAULT_HOST = "docker.io"
-"""The registry of names without a host, as in docker and buildah. Logins are stored under this name."""
+"""The registry of names without a host, as in docker and buildah.
+
+Logins are stored under this name.
+"""
 
 LONGEST_TAG = 128
 PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -22,9 +25,11 @@ class Tags:
 
     Attributes:
         fixed: Tags that never move. Another image under one of them is an error.
-        dated: A tag that gets today's date, and part of the image's hash if another image has that date; or ``""``.
+        dated: A tag that gets today's date, and part of the image's hash if
+            another image has that date; or ``""``.
         moving: Tags that move to this image.
-        shared: Multi-architecture tags: this image stands there beside those of other architectures.
+        shared: Multi-architecture tags: this image stands there beside those of
+            other architectures.
     """
 
     fixed: tuple[str, ...] = ()
@@ -41,7 +46,8 @@ def tags_for(
 ) -> Tags:
     """Return the tags of a push: those asked for, or those derived from the image's own tag.
 
-    ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag ``VERSION-cu121-debian12``.
+    ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag
+    ``VERSION-cu121-debian12``.
 
     Raises:
         RegistryError: A tag is malformed, would not move, or there is none to derive the tags from.
@@ -70,10 +76,12 @@ def tags_for(
 
 
 def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:
-    """Return the tags that were asked for; raises ``RegistryError`` for a malformed one, or one that could not move.
+    """Return the tags that were asked for.
 
-    Repositories that ``ecr.ensure_repository`` creates keep some tags from moving: their second push would fail after
-    all layers are sent. Such moving tags are rejected for every registry.
+    Raises ``RegistryError`` for a malformed one, or one that could not move.
+
+    Repositories that ``ecr.ensure_repository`` creates keep some tags from moving: their second
+    push would fail after all layers are sent. Such moving tags are rejected for every registry.
     """
     for tag in (*fixed, *moving):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", tag) or len(tag) > LONGEST_TAG:
@@ -96,7 +104,9 @@ def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:
 
 
 def split_reference(reference: str) -> tuple[str, str, str]:
-    """Return host, name and tag of a reference: ``debian`` is (``docker.io``, ``library/debian``, ``latest``)."""
+    """Return host, name and tag of a reference: ``debian`` is (``docker.io``,
+    ``library/debian``, ``latest``).
+    """
     path, _, tag = (
         reference.rpartition(":")
         if ":" in reference.rpartition("/")[2]
@@ -114,7 +124,10 @@ def is_host(text: str) -> bool:
 
 
 def check_repository(address: str) -> str:
-    """Return the address of a repository, ``HOST/NAME``; raises ``RegistryError`` if it is malformed."""
+    """Return the address of a repository, ``HOST/NAME``.
+
+    Raises ``RegistryError`` if it is malformed.
+    """
     host, slash, name = address.partition("/")
     if "@" in host:
         raise _with_login()

@@ -1,7 +1,10 @@
-"""Asks a registry over its HTTP API (the OCI distribution protocol); an answer is a status, codes and bytes.
+"""Asks a registry over its HTTP API (the OCI distribution protocol).
 
-What a registry says decides, and what is absent: no program's words are read. A login goes to the registry that it is
-for, or to the token service that this registry names, over TLS alone; only a registry on this machine may be without.
+An answer is a status, codes and bytes.
+
+What a registry says decides, and what is absent: no program's words are read. A login goes to the
+registry that it is for, or to the token service that this registry names, over TLS alone; only a
+registry on this machine may be without.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import api_host, login_for
 
 BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""Variables that name a CA bundle. pip's own variable is not one of them: it is for the package index."""
+"""Variables that name a CA bundle. pip's own variable is not one of them: it is
+for the package index.
+"""
 
 ENGINES_TRUST = tuple(
     map(
@@ -55,10 +60,14 @@ ABSENT = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 """What a registry says, with HTTP 404, of a tag or a repository that it does not have."""
 
 HARBORS = "NOT_FOUND"
-"""What Harbor says instead, a code that the protocol does not have (goharbor/harbor, pull request 23637)."""
+"""What Harbor says instead, a code that the protocol does not have
+(goharbor/harbor, pull request 23637).
+"""
 
 WRONG_NAMES = frozenset({62, 64})
-"""OpenSSL's results of a verification: the certificate is for other names, or for other addresses."""
+"""OpenSSL's results of a verification: the certificate is for other names, or
+for other addresses.
+"""
 
 LARGEST = 64 << 20
 """Bytes that are read of a manifest, a list or a proof."""
@@ -67,7 +76,10 @@ LONGEST_PAUSE = 32
 """How much longer than the first pause a later one is, at most."""
 
 LONGEST_WAIT = 300.0
-"""Seconds that a registry may ask us to wait (``Retry-After``); one that asks for more has refused."""
+"""Seconds that a registry may ask us to wait (``Retry-After``).
+
+One that asks for more has refused.
+"""
 
 SHOWN = 300
 """Characters of a registry's or a program's words in a message."""
@@ -131,7 +143,10 @@ class Answer:
 
     @property
     def errors(self) -> list[Mapping[str, Any]]:
-        """The errors that it names in the protocol's form; none if something else answered in its place."""
+        """The errors that it names in the protocol's form.
+
+        None if something else answered in its place.
+        """
         try:
             rows = json.loads(self.content)["errors"]
         except (ValueError, RecursionError, TypeError, LookupError):
@@ -160,7 +175,10 @@ class Client:
     def __init__(
         self, settings: HostSettings, folder: Path, *, report: Report, patience: Patience
     ) -> None:
-        """Store this machine's settings; ``folder`` is private, ``report`` receives a line for each retry."""
+        """Store this machine's settings.
+
+        ``folder`` is private, ``report`` receives a line for each retry.
+        """
         self._settings = settings
         self._folder = folder
         self._report = report
@@ -194,14 +212,16 @@ class Client:
             doing: What it is for, for messages.
             path: What follows ``/v2/NAME/``, or an address that the registry gave.
             attempts: How often it is sent; default: as patience has it.
-            absent: Whether an answer with the status 404 is one, too: the registry does not know the path.
+            absent: Whether an answer with the status 404 is one, too: the
+                registry does not know the path.
 
         Returns:
             An answer with a status of 200 to 299.
 
         Raises:
             AbsentError: The registry does not have it.
-            RegistryUnreachableError: The registry cannot be resolved, or did not answer in any attempt.
+            RegistryUnreachableError: The registry cannot be resolved, or did
+                not answer in any attempt.
             RegistryError: Every other answer.
         """
         host, _, name = repository.partition("/")
@@ -252,7 +272,9 @@ class Client:
         return self._plain[host]
 
     def trust(self, hosts: Sequence[str]) -> bool | str:
-        """Return the CA bundle for registries: this machine's, and what engines trust for these registries alone."""
+        """Return the CA bundle for registries: this machine's, and what engines
+        trust for these registries alone.
+        """
         key = tuple(hosts)
         if key not in self._bundles:
             files = [Path(value) for name in BUNDLES if (value := os.environ.get(name))]
@@ -273,9 +295,12 @@ class Client:
     def patiently(
         self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
     ) -> _Result:
-        """Return the result of an attempt; repeat it after a ``PassingError``, as often as patience has it.
+        """Return the result of an attempt.
 
-        A reason is printed when it first comes: six lines of one refused connection say no more than one.
+        Repeat it after a ``PassingError``, as often as patience has it.
+
+        A reason is printed when it first comes: six lines of one refused
+        connection say no more than one.
         """
         said = ""
         pause, count = self._patience.pause, attempts or self._patience.attempts
@@ -317,7 +342,8 @@ class Client:
 
     def _refusal(self, doing: str, host: str, answer: Answer) -> RegistryError:
         """Return the error for an answer that is not a good one."""
-        # Also where nothing asked for it yet: an answer may repeat what an engine has logged in with.
+        # Also where nothing asked for it yet: an answer may repeat what an
+        # engine has logged in with.
         self.login(host)
         said, codes = self.clean(answer.words), answer.codes
         if (
@@ -363,7 +389,10 @@ class Client:
         return answer
 
     def _authorization(self, doing: str, host: str, challenge: str, scope: str) -> str:
-        """Return what a registry wants to read, by its challenge; ``""`` if this machine has no login for it."""
+        """Return what a registry wants to read, by its challenge.
+
+        ``""`` if this machine has no login for it.
+        """
         scheme, _, rest = challenge.partition(" ")
         login = self.login(host)
         basic = f"Basic {login['auth']}" if login else ""
@@ -490,7 +519,9 @@ class _WithoutTlsError(requests.RequestException):
 
 
 class _Session(requests.Session):
-    """Follows a registry to where its blobs are, never from TLS to an address without it, and no login goes along."""
+    """Follows a registry to where its blobs are, never from TLS to an address
+    without it, and no login goes along.
+    """
 
     def rebuild_auth(
         self, prepared_request: requests.PreparedRequest, response: requests.Response
@@ -525,7 +556,10 @@ def table(content: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _seconds_of(text: str) -> float:
-    """Return the seconds that a ``Retry-After`` asks for, which is a number or a time; 0 where it says neither."""
+    """Return the seconds that a ``Retry-After`` asks for, which is a number or a time.
+
+    0 where it says neither.
+    """
     if re.fullmatch(r"\d{1,9}", text.strip()):
         return float(text)
     try:

@@ -1,7 +1,7 @@
 """``push`` and ``promote``: an image goes to registries under dated, fixed and moving tags.
 
-The engine sends an image under a name of its own, oras copies by digest; the tags are set by us, last (``tags``). Every
-tag that never moves is looked at before anything is sent, too.
+The engine sends an image under a name of its own, oras copies by digest; the tags are set by us,
+last (``tags``). Every tag that never moves is looked at before anything is sent, too.
 """
 
 from __future__ import annotations
@@ -32,18 +32,26 @@ from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
 COSIGN_TAGS = (".att", ".sig", ".sbom")
-"""How the tags end under which cosign keeps attestations, signatures and bills of materials: ``sha256-DIGEST.att``."""
+"""How the tags end under which cosign keeps attestations, signatures and bills of materials:
+``sha256-DIGEST.att``.
+"""
 
 
 SENT = "trainworks-sent-"
-"""How the tag begins under which an engine sends an image; it is removed where the registry allows that."""
+"""How the tag begins under which an engine sends an image.
+
+It is removed where the registry allows that.
+"""
 
 
 @dataclass(kw_only=True)
 class Pushed:
-    """The result of a push to one repository; ``image_uri`` has the digest, ``tags`` has the fixed ones first.
+    """The result of a push to one repository.
 
-    ``how`` is ``sent``, ``copied`` (from another repository of a registry) or ``there`` (it had the image already).
+    ``image_uri`` has the digest, ``tags`` has the fixed ones first.
+
+    ``how`` is ``sent``, ``copied`` (from another repository of a registry) or
+    ``there`` (it had the image already).
     """
 
     repository: str
@@ -79,8 +87,8 @@ def push_image(
     Raises:
         HostError: oras is not installed.
         UnknownNameError: The engine has no such image.
-        RegistryError: A registry refuses, or another image has a tag that never moves. The failing repository and
-            those after it got no tag; the command can be repeated.
+        RegistryError: A registry refuses, or another image has a tag that never moves. The failing
+            repository and those after it got no tag; the command can be repeated.
     """
     oras()
     image = image_in(engine, reference, hint="build it first, or choose another --engine")
@@ -140,7 +148,10 @@ def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) 
 
 
 def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:
-    """Read an image as a push does; raises ``EngineError`` where a layer is not there with the bytes of its digest."""
+    """Read an image as a push does.
+
+    Raises ``EngineError`` where a layer is not there with the bytes of its digest.
+    """
     try:
         with engine.archive(image.identifier) as stream:
             found = {layer.digest for layer in stored_layers(stream)}
@@ -162,8 +173,8 @@ def _unreadable(engine: Engine, image: BuiltImage, said: str) -> EngineError:
 def _remove(registries: Registries, place: str, image: Manifest, name: str) -> None:
     """Remove the tag under which an image was sent.
 
-    Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its own first, so that
-    the image stays.
+    Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its
+    own first, so that the image stays.
     """
     removed = False
     with contextlib.suppress(RegistryError):
@@ -203,7 +214,10 @@ def _found_elsewhere(
 def _chosen_tags(
     registries: Registries, place: str, tags: Tags, identifier: str, day: str
 ) -> _Chosen:
-    """Return the fixed and dated tags; raises ``RegistryError`` if another image has one of them."""
+    """Return the fixed and dated tags.
+
+    Raises ``RegistryError`` if another image has one of them.
+    """
     fixed: list[str] = []
     existing = None
     dated = f"{tags.dated}-{day}"
@@ -244,11 +258,13 @@ def _pushed(place: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
 def promote_image(
     source: str, targets: Sequence[str], tags: Tags, registries: Registries
 ) -> list[Pushed]:
-    """Copy an image between repositories by its digest, with everything that is attached to it, and to that.
+    """Copy an image between repositories by its digest, with everything that is
+    attached to it, and to that.
 
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
-        tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it was named by one. It does not move.
+        tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it
+            was named by one. It does not move.
 
     Raises:
         HostError: oras is not installed.
@@ -290,7 +306,9 @@ def promote_image(
 
 
 def _attachments(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the digests of everything that is attached to an image or its platforms' images, and to that, each once."""
+    """Yield the digests of everything that is attached to an image or its
+    platforms' images, and to that, each once.
+    """
     waiting = [manifest.digest, *(str(each["digest"]) for each in manifest.listed("manifests"))]
     seen = set(waiting)
     while waiting:
@@ -303,7 +321,9 @@ def _attachments(registries: Registries, place: str, manifest: Manifest) -> Iter
 
 
 def _cosign_tags(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the tags under which cosign keeps what it attached to an image or its platforms' images."""
+    """Yield the tags under which cosign keeps what it attached to an image or
+    its platforms' images.
+    """
     for digest in (
         manifest.digest,
         *(str(each["digest"]) for each in manifest.listed("manifests")),
@@ -320,7 +340,9 @@ def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:
 
 
 def text_of(results: Sequence[Pushed]) -> str:
-    """Return the results for stdout: a line for each repository, the ``image_uri`` with its digest."""
+    """Return the results for stdout: a line for each repository, the
+    ``image_uri`` with its digest.
+    """
     return "".join(f"{result.image_uri}\n" for result in results)
 
 

@@ -1,8 +1,10 @@
-"""Sets the tags of an image that a registry has: one that never moves is given to one of the pushes that race for it.
+"""Sets the tags of an image that a registry has: one that never moves is given
+to one of the pushes that race for it.
 
-A registry sets a tag for whoever asks last; the protocol has no "only if it is absent". So each push first writes a
-*claim*, a manifest of its own beside the tag, and reads it again after it has set the tag: of two pushes the one whose
-claim is still there has the tag, and the other one puts the tag back. docs/adr/0073 has the argument, step by step.
+A registry sets a tag for whoever asks last; the protocol has no "only if it is absent". So each
+push first writes a *claim*, a manifest of its own beside the tag, and reads it again after it has
+set the tag: of two pushes the one whose claim is still there has the tag, and the other one puts
+the tag back. docs/adr/0073 has the argument, step by step.
 """
 
 from __future__ import annotations
@@ -21,22 +23,35 @@ from trainworks.terminal.output import say
 
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-"""What a multi-architecture tag is: a list of images. Docker's form has images of Docker's form only."""
+"""What a multi-architecture tag is: a list of images.
+
+Docker's form has images of Docker's form only.
+"""
 
 MERGES = 5
-"""How often an image is added to a multi-architecture tag that other pushes change at the same time."""
+"""How often an image is added to a multi-architecture tag that other pushes
+change at the same time.
+"""
 
 CLAIM = "trainworks-claim-"
-"""How the tag begins that has the claim of another tag; without a dot, so that ECR does not keep it from moving."""
+"""How the tag begins that has the claim of another tag.
+
+Without a dot, so that ECR does not keep it from moving.
+"""
 
 WON = "trainworks.won"
-"""The annotation of a claim whose push has the tag for good, while the tag still is another image."""
+"""The annotation of a claim whose push has the tag for good, while the tag
+still is another image.
+"""
 
 _PAUSE = 0.05
 """Seconds between two looks at what another push does."""
 
 _PATIENCE = 5
-"""How often the registries' first pause a push waits for one that may have won; that one waits twice as long."""
+"""How often the registries' first pause a push waits for one that may have won.
+
+That one waits twice as long.
+"""
 
 
 def claim_tag(tag: str) -> str:
@@ -66,10 +81,12 @@ def set_tags(
     """Set tags on an image that the repository has, those that never move first.
 
     Returns:
-        The tags that the image has at the last look; a moving tag that another push has moved meanwhile is not there.
+        The tags that the image has at the last look; a moving tag that another push has moved
+        meanwhile is not there.
 
     Raises:
-        RegistryError: Another image has a tag that never moves; or the registry does not answer for the digest.
+        RegistryError: Another image has a tag that never moves; or the registry
+            does not answer for the digest.
     """
     look_at(registries, place, image.digest, fixed)
     # Sorted: of two pushes with the same two tags one gets both.
@@ -103,13 +120,16 @@ def images_of(registries: Registries, place: str, tag: str) -> tuple[Mapping[str
 
 
 def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -> bool:
-    """Put an image under a multi-architecture tag, in the place of an earlier one for the same processors.
+    """Put an image under a multi-architecture tag, in the place of an earlier
+    one for the same processors.
 
     Returns:
-        Whether it is there at the last look; another push for these processors may have replaced it.
+        Whether it is there at the last look; another push for these processors
+        may have replaced it.
 
     Raises:
-        RegistryError: The tag is an image, this image is a list itself, or other pushes change the tag all the time.
+        RegistryError: The tag is an image, this image is a list itself, or
+            other pushes change the tag all the time.
     """
     if not image.configuration:
         raise RegistryError(
@@ -119,7 +139,8 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
     configuration = json.loads(registries.blob(place, image.configuration))
     platform = {key: configuration[key] for key in ("architecture", "os")}
     mine = {**image.descriptor, "platform": platform}
-    # A push that reads this after it has changed the tag adds our image, if it looked before we changed the tag.
+    # A push that reads this after it has changed the tag adds our image, if it
+    # looked before we changed the tag.
     claimed = _put_claim(registries, place, tag, list_of([mine], {"trainworks.claim": tag}))
     added: list[Mapping[str, Any]] = [mine]
     for _ in range(MERGES):
@@ -153,7 +174,10 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Which image a push wants a tag for, or has it; ``manifest`` is the claim as the registry has it."""
+    """Which image a push wants a tag for, or has it.
+
+    ``manifest`` is the claim as the registry has it.
+    """
 
     image: Mapping[str, Any]
     won: bool
@@ -177,7 +201,10 @@ def _claim(registries: Registries, place: str, tag: str) -> _Claim | None:
 
 
 def _put_claim(registries: Registries, place: str, tag: str, value: Mapping[str, Any]) -> bool:
-    """Write a claim; ``False`` if the registry refuses such a tag, as one does whose tags are all immutable."""
+    """Write a claim.
+
+    ``False`` if the registry refuses such a tag, as one does whose tags are all immutable.
+    """
     name = claim_tag(tag)
     try:
         registries.put_manifest(place, value, tag=name)
@@ -192,7 +219,9 @@ def _put_claim(registries: Registries, place: str, tag: str, value: Mapping[str,
 
 
 class _Race:
-    """One image, one tag that never moves, and perhaps another push that wants the tag for another image."""
+    """One image, one tag that never moves, and perhaps another push that wants
+    the tag for another image.
+    """
 
     def __init__(self, registries: Registries, place: str, image: Manifest, tag: str) -> None:
         """Store what is asked for."""
@@ -214,7 +243,10 @@ class _Race:
             pass
 
     def _attempt(self) -> bool:
-        """Try to get the tag; ``False`` if the other push has given way, so that it is worth another try."""
+        """Try to get the tag.
+
+        ``False`` if the other push has given way, so that it is worth another try.
+        """
         former = _claim(self._registries, self._place, self._tag)
         if former is not None and former.digest == self._image.digest and self._is_there():
             return True
@@ -230,7 +262,8 @@ class _Race:
         took = time.monotonic() - begun
         if self._claimed:
             self._decide()
-        # A program that writes no claims, such as `docker push`, may have looked before we set the tag.
+        # A program that writes no claims, such as `docker push`, may have
+        # looked before we set the tag.
         time.sleep(took)
         self.see_that_it_stays()
         return True
@@ -240,14 +273,19 @@ class _Race:
         return found is not None and found.digest == self._image.digest
 
     def _withdraw(self, former: _Claim | None, there: Manifest) -> None:
-        """Give the claim back to the push that has the tag, which reads it again before it believes so."""
+        """Give the claim back to the push that has the tag, which reads it
+        again before it believes so.
+        """
         if former is not None and former.digest != self._image.digest:
             self._write_claim(former.manifest.value)
         else:
             self._write_claim(_claim_of(there, self._tag, won=False))
 
     def _look_again(self) -> bool:
-        """Return ``False`` if our image has the tag now; raises ``RegistryError`` with the digest that has it."""
+        """Return ``False`` if our image has the tag now.
+
+        Raises ``RegistryError`` with the digest that has it.
+        """
         now = self._registries.existing(self._place, self._tag)
         if now.digest != self._image.digest:
             raise taken(self._place, self._tag, now.digest)
@@ -257,7 +295,10 @@ class _Race:
         return _put_claim(self._registries, self._place, self._tag, value)
 
     def _set(self, image: Manifest) -> None:
-        """Put an image under the tag; a registry with immutable tags refuses if another push was faster."""
+        """Put an image under the tag.
+
+        A registry with immutable tags refuses if another push was faster.
+        """
         try:
             self._registries.put(self._place, self._tag, image)
         except RegistryError:
@@ -268,10 +309,12 @@ class _Race:
                 raise taken(self._place, self._tag, now.digest) from None
 
     def _decide(self) -> None:
-        """Wait until it is known whose the tag is; raises ``RegistryError`` if it is another image's.
+        """Wait until it is known whose the tag is.
 
-        Another claim is of a push that began after ours. It either sees our tag and withdraws its claim, or it saw no
-        tag, and has won.
+        Raises ``RegistryError`` if it is another image's.
+
+        Another claim is of a push that began after ours. It either sees our tag and withdraws its
+        claim, or it saw no tag, and has won.
         """
         until = time.monotonic() + self._wait
         while True:
@@ -282,13 +325,17 @@ class _Race:
             if now.digest == claim.digest:
                 raise taken(self._place, self._tag, claim.digest)
             if claim.won or time.monotonic() > until:
-                # We have overwritten the tag of the push that won, or of one that was ended in the middle.
+                # We have overwritten the tag of the push that won, or of one
+                # that was ended in the middle.
                 self._set(self._registries.existing(self._place, claim.digest))
                 raise taken(self._place, self._tag, claim.digest)
             time.sleep(_PAUSE)
 
     def see_that_it_stays(self) -> None:
-        """Wait until our image has the tag: a push that lost puts it back. Raises ``RegistryError`` if it does not."""
+        """Wait until our image has the tag: a push that lost puts it back.
+
+        Raises ``RegistryError`` if it does not.
+        """
         until = time.monotonic() + 2 * self._wait
         now = self._registries.existing(self._place, self._tag)
         if now.digest != self._image.digest and self._claimed:
@@ -304,7 +351,9 @@ class _Race:
 def list_of(
     images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Return a manifest that lists images, which keeps them from a registry's garbage collection."""
+    """Return a manifest that lists images, which keeps them from a registry's
+    garbage collection.
+    """
     return {
         "schemaVersion": 2,
         "mediaType": OCI_INDEX,

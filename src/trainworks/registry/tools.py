@@ -1,9 +1,10 @@
 """Registries as one command uses them: manifests, tags, attachments and copies.
 
-What is read or written of a manifest goes over the registry's HTTP API. oras copies images with what is attached to
-them, and an engine pushes its own: these programs get a private copy of the logins that the command needs, the
-certificates to trust, and a proxy for plain HTTP that does not exist. Whether one of them may succeed when repeated the
-registry decides, which is asked again, never the program's words.
+What is read or written of a manifest goes over the registry's HTTP API. oras copies images with
+what is attached to them, and an engine pushes its own: these programs get a private copy of the
+logins that the command needs, the certificates to trust, and a proxy for plain HTTP that does not
+exist. Whether one of them may succeed when repeated the registry decides, which is asked again,
+never the program's words.
 """
 
 from __future__ import annotations
@@ -43,22 +44,31 @@ from trainworks.registry.protocol import (
 )
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
-"""A proxy that is not there. Go's programs use it for plain HTTP, except to addresses of this machine."""
+"""A proxy that is not there.
+
+Go's programs use it for plain HTTP, except to addresses of this machine.
+"""
 
 TRIED = 2 << 20
-"""Bytes that show whether a file may be sent: more than what proxies take at most unless they are told otherwise."""
+"""Bytes that show whether a file may be sent: more than what proxies take at
+most unless they are told otherwise.
+"""
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.artifact.manifest.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json, */*"
 )
-"""Every form of a manifest: a registry may call a tag unknown that has another form than those that it is asked for."""
+"""Every form of a manifest: a registry may call a tag unknown that has another
+form than those that it is asked for.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A manifest as the registry has it: its bytes, their digest and media type, and its content."""
+    """A manifest as the registry has it: its bytes, their digest and media
+    type, and its content.
+    """
 
     digest: str
     kind: str
@@ -80,13 +90,16 @@ class Manifest:
         """Whether it is of this image. Its digest differs if another program compressed the layers.
 
         Args:
-            identifier: As an engine has it: the configuration's digest; with containerd's store docker has that of the
-                manifest.
+            identifier: As an engine has it: the configuration's digest; with containerd's store
+                docker has that of the manifest.
         """
         return identifier in (self.configuration, self.digest)
 
     def listed(self, key: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the descriptors of ``layers`` or ``manifests``; raises ``RegistryError`` if they are malformed."""
+        """Return the descriptors of ``layers`` or ``manifests``.
+
+        Raises ``RegistryError`` if they are malformed.
+        """
         return descriptors(self.value.get(key), f"the manifest {self.digest}")
 
 
@@ -104,7 +117,10 @@ def descriptors(found: object, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 class Registries:
-    """The registries that one command talks to; a context manager with a private folder for logins and certificates."""
+    """The registries that one command talks to.
+
+    A context manager with a private folder for logins and certificates.
+    """
 
     def __init__(
         self, settings: HostSettings, *, report: Report = ignore, patience: Patience | None = None
@@ -131,7 +147,9 @@ class Registries:
         self._stack.close()
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or digest; ``None`` if the registry says that it does not have it.
+        """Return the manifest of a tag or digest.
+
+        ``None`` if the registry says that it does not have it.
 
         Raises:
             RegistryError: Every other answer, and none: whether the tag exists is not known then.
@@ -189,8 +207,8 @@ class Registries:
     def referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
         """Return descriptors of what is attached to a digest, of all pages.
 
-        A registry without that list has an index under a tag in its place (the distribution protocol, "Referrers Tag
-        Schema").
+        A registry without that list has an index under a tag in its place (the distribution
+        protocol, "Referrers Tag Schema").
         """
         doing = f"reading what is attached to {image_name(repository, digest)}"
         where = f"the list of attachments of {repository}@{digest}"
@@ -233,7 +251,8 @@ class Registries:
 
         Args:
             tag: The tag of the copy; default: it has only its digest.
-            attached: Whether everything that is attached is copied, too, with what is attached to that.
+            attached: Whether everything that is attached is copied, too, with
+                what is attached to that.
         """
         hosts = [each.partition("/")[0] for each in (source, target)]
         plain = [
@@ -263,8 +282,8 @@ class Registries:
 
         Args:
             show: Receives each line that it prints, cleaned, as it comes.
-            check_image: Called when it fails for the first time: raises ``EngineError`` if the image on this machine is
-                damaged, so that no registry is blamed.
+            check_image: Called when it fails for the first time: raises ``EngineError`` if the
+                image on this machine is damaged, so that no registry is blamed.
         """
         self._send(f"pushing to {repository}", repository, argv, show=show, check_image=check_image)
 
@@ -279,10 +298,12 @@ class Registries:
         return self._client.plain(host)
 
     def _check_uploads(self, repository: str) -> None:
-        """Begin an upload that is not continued: a registry that takes none says so before anything is sent.
+        """Begin an upload that is not continued: a registry that takes none
+        says so before anything is sent.
 
         Raises:
-            RegistryError: It takes no uploads from this user, or sends them from TLS to an address without it.
+            RegistryError: It takes no uploads from this user, or sends them
+                from TLS to an address without it.
         """
         if repository not in self._checked:
             self._begin_upload(repository)
@@ -291,7 +312,8 @@ class Registries:
     def _begin_upload(self, repository: str) -> str:
         """Begin an upload, and return its address.
 
-        ``NOWHERE`` keeps programs from an address without TLS on another machine, but not from one on this machine.
+        ``NOWHERE`` keeps programs from an address without TLS on another
+        machine, but not from one on this machine.
         """
         doing, host = f"sending to {repository}", repository.partition("/")[0]
         answer = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
@@ -301,7 +323,9 @@ class Registries:
         return address
 
     def _try_upload(self, repository: str) -> None:
-        """Send as much of a file as shows whether the registry, and the proxy before it, take one; then cancel it.
+        """Send as much of a file as shows whether the registry, and the proxy before it, take one.
+
+        Then cancel it.
 
         Raises:
             RegistryError: They do not, and say so with a status.
@@ -312,7 +336,8 @@ class Registries:
             # Another machine takes the bytes of this registry. Its logins are not for that one.
             return
         headers = {"Content-Type": "application/octet-stream"}
-        # An address that was used is not used again: a failure in the middle of it is a failure of the whole try.
+        # An address that was used is not used again: a failure in the middle of
+        # it is a failure of the whole try.
         answer = self._client.ask(
             doing,
             repository,
@@ -342,7 +367,8 @@ class Registries:
         show: Report = ignore,
         check_image: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run a program that sends an image to a repository, again after a failure that the registries do not explain.
+        """Run a program that sends an image to a repository, again after a failure that the
+        registries do not explain.
 
         Args:
             source: The repository and the digest that it copies from.
@@ -350,7 +376,8 @@ class Registries:
 
         Raises:
             EngineError: What ``check_image`` raises.
-            RegistryUnreachableError: A registry cannot be resolved, or did not answer in any attempt.
+            RegistryUnreachableError: A registry cannot be resolved, or did not
+                answer in any attempt.
             RegistryError: A registry refuses, or the program failed in each attempt.
         """
         self._check_uploads(target)
@@ -392,7 +419,9 @@ class Registries:
         )
 
     def _environment(self, hosts: Sequence[str]) -> dict[str, str]:
-        """Return the environment of a program: logins, certificates, and no plain HTTP to another machine."""
+        """Return the environment of a program: logins, certificates, and no
+        plain HTTP to another machine.
+        """
         for host in hosts:
             self._client.login(host)
         auths = {config_key(host): login for host, login in self._client.logins.items() if login}
@@ -412,7 +441,9 @@ class Registries:
 
 
 def what_failed(lines: Sequence[str]) -> str:
-    """Return the line to show of a program's output: the first one of an error, else the last ones. Nothing is decided.
+    """Return the line to show of a program's output: the first one of an error, else the last ones.
+
+    Nothing is decided.
 
     Programs in Go print a stack of calls behind it.
     """

@@ -1,7 +1,9 @@
-"""The matrix as a file for `docker buildx bake`: any BuildKit builder builds it: local, remote or in Kubernetes.
+"""The matrix as a file for `docker buildx bake`: any BuildKit builder builds
+it: local, remote or in Kubernetes.
 
-One target for each image, on the context that `render` makes; groups by framework, CUDA and base. What belongs to a
-registry is a variable; what belongs to the machine that builds is a secret, by its id and its file.
+One target for each image, on the context that `render` makes; groups by framework, CUDA and base.
+What belongs to a registry is a variable; what belongs to the machine that builds is a secret, by
+its id and its file.
 """
 
 from __future__ import annotations
@@ -16,18 +18,23 @@ from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 SECRET = re.compile(r"--mount=type=secret,id=(?P<id>[^,\s]+)")
 
 REPOSITORY = "REPOSITORY"
-"""Variable: what stands before the framework's name in every tag, such as a registry's host and a folder."""
+"""Variable: what stands before the framework's name in every tag, such as a
+registry's host and a folder.
+"""
 
 CACHE = "CACHE"
-"""Variable: the repository of the layers' cache; without it the cache is in the images themselves."""
+"""Variable: the repository of the layers' cache.
+
+Without it the cache is in the images themselves.
+"""
 
 
 def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
     """Return the text of `docker-bake.json`.
 
     Args:
-        targets: What to build. The context of each is expected in ``contexts/NAME`` beside the file, its secrets in
-            ``secrets/NAME``.
+        targets: What to build. The context of each is expected in ``contexts/NAME`` beside the
+            file, its secrets in ``secrets/NAME``.
     """
     groups: dict[str, list[str]] = {"default": []}
     variables: dict[str, dict[str, str]] = {
@@ -63,7 +70,9 @@ def bake_name(name: str) -> str:
 
 
 def stands_on_local_base(plan: ImagePlan) -> bool:
-    """Return whether the Dockerfile names its base as this machine's engine does, which no registry knows."""
+    """Return whether the Dockerfile names its base as this machine's engine
+    does, which no registry knows.
+    """
     return bool(plan.origin)
 
 
@@ -83,7 +92,8 @@ def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
         # What stands on a tag that moves is not what was rendered.
         "labels": {INPUTS_LABEL: rendering.digest} if plan.origin != "bootstrapped" else {},
         "platforms": [f"linux/{plan.target.architecture}"],
-        # BuildKit 0.13 and newer set every time to this one. `--push` and `--load` of bake change the output's kind.
+        # BuildKit 0.13 and newer set every time to this one. `--push` and
+        # `--load` of bake change the output's kind.
         "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},
         "output": ["type=image,rewrite-timestamp=true"],
         "secret": [

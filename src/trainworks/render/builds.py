@@ -1,7 +1,9 @@
-"""Which recorded builds are of today's recipes: a record counts while its digest is that of the target's rendering.
+"""Which recorded builds are of today's recipes: a record counts while its
+digest is that of the target's rendering.
 
-A change of any byte that goes into an image (a recipe, a lock, a fact, code of the launcher) makes its record one of
-an older recipe. A change of what it lacks does not. Pure: the records are rows of ``images/built.toml``.
+A change of any byte that goes into an image (a recipe, a lock, a fact, code of the launcher) makes
+its record one of an older recipe. A change of what it lacks does not. Pure: the records are rows of
+``images/built.toml``.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from trainworks.render.dockerfile import render
 
 
 def inputs_of(plan: ImagePlan, facts: Facts) -> str:
-    """Return the digest of everything that is in the image of a plan, or decides it: ``sha256:`` and the hash.
+    """Return the digest of everything that is in the image of a plan, or
+    decides it: ``sha256:`` and the hash.
 
-    ``Rendering.digest`` is that of one machine's build. This one is for records, and leaves out what differs between
-    two of one recipe: where the base came from, and which components are missing.
+    ``Rendering.digest`` is that of one machine's build. This one is for records, and leaves out
+    what differs between two of one recipe: where the base came from, and which components are
+    missing.
 
     Raises:
         RecipeError: See ``render``.
@@ -35,7 +39,8 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
     """Return ``inputs_of`` a target's own image, the one without ``--with`` and ``--without``.
 
     Raises:
-        CompatibilityError, LockError, RecipeError, UnknownNameError: The target cannot be planned or rendered.
+        CompatibilityError, LockError, RecipeError, UnknownNameError: The target
+            cannot be planned or rendered.
     """
     return inputs_of(plan_row(row, facts), facts)
 
@@ -43,7 +48,8 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
 def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:
     """Return the recorded builds whose inputs are today's, by the target's name.
 
-    Only targets with a record are rendered. A target that cannot be planned has no recipe today, and so no such build.
+    Only targets with a record are rendered. A target that cannot be planned has no recipe today,
+    and so no such build.
 
     Args:
         facts: The rows and the records.

@@ -1,8 +1,9 @@
-"""Puts the recipes of a plan's components together to one Dockerfile and collects the files that it copies.
+"""Puts the recipes of a plan's components together to one Dockerfile and
+collects the files that it copies.
 
-A recipe has two Jinja blocks: ``stage`` builds its component in a separate stage, ``image`` takes the result over
-into the final stage. What a recipe reads without defining it is its signature: a value that it lacks, or that its row
-gives and it ignores, is an error before any engine starts.
+A recipe has two Jinja blocks: ``stage`` builds its component in a separate stage, ``image`` takes
+the result over into the final stage. What a recipe reads without defining it is its signature: a
+value that it lacks, or that its row gives and it ignores, is an error before any engine starts.
 """
 
 from __future__ import annotations
@@ -47,16 +48,26 @@ from trainworks.render.shells import render_profile, render_sshd
 from trainworks.render.steps import image_steps
 
 INPUTS_LABEL = "trainworks.inputs"
-"""Label of every image: the digest of the rendering that it was built from. Equal digests need no build."""
+"""Label of every image: the digest of the rendering that it was built from.
+
+Equal digests need no build.
+"""
 
 BASE_LABEL = "trainworks.base"
-"""Label of every image on a base of this project: whether that was ``pulled`` or ``bootstrapped``."""
+"""Label of every image on a base of this project: whether that was ``pulled`` or
+``bootstrapped``.
+"""
 
 ARCHIVES_LABEL = "trainworks.archives"
-"""Label of every image on a base of this project: the states of the package archive that its packages came from."""
+"""Label of every image on a base of this project: the states of the package
+archive that its packages came from.
+"""
 
 LAYERS_LABEL = "trainworks.layers"
-"""Label of every image: the layers that it was built with, in short. What has more was changed since."""
+"""Label of every image: the layers that it was built with, in short.
+
+What has more was changed since.
+"""
 
 FRAME = "Dockerfile.j2"
 MACROS = "macros.j2"
@@ -69,10 +80,14 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 """Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
 ARCHIVES = "source_archives"
-"""The macro of a stage that builds the source archives of a component, before the component's own."""
+"""The macro of a stage that builds the source archives of a component, before
+the component's own.
+"""
 
 DIVIDED = "wheel_layers"
-"""Value that a recipe reads instead of ``requirements`` if its wheels may be divided among several layers."""
+"""Value that a recipe reads instead of ``requirements`` if its wheels may be
+divided among several layers.
+"""
 
 ROOT = "/opt/root/"
 """A build stage's folder that is copied over the image's root as a whole."""
@@ -117,7 +132,9 @@ class Rendering:
 
     @cached_property
     def copied(self) -> tuple[tuple[str, str, str], ...]:
-        """The files that recipes copy into the image as they are: component, path in the image, SHA-256."""
+        """The files that recipes copy into the image as they are: component,
+        path in the image, SHA-256.
+        """
         found = []
         for component, text in self.texts.items():
             for sources, target in CONTEXT_COPY.findall(text):
@@ -143,7 +160,9 @@ class Rendering:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:`` and the hash of everything that decides the image, paths and permissions included."""
+        """``sha256:`` and the hash of everything that decides the image, paths
+        and permissions included.
+        """
         digest = hashlib.sha256(self.dockerfile.encode())
         for file in self.files:
             digest.update(
@@ -166,10 +185,12 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     Args:
         plan: The plan.
         facts: The facts that it was made of.
-        check: Whether to look for values that a recipe ignores, or would lack in another image; a third of the time.
+        check: Whether to look for values that a recipe ignores, or would lack
+            in another image; a third of the time.
 
     Raises:
-        RecipeError: A recipe and the values of its component do not fit, or a template is malformed.
+        RecipeError: A recipe and the values of its component do not fit, or a
+            template is malformed.
     """
     recipes = ((f"components/{name}", recipe.text) for name, recipe in facts.recipes.items())
     environment = _compiled((*facts.templates.items(), *recipes))
@@ -232,7 +253,10 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
 
 @lru_cache(maxsize=1)
 def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
-    """Return Jinja's environment of templates, by name; all plans of a checkout share it, and what it compiled."""
+    """Return Jinja's environment of templates, by name.
+
+    All plans of a checkout share it, and what it compiled.
+    """
     environment = new_environment(templates)
     with blaming(MACROS):
         macros = vars(environment.get_template(MACROS).module)
@@ -255,7 +279,8 @@ class _Recipes(ImmutableSandboxedEnvironment):
 def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
     """Return Jinja's environment of templates, pairs of a name and a text.
 
-    A recipe gets values and makes text of them: the sandbox keeps it from everything else that Python could do.
+    A recipe gets values and makes text of them: the sandbox keeps it from
+    everything else that Python could do.
     """
     texts = dict(templates)
 
@@ -272,7 +297,8 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
-    # A recipe repeats nothing but values: what counts or repeats by itself could go on for ever, or fill the memory.
+    # A recipe repeats nothing but values: what counts or repeats by itself
+    # could go on for ever, or fill the memory.
     for name in ("range", "lipsum"):
         del environment.globals[name]
     environment.globals["image_time"] = IMAGE_TIME
@@ -338,7 +364,8 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
     if step.component == BUILDER:
         system = next(other for other in plan.steps if other.component == "system")
         if plan.builder_image:
-            # It does not contain `system`: parts need their run-time packages while they are built, too.
+            # It does not contain `system`: parts need their run-time packages
+            # while they are built, too.
             packages = [*system.debian, *step.build_packages]
         else:
             # What `system` has is not asked for twice: apt reads its lists again for nothing.
@@ -367,7 +394,9 @@ def _check_signature(
 
 
 def _check_instructions(texts: Mapping[str, str]) -> None:
-    """Refuse a recipe with an unknown instruction, or whose last line goes on: an engine would, minutes later."""
+    """Refuse a recipe with an unknown instruction, or whose last line goes on:
+    an engine would, minutes later.
+    """
     for component, text in texts.items():
         where = f"templates/components: the recipe of {component}"
         goes_on = False
@@ -474,7 +503,9 @@ def blaming(name: str) -> Iterator[None]:
 
 
 def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
-    """Yield the files below ``templates`` and their lines that an error came through, the outermost first."""
+    """Yield the files below ``templates`` and their lines that an error came
+    through, the outermost first.
+    """
     if isinstance(error, TemplateSyntaxError):
         yield name, error.lineno
         return
@@ -524,7 +555,8 @@ def _context_files(
                 ]
                 files.append(SourceFile(path=layer.archives, content="".join(rows).encode()))
         if step.python:
-            # The folder must exist to be mounted; local copies of the step's files are put there before a build.
+            # The folder must exist to be mounted; local copies of the step's
+            # files are put there before a build.
             files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
         if step.artifacts:
             text = "".join(

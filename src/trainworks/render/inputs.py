@@ -16,7 +16,9 @@ WORD = re.compile(r"[\w./-]+")
 
 
 def inputs_of(plan: ImagePlan, rendering: Rendering) -> dict[str, dict[str, str]]:
-    """Return the inputs of every part of an image: name of the input to what it is, short enough to be shown."""
+    """Return the inputs of every part of an image: name of the input to what it
+    is, short enough to be shown.
+    """
     return {step.component: _inputs(step, plan, rendering) for step in plan.steps}
 
 
@@ -48,7 +50,9 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
 
 
 def _copies(words: Set[str], path: str) -> bool:
-    """Return whether a part copies a file of the context: by its own path, or by one of the folders above it."""
+    """Return whether a part copies a file of the context: by its own path, or
+    by one of the folders above it.
+    """
     folders = path.split("/")
     # No recipe copies a whole topmost folder (`files`, `launcher`), but texts contain these words.
     return any(

@@ -1,9 +1,10 @@
 """Which wheels of a component make which layer of an image; pure.
 
-A registry and a host have a layer already where its wheels are exactly those of another image, and neighbouring targets
-have many wheels in common. So a large wheel is a layer of its own, and the small ones of a component are one layer: how
-a wheel is put away depends on that wheel alone, never on what another target has beside it. It also lets a host
-download and unpack several layers at a time, of which none is larger than the largest wheel.
+A registry and a host have a layer already where its wheels are exactly those of another image, and
+neighbouring targets have many wheels in common. So a large wheel is a layer of its own, and the
+small ones of a component are one layer: how a wheel is put away depends on that wheel alone, never
+on what another target has beside it. It also lets a host download and unpack several layers at a
+time, of which none is larger than the largest wheel.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from trainworks.plan.model import Step
 LARGE = 10_000_000
 """Bytes of a wheel from which it is a layer of its own.
 
-After another CUDA target with the same Python, a target sends at most 1.4 % beside the wheels that the other one lacks
-(2.6 % with 25 MB here, 5.3 % with 100 MB), and has at most 30 layers of wheels.
+After another CUDA target with the same Python, a target sends at most 1.4 % beside the wheels that
+the other one lacks (2.6 % with 25 MB here, 5.3 % with 100 MB), and has at most 30 layers of wheels.
 """
 
 
@@ -58,9 +59,11 @@ def one_layer(step: Step) -> tuple[WheelLayer, ...]:
 
 
 def divided(step: Step) -> tuple[WheelLayer, ...]:
-    """Return the layers of a component: one of its small wheels together, and one of each large wheel.
+    """Return the layers of a component: one of its small wheels together, and
+    one of each large wheel.
 
-    What a component downloads by itself is not divided: it needs the stage of the component's other wheels.
+    What a component downloads by itself is not divided: it needs the stage of
+    the component's other wheels.
 
     Args:
         step: The component.

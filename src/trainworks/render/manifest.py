@@ -18,11 +18,15 @@ CONSTRAINTS = "constraints.txt"
 
 
 UV_SETTINGS = "uv-settings.toml"
-"""The same for uv, whose option ``-c`` takes the place of the variable that names the constraints."""
+"""The same for uv, whose option ``-c`` takes the place of the variable that
+names the constraints.
+"""
 
 
 def render_constraints(plan: ImagePlan) -> str:
-    """Return what the image is built around, as constraints: what it keeps in jobs, and in images built on it."""
+    """Return what the image is built around, as constraints: what it keeps in
+    jobs, and in images built on it.
+    """
     head = (
         f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
         "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
@@ -33,7 +37,9 @@ def render_constraints(plan: ImagePlan) -> str:
 
 
 def render_uv_settings(plan: ImagePlan) -> str:
-    """Return the same constraints as settings of uv for a system, which each call of ``uv pip`` reads."""
+    """Return the same constraints as settings of uv for a system, which each
+    call of ``uv pip`` reads.
+    """
     lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
     return "".join(
         [
@@ -46,7 +52,9 @@ def render_uv_settings(plan: ImagePlan) -> str:
 
 
 def render_manifest(plan: ImagePlan) -> str:
-    """Return the manifest's JSON text: target, versions, programs, what is missing, what jobs keep, instance types."""
+    """Return the manifest's JSON text: target, versions, programs, what is
+    missing, what jobs keep, instance types.
+    """
     programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}
     content = {
         "schema": SCHEMA,
@@ -68,7 +76,8 @@ def render_manifest(plan: ImagePlan) -> str:
         "wheel_index": plan.wheel_index,
         "instances": {name: vars(shape) for name, shape in plan.instances.items()},
         "families": plan.families,
-        # The others' name stands in the base image's own label, and their content is this project's.
+        # The others' name stands in the base image's own label, and their
+        # content is this project's.
         **(
             {"base_images": list(dict.fromkeys(filter(None, (plan.image, plan.builder_image))))}
             if "@" in f"{plan.image}{plan.builder_image}"

@@ -1,7 +1,7 @@
 """The image's environment for what does not inherit it: login shells and ssh sessions.
 
-A container's own process has the variables of ENV. ``/etc/profile`` sets PATH anew for each login shell, and sshd
-starts a session with its own environment.
+A container's own process has the variables of ENV. ``/etc/profile`` sets PATH anew for each login
+shell, and sshd starts a session with its own environment.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from trainworks.plan.resolve import CUDA_ENVIRONMENT
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold for every container of an image.
 
-    Those by which a container asks the NVIDIA runtime for devices are left out: what it was given, it has.
+    Those by which a container asks the NVIDIA runtime for devices are left out:
+    what it was given, it has.
     """
     return {name: value for name, value in environment.items() if name not in CUDA_ENVIRONMENT}
 
 
 def render_profile(environment: Mapping[str, str]) -> str:
-    """Return the script for ``/etc/profile.d``: PATH as the image has it, the rest if it is not set."""
+    """Return the script for ``/etc/profile.d``: PATH as the image has it, the
+    rest if it is not set.
+    """
     lines = ["# The image's environment, for login shells. Written by trainworks."]
     for name, value in lasting(environment).items():
         if name == "PATH":
@@ -32,7 +35,10 @@ def render_profile(environment: Mapping[str, str]) -> str:
 
 
 def render_sshd(environment: Mapping[str, str]) -> str:
-    """Return the lines for ``/etc/ssh/sshd_config.d``; sshd takes one ``SetEnv`` with all variables."""
+    """Return the lines for ``/etc/ssh/sshd_config.d``.
+
+    Sshd takes one ``SetEnv`` with all variables.
+    """
     pairs = " ".join(
         '"' + f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"') + '"'
         for name, value in lasting(environment).items()

@@ -14,7 +14,9 @@ WORDS = frozenset({"ADD", "COPY", "RUN"})
 
 @dataclass(frozen=True, kw_only=True)
 class BuildStep:
-    """One instruction that takes time: whose it is, and its text on one line, each run of blanks made one."""
+    """One instruction that takes time: whose it is, and its text on one line,
+    each run of blanks made one.
+    """
 
     component: str
     text: str
@@ -38,9 +40,11 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
 
 
 def image_steps(dockerfile: str) -> tuple[str, ...]:
-    """Return the instructions that make the layers of the image on its base, first one first, as a history has them.
+    """Return the instructions that make the layers of the image on its base,
+    first one first, as a history has them.
 
-    Of a RUN the whole command without its mounts; of a COPY the word, because engines tell the rest in their own way.
+    Of a RUN the whole command without its mounts; of a COPY the word, because
+    engines tell the rest in their own way.
     """
     stages: dict[str, list[str]] = {}
     parents: dict[str, str] = {}

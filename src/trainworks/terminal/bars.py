@@ -86,7 +86,9 @@ class _Progress(rich.progress.Progress):
 
 
 class _Narrower:
-    """Room for the ^C that a terminal shows: behind a full row it would begin another one, which stays."""
+    """Room for the ^C that a terminal shows: behind a full row it would begin
+    another one, which stays.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table

@@ -1,4 +1,6 @@
-"""A build for people: a line for each step that ends, and on a terminal how far it is and what runs now."""
+"""A build for people: a line for each step that ends, and on a terminal how far
+it is and what runs now.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ class BuildProgress:
             self._task.reach(self.tally.done)
 
     def ended(self, event: StepEvent, seconds: float | None) -> None:
-        """Write a line about a step that ended, unless it is the engine's own or took almost no time.
+        """Write a line about a step that ended, unless it is the engine's own
+        or took almost no time.
 
         Steps from the cache are counted, and get a line each if every line is shown.
         """
@@ -77,7 +80,10 @@ class BuildProgress:
 
     @contextmanager
     def following(self, tally: StepTally) -> Iterator[None]:
-        """Show how far the build is for the time of the ``with`` block; ``tally`` knows its steps."""
+        """Show how far the build is for the time of the ``with`` block.
+
+        ``tally`` knows its steps.
+        """
         self.tally = tally
         with self.display.task("building", tally.total, "steps", log=False) as self._task:
             try:

@@ -22,7 +22,10 @@ class Fetching:
 
     @contextmanager
     def shown(self, title: str, total: int = 0) -> Iterator[Task]:
-        """Show downloads for the time of the ``with`` block; ``total`` is their size in bytes, 0 if not known."""
+        """Show downloads for the time of the ``with`` block.
+
+        ``total`` is their size in bytes, 0 if not known.
+        """
         with DISPLAY.task(title, total, BYTES) as self._task:
             try:
                 yield self._task
@@ -31,7 +34,9 @@ class Fetching:
                 self._end_file()
 
     def __call__(self, name: str, size: int, total: int) -> None:
-        """Take how far a download is: the file's name, the bytes that are there, and all its bytes, 0 if not known."""
+        """Take how far a download is: the file's name, the bytes that are
+        there, and all its bytes, 0 if not known.
+        """
         task = self._task
         if self._name != name:
             self._end_file()

@@ -16,7 +16,9 @@ from trainworks.terminal.visible import visible
 
 
 def silence(stream: TextIO) -> None:
-    """Discard what is still to be written to a stream: Python would fail on it again when it ends."""
+    """Discard what is still to be written to a stream: Python would fail on it
+    again when it ends.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

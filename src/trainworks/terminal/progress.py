@@ -1,7 +1,7 @@
 """Show work that takes long: bars on a terminal, a line now and then in a log.
 
-A process has one display, as it has one terminal. Any code adds a piece of work with ``DISPLAY.task``; lines written
-meanwhile (``output.say``) stand above the bars.
+A process has one display, as it has one terminal. Any code adds a piece of work with
+``DISPLAY.task``; lines written meanwhile (``output.say``) stand above the bars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from trainworks.terminal.bars import Bars
 
 BYTES: Final = "bytes"
-"""The unit of data that is sent, fetched or read. Only bytes have a rate, and a remaining time that follows from it."""
+"""The unit of data that is sent, fetched or read.
+
+Only bytes have a rate, and a remaining time that follows from it.
+"""
 
 LOG_SECONDS: Final = 30.0
 """Seconds between two lines about a task in a log, and before the first one."""
@@ -124,7 +127,9 @@ class Task:
 
     @property
     def how_far(self) -> str:
-        """The second column of the display, beside the bar: counts, elapsed and remaining time, rate."""
+        """The second column of the display, beside the bar: counts, elapsed and
+        remaining time, rate.
+        """
         rate, left = self.rate, self.left
         parts = (
             self.counts,

@@ -10,7 +10,9 @@ from trainworks.errors import TrainworksError
 
 
 def megabytes(size: int) -> str:
-    """Return a size in bytes as people read it: ``740 MB``, ``5.72 GB`` (1 GB = 1,000,000,000 bytes)."""
+    """Return a size in bytes as people read it: ``740 MB``, ``5.72 GB`` (1 GB =
+    1,000,000,000 bytes).
+    """
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
@@ -20,7 +22,8 @@ def amount(size: int) -> str:
 
 
 def stacked(sizes: Sequence[int], width: int) -> list[str]:
-    """Return one bar in as many lines as it has parts: each part begins where the one above it ends.
+    """Return one bar in as many lines as it has parts: each part begins where
+    the one above it ends.
 
     Args:
         sizes: The parts, none negative.

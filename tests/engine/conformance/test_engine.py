@@ -528,7 +528,10 @@ def running(mark: str) -> list[str]:
 
 
 def leftovers(engine: Engine) -> set[str]:
-    """Return the containers of these tests' images that the engine has; those of others come and go."""
+    """Return the containers of these tests' images that the engine has.
+
+    Those of others come and go.
+    """
     information = engine.probe()
     if engine.name == "docker":
         # Not by `ancestor`: of what BuildKit built Docker knows none.
@@ -595,7 +598,9 @@ def test_cold_builds_are_byte_identical_where_the_engine_can(
 def test_a_build_without_a_network_sees_nothing_of_this_machine(
     engine: Engine, tmp_path: Path, tag: str
 ) -> None:
-    """What runs code of others: buildah's usual isolation shows it services on loopback, and processes."""
+    """What runs code of others: buildah's usual isolation shows it services on
+    loopback, and processes.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = f"{server.getsockname()[1]:04X}"
         look = f"grep :{port} /proc/net/tcp; cat /proc/net/dev; ls -d /proc/[0-9]*"

@@ -1,7 +1,9 @@
-"""Runs one training job in local mode with the SageMaker Python SDK 2, as a user's own program would.
+"""Runs one training job in local mode with the SageMaker Python SDK 2, as a
+user's own program would.
 
-Started by the tests with the Python of .cache/peers/sdk-v2, in an empty directory: reads the job from the file named by
-its argument and writes what came of it to ``result.json``. Nothing of ours is imported.
+Started by the tests with the Python of .cache/peers/sdk-v2, in an empty directory: reads the job
+from the file named by its argument and writes what came of it to ``result.json``. Nothing of ours
+is imported.
 """
 
 from __future__ import annotations

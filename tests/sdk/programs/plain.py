@@ -1,6 +1,9 @@
-"""A training script that every host runs on its own; the leader's part takes longer than the worker's.
+"""A training script that every host runs on its own.
 
-The hosts of a local job share one model directory, so the leader can see that the worker's script is done.
+The leader's part takes longer than the worker's.
+
+The hosts of a local job share one model directory, so the leader can see that
+the worker's script is done.
 """
 
 import json
@@ -19,7 +22,8 @@ if host == hosts[0]:
         if time.monotonic() > deadline:
             sys.exit("the other hosts never came")
         time.sleep(0.05)
-    # This is the work that the worker's end must not cut off: Compose ends a job with its first container.
+    # This is the work that the worker's end must not cut off: Compose ends a
+    # job with its first container.
     time.sleep(3)
     Path(model, "model.json").write_text(json.dumps([here]), encoding="utf-8")
 else:

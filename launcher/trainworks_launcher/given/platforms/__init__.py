@@ -1,11 +1,11 @@
 """The platforms: who started this host, and what it says about the job's hosts. Pure.
 
-A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
-launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. Where a
-scheduler does not say enough, its jobs are refused with what to set; they never start as one job for each host. To add
-one, write ``platforms/NAME.py``, or a few words in ``platforms/rows.py``, and add its row to PLATFORMS;
-``common.Reader`` there reads variables and collects what is missing. A file is loaded only when one of its marks is
-present.
+A platform's file has ``describe(given) -> Description``: from environment variables (and files that
+they name) to the launcher's one description of a job's hosts, the resource config. What follows is
+the same on every platform. Where a scheduler does not say enough, its jobs are refused with what to
+set; they never start as one job for each host. To add one, write ``platforms/NAME.py``, or a few
+words in ``platforms/rows.py``, and add its row to PLATFORMS; ``common.Reader`` there reads
+variables and collects what is missing. A file is loaded only when one of its marks is present.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Platform(NamedTuple):
 
     Attributes:
         name: Name of its file, as ``train --plan`` shows it.
-        marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
-            for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for that program, A_KIND for what
-            ``several`` recognises.
+        marks: Variables; one that is set, even if it is empty, says that this platform started the
+            host. A star stands for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for
+            that program, A_KIND for what ``several`` recognises.
         ends_jobs: Whether it sends KILL itself, some time after its stop signal.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.
-        job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
-            are none.
-        in_rows: The file ``rows`` describes it; else a file of its name, which says where its variables are documented.
+        job: Variables that together name the job, equal on all of its hosts, another for each
+            attempt; ``()`` if there are none.
+        in_rows: The file ``rows`` describes it; else a file of its name, which says where its
+            variables are documented.
     """
 
     name: str
@@ -171,8 +172,12 @@ _ROWS = (
     Platform("indexed_job", (names.INDEX_VARIABLE,), in_rows=True),
 )
 PLATFORMS: Mapping[str, Platform] = MappingProxyType({row.name: row for row in _ROWS})
-"""Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
-schedulers, each before those that it is built on, and at the end those that do not say the hosts by themselves."""
+"""Name -> row.
+
+Where several are recognised the first one counts: what a person said, the platform's file, then the
+schedulers, each before those that it is built on, and at the end those that do not say the hosts by
+themselves.
+"""
 
 
 _OTHER_MARKS = MappingProxyType(
@@ -194,7 +199,8 @@ class Given(NamedTuple):
         resource_config: The file RESOURCE_CONFIG_FILE, empty if there is none.
         hostname: The kernel's host name.
         read: Returns the text of a file that a variable names; ``""`` if it cannot be read.
-        address: Returns this host's address on the interface of the default route; ``""`` if there is none.
+        address: Returns this host's address on the interface of the default
+            route; ``""`` if there is none.
         program: Name of the program on the command line; ``""`` for none.
     """
 
@@ -236,14 +242,16 @@ class Description(NamedTuple):
     Attributes:
         platform: Name of the platform; ``""`` if none is recognised, and the job is this one host.
         why: How it was recognised, for a person; from a platform's file, what it had to assume.
-        resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader first, and
-            ``current_host``; empty for a job of this one host.
+        resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader
+            first, and ``current_host``; empty for a job of this one host.
         where: What a message about the hosts names as their source.
-        leader_address: Name or address by which the hosts reach the leader; ``""``: the leader's name.
+        leader_address: Name or address by which the hosts reach the leader;
+            ``""``: the leader's name.
         names_resolve: Whether the hosts are called by names or addresses that lead to them.
-        served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts. Only mpirun can
-            start ranks there.
-        gpus: GPUs of the host that this process is given, by CUDA_VISIBLE_DEVICES, else by the platform; None: all.
+        served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts.
+            Only mpirun can start ranks there.
+        gpus: GPUs of the host that this process is given, by CUDA_VISIBLE_DEVICES, else by the
+            platform; None: all.
         processes_per_host: Processes on each host that the platform asks for; 0: it does not say.
         processes_why: Where ``processes_per_host`` comes from.
         mode: Name of the mode of a job that asks for none; ``""``: none.
@@ -252,11 +260,14 @@ class Description(NamedTuple):
         master_port: Default of the port of rank 0's store; 0: the launcher's own.
         ends_jobs: As ``Platform.ends_jobs``.
         restarts: How often the platform started the job again.
-        hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because it would take them
-            for its own settings. Ranks that mpirun starts do see them, from their own host, but for those of ``ranks``.
+        hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because
+            it would take them for its own settings. Ranks that mpirun starts do see them, from
+            their own host, but for those of ``ranks``.
         kept: Variables of the rendezvous that the launcher leaves as they are.
-        ranks_elsewhere: Why this process is one of several that another program has started; ``""``: it is not.
-        job_id: The scheduler's name of the job, for the directory of its results; ``""`` if there is none.
+        ranks_elsewhere: Why this process is one of several that another program
+            has started; ``""``: it is not.
+        job_id: The scheduler's name of the job, for the directory of its
+            results; ``""`` if there is none.
         warnings: Lines to print before the start.
         problems: What is missing or wrong.
     """
@@ -288,7 +299,10 @@ class Description(NamedTuple):
 
 
 def job_name(platform: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what names the job on a platform, the same on all of its hosts; ``()`` if nothing does."""
+    """Return what names the job on a platform, the same on all of its hosts.
+
+    ``()`` if nothing does.
+    """
     return tuple(variables.get(name, "") for name in PLATFORMS[platform].job) if platform else ()
 
 
@@ -297,7 +311,9 @@ NONE = Description()
 
 
 def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
-    """Return each platform that is recognised with the mark that says so, the one that counts first."""
+    """Return each platform that is recognised with the mark that says so, the
+    one that counts first.
+    """
     found = []
     for row in PLATFORMS.values():
         mark = next((each for name in row.marks for each in _present(name, given)), "")
@@ -322,7 +338,10 @@ def _present(mark: str, given: Given) -> tuple[str, ...]:
 
 
 def describe(given: Given) -> Description:
-    """Return what the platform says that started this host. Never raises: ``problems`` has what is wrong."""
+    """Return what the platform says that started this host.
+
+    Never raises: ``problems`` has what is wrong.
+    """
     found = recognise(given)
     made = _described(given, found) if found else NONE
     visible = visible_gpus(given.variables)  # the nearest word on every platform
@@ -352,7 +371,9 @@ def _read(given: Given, row: Platform) -> Description:
 
 
 def _check_addresses(given: Given, made: Description) -> tuple[Problem, ...]:
-    """Return what is wrong with the leader's address of a job with several hosts, whoever has set it."""
+    """Return what is wrong with the leader's address of a job with several
+    hosts, whoever has set it.
+    """
     from trainworks_launcher.given.platforms import common  # a recognised platform has loaded it
 
     count = _count_of(made)
@@ -375,8 +396,9 @@ def _check_addresses(given: Given, made: Description) -> tuple[Problem, ...]:
 
 
 _DECIDES_ALONE = ("hosts", "sagemaker", "hyperpod", "mpirun", "ranks")
-"""Platforms whose word is not compared: a person's, the platform's own file, and a program that has started each
-process itself."""
+"""Platforms whose word is not compared: a person's, the platform's own file, and a program that has
+started each process itself.
+"""
 
 _COUNTERS = ("counted", "flux", "lsf", "oar", "pbs", "several")
 """Platforms that refuse exactly where a job has several hosts."""
@@ -385,7 +407,9 @@ _COUNTERS = ("counted", "flux", "lsf", "oar", "pbs", "several")
 def _check_counts(
     given: Given, row: Platform, made: Description, others: Sequence[tuple[Platform, str]]
 ) -> tuple[Problem, ...]:
-    """Return a problem where the platform that counts says one host, and another one that is recognised says more."""
+    """Return a problem where the platform that counts says one host, and another one that is
+    recognised says more.
+    """
     alone = (
         _count_of(made) == 1 and made.tasks is None and not made.ranks_elsewhere and not made.served
     )
@@ -419,7 +443,9 @@ def _count_of(made: Description) -> int:
 
 
 def _is_own(name: str, row: Platform) -> bool:
-    """Return whether a variable is one more of a platform's own: SLURM_NNODES beside SLURM_STEP_NUM_NODES."""
+    """Return whether a variable is one more of a platform's own: SLURM_NNODES beside
+    SLURM_STEP_NUM_NODES.
+    """
     vendors = {mark.partition("_")[0] for mark in row.marks if "_" in mark}
     return (
         row.name not in ("counted", "environment") and name.lstrip("_").partition("_")[0] in vendors
@@ -427,9 +453,12 @@ def _is_own(name: str, row: Platform) -> bool:
 
 
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, as it calls them: by number or by UUID; None if it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, as it calls them: by number or by UUID.
 
-    Source: CUDA programming guide, environment variables: devices after an entry that is not valid are not visible.
+    None if it is not set.
+
+    Source: CUDA programming guide, environment variables: devices after an
+    entry that is not valid are not visible.
 
     Args:
         variables: The process's environment.

@@ -1,7 +1,8 @@
 """Azure Machine Learning: a job on several nodes, one process on each. Pure.
 
-Only the leader's address is known. With more processes on a node Azure starts every rank itself. Source: Azure Machine
-Learning, Distributed GPU training guide, environment variables of a PyTorch distribution.
+Only the leader's address is known. With more processes on a node Azure starts every rank itself.
+Source: Azure Machine Learning, Distributed GPU training guide, environment variables of a PyTorch
+distribution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """AWS Batch, multi-node parallel jobs. Pure.
 
-Every node knows its index and the number of nodes; only the others know the main node's address, and no node knows
-those of the others. So hosts are called by their numbers, and their addresses are learned when they join the leader.
-Batch ends the job when the main node ends: the leader has to be there. Source: AWS Batch user guide, mnp-env-vars.html.
+Every node knows its index and the number of nodes; only the others know the main node's address,
+and no node knows those of the others. So hosts are called by their numbers, and their addresses are
+learned when they join the leader. Batch ends the job when the main node ends: the leader has to be
+there. Source: AWS Batch user guide, mnp-env-vars.html.
 """
 
 from __future__ import annotations

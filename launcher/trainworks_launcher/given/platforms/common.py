@@ -1,4 +1,6 @@
-"""What the platforms share: a reader of variables that names all that is missing, and the form of the hosts. Pure."""
+"""What the platforms share: a reader of variables that names all that is
+missing, and the form of the hosts. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _SHOWN = 16
 """Hosts of a list in a message."""
 
 _NODES_LIMIT = 65536
-"""Nodes of one list, and the largest number of hosts or ranks: a few characters can name very many."""
+"""Nodes of one list, and the largest number of hosts or ranks: a few characters
+can name very many.
+"""
 
 _DIGITS = 9
 """Of a number that is read at all."""
@@ -32,7 +36,9 @@ class Reader:
     """
 
     def __init__(self, variables: Mapping[str, str], title: str, advice: str) -> None:
-        """Keep what the messages need. title: of the platform. advice: how to start the job so that all are there."""
+        """Keep what the messages need. title: of the platform. advice: how to
+        start the job so that all are there.
+        """
         self.wrong: list[Problem] = []
         self.missing: list[str] = []
         self._variables = variables
@@ -40,7 +46,10 @@ class Reader:
         self._advice = advice
 
     def address(self, name: str) -> str:
-        """Return the leader's address, of a job with several hosts; what ``why_no_leader`` tells is wrong."""
+        """Return the leader's address, of a job with several hosts.
+
+        What ``why_no_leader`` tells is wrong.
+        """
         value = without_brackets(self.text(name))
         why = why_no_leader(value) if value else ""
         if why:
@@ -48,7 +57,10 @@ class Reader:
         return value
 
     def text(self, *named: str) -> str:
-        """Return the first of the variables that is set; ``""`` if none is, and then the first is missing."""
+        """Return the first of the variables that is set.
+
+        ``""`` if none is, and then the first is missing.
+        """
         value = self.optional(*named)
         if not value:
             self.missing.append(named[0])
@@ -62,19 +74,26 @@ class Reader:
         )
 
     def whole(self, *named: str, least: int = 0, most: int | None = None) -> int:
-        """Return the first of the variables that is set as a whole number; ``least`` if it is missing or wrong."""
+        """Return the first of the variables that is set as a whole number.
+
+        ``least`` if it is missing or wrong.
+        """
         value = self.text(*named)
         return self.number(value, named[0], least=least, most=most) if value else least
 
     def index(self, *named: str, count: int) -> int:
-        """Return the first of the variables that is set as the number of one of ``count`` hosts or ranks, from 0.
+        """Return the first of the variables that is set as the number of one of
+        ``count`` hosts or ranks, from 0.
 
         Nothing is held to a count that is itself missing or wrong.
         """
         return self.whole(*named, most=None if self.problems else count - 1)
 
     def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
-        """Return a part of a variable as a whole number; ``least`` if it is missing, noted elsewhere, or wrong."""
+        """Return a part of a variable as a whole number.
+
+        ``least`` if it is missing, noted elsewhere, or wrong.
+        """
         if not value:
             return least
         if (
@@ -94,7 +113,10 @@ class Reader:
         return least
 
     def refuse(self, what: str, *named: str, advice: str = "") -> None:
-        """Note what is wrong with variables. advice: the one that applies; default: the platform's."""
+        """Note what is wrong with variables. advice: the one that applies.
+
+        Default: the platform's.
+        """
         where = f"variable{'' if len(named) == 1 else 's'} {', '.join(named)}"
         self.wrong.append(Problem(what, where, advice or self._advice))
 
@@ -138,7 +160,9 @@ def is_loopback(address: str) -> bool:
 
 
 def why_no_leader(address: str, count: int = 0) -> str:
-    """Return why an address cannot be the leader's of several hosts; ``""`` if it can. count: of hosts, if known.
+    """Return why an address cannot be the leader's of several hosts.
+
+    ``""`` if it can. count: of hosts, if known.
 
     One with a scheme, a port or an unexpanded variable is reached by no host.
     """
@@ -150,7 +174,8 @@ def why_no_leader(address: str, count: int = 0) -> str:
 
 
 def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
-    """Return a job of this one host, or a refusal where the scheduler gave several hosts, or does not say how many.
+    """Return a job of this one host, or a refusal where the scheduler gave
+    several hosts, or does not say how many.
 
     Args:
         title: Name of the scheduler.
@@ -265,7 +290,10 @@ def expand_nodes(listed: str) -> tuple[str, ...]:
 
 
 def _numbers(inside: str, listed: str) -> Iterator[str]:
-    """Yield what stands for a bracket: ``08-10,12``; a number keeps the leading zeros of the first of its range."""
+    """Yield what stands for a bracket: ``08-10,12``.
+
+    A number keeps the leading zeros of the first of its range.
+    """
     for entry in inside.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
         if not found:

@@ -1,11 +1,13 @@
-"""Hosts that are described to torch by variables of their own: Volcano, older PyTorchJobs, Run:ai, manifests by hand.
+"""Hosts that are described to torch by variables of their own: Volcano, older
+PyTorchJobs, Run:ai, manifests by hand.
 
-``MASTER_ADDR`` with ``WORLD_SIZE`` and ``RANK``, or with ``NNODES`` (RunPod, Lightning AI: ``NUM_NODES``) and
-``NODE_RANK``: one process on each host, or one ``train``. Only the leader's address is known. A script that runs
-without a distribution reads the variables itself, so it gets them as they are. Sources: PyTorch, torch.distributed,
-environment variable initialization; torchrun, Definitions; volcano-sh/volcano,
-pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go; kubeflow/training-operator before 1.7,
-pkg/controller.v1/pytorch/envvar.go.
+``MASTER_ADDR`` with ``WORLD_SIZE`` and ``RANK``, or with ``NNODES`` (RunPod, Lightning AI:
+``NUM_NODES``) and ``NODE_RANK``: one process on each host, or one ``train``. Only the leader's
+address is known. A script that runs without a distribution reads the variables itself, so it gets
+them as they are. Sources: PyTorch, torch.distributed, environment variable initialization;
+torchrun, Definitions; volcano-sh/volcano,
+pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go; kubeflow/training-operator
+before 1.7, pkg/controller.v1/pytorch/envvar.go.
 """
 
 from __future__ import annotations
@@ -40,11 +42,16 @@ _PER_HOST = (
     "GPUS_PER_NODE",
     "NUM_GPUS_PER_NODE",
 )
-"""Variables with the processes of each host, as manifests call them: beside them WORLD_SIZE mostly counts processes."""
+"""Variables with the processes of each host, as manifests call them: beside
+them WORLD_SIZE mostly counts processes.
+"""
 
 
 def describe(given: Given) -> Description:
-    """Return the hosts. They are called by their numbers; only the leader's address has to lead to one."""
+    """Return the hosts.
+
+    They are called by their numbers; only the leader's address has to lead to one.
+    """
     variables = given.variables
     reader = Reader(variables, "the environment", _ADVICE)
     kept = given_rendezvous(variables)

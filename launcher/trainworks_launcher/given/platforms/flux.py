@@ -1,7 +1,7 @@
 """Flux: ``flux run`` starts the launcher once on each node, or once for each rank. Pure.
 
-The variables do not name the nodes. So a job of one node is started, as one host or as its tasks, and one of several is
-refused. Source: flux-environment(7), TASK ENVIRONMENT.
+The variables do not name the nodes. So a job of one node is started, as one host or as its tasks,
+and one of several is refused. Source: flux-environment(7), TASK ENVIRONMENT.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Plain hosts: a person, or a scheduler without a file in this folder, says which hosts the job has. Pure.
+"""Plain hosts: a person, or a scheduler without a file in this folder, says
+which hosts the job has. Pure.
 
-``TRAINWORKS_HOSTS=a,b`` or ``node-[0-7]`` is the same on every host; ``TRAINWORKS_HOST=a`` is the host's own name in
-it. A pod of a Kubernetes Indexed Job (or of a JobSet) need not know its name: it is that of its completion index.
+``TRAINWORKS_HOSTS=a,b`` or ``node-[0-7]`` is the same on every host; ``TRAINWORKS_HOST=a`` is the
+host's own name in it. A pod of a Kubernetes Indexed Job (or of a JobSet) need not know its name: it
+is that of its completion index.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from trainworks_launcher.given.platforms.common import Reader, config_of, expand
 
 
 def describe(given: Given) -> Description:
-    """Return the hosts. The host's own name may be left out where it follows from the index or the kernel's name."""
+    """Return the hosts.
+
+    The host's own name may be left out where it follows from the index or the kernel's name.
+    """
     advice = f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE} to its own name"
     reader = Reader(given.variables, "plain hosts", advice)
     listed = re.sub(r"[,\s]+", ",", without_brackets(reader.text(names.HOSTS_VARIABLE))).strip(",")

@@ -1,9 +1,10 @@
 """Kubeflow: TrainJob with a torch runtime, and PyTorchJob. Both describe the job to torchrun. Pure.
 
-torchrun reads each option of its own from a variable ``PET_OPTION``; the launcher gives it options, so the variables
-are hidden from it. Sources: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go; kubeflow/training-operator,
-pkg/controller.v1/pytorch/envvar.go, master.go, elastic.go (before 1.7 they had no PET_NNODES, and nothing that tells
-them from a person's own variables).
+torchrun reads each option of its own from a variable ``PET_OPTION``; the launcher gives it options,
+so the variables are hidden from it. Sources: kubeflow/trainer,
+pkg/runtime/framework/plugins/torch/torch.go; kubeflow/training-operator,
+pkg/controller.v1/pytorch/envvar.go, master.go, elastic.go (before 1.7 they had no PET_NNODES, and
+nothing that tells them from a person's own variables).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _ELASTIC = "let minReplicas and maxReplicas be the same, or leave elasticPolicy 
 
 
 def describe(given: Given) -> Description:
-    """Return the pods. They are called by the operator's rule; only the leader's name has to resolve."""
+    """Return the pods.
+
+    They are called by the operator's rule; only the leader's name has to resolve.
+    """
     reader = Reader(given.variables, "Kubeflow", _ADVICE)
     number = reader.text("PET_NNODES")
     fewest, _, most = number.partition(":")

@@ -1,6 +1,9 @@
-"""LeaderWorkerSet: a leader pod and its workers, of which every pod knows the leader's address. Pure.
+"""LeaderWorkerSet: a leader pod and its workers, of which every pod knows the leader's address.
 
-Source: kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go, AddLWSVariables; the leader's name gives those of the pods.
+Pure.
+
+Source: kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go, AddLWSVariables; the
+leader's name gives those of the pods.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kubernetes operators for MPI: MPIJob, and TrainJob with an MPI runtime. Pure.
 
-Only the launcher pod runs this launcher. The workers run sshd, and mpirun reaches them with keys that the operator
-mounts (``supervise.ssh.mounted_keys``). Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go;
-kubeflow/trainer, pkg/runtime/framework/plugins/mpi/mpi.go.
+Only the launcher pod runs this launcher. The workers run sshd, and mpirun reaches them with keys
+that the operator mounts (``supervise.ssh.mounted_keys``). Sources: kubeflow/mpi-operator,
+pkg/controller/mpi_job_controller.go; kubeflow/trainer, pkg/runtime/framework/plugins/mpi/mpi.go.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Another program has started this process as one of several: mpirun, torchrun, or an operator for TensorFlow. Pure.
+"""Another program has started this process as one of several: mpirun, torchrun,
+or an operator for TensorFlow. Pure.
 
-The program may start the user's script itself, with the launcher in front of it. Then the script finds its place by
-that program's variables, which it gets as they are. The launcher cannot start ranks of its own here: each process would
-start all of them. Sources: Open MPI, mpirun(1), environment variables; PMI-1, PMI_SIZE; Cray ALPS, aprun(1); MVAPICH2,
-MV2_COMM_WORLD_SIZE; torchrun, Environment Variables; TensorFlow, Distributed training, TF_CONFIG.
+The program may start the user's script itself, with the launcher in front of it. Then the script
+finds its place by that program's variables, which it gets as they are. The launcher cannot start
+ranks of its own here: each process would start all of them. Sources: Open MPI, mpirun(1),
+environment variables; PMI-1, PMI_SIZE; Cray ALPS, aprun(1); MVAPICH2, MV2_COMM_WORLD_SIZE;
+torchrun, Environment Variables; TensorFlow, Distributed training, TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ _TENSORFLOW = "TF_CONFIG"
 
 
 def describe(given: Given) -> Description:
-    """Return a job of this one process; with the reason why it must not start others, if there are more."""
+    """Return a job of this one process.
+
+    With the reason why it must not start others, if there are more.
+    """
     return Description(
         where=_TENSORFLOW if _TENSORFLOW in given.variables else "the environment",
         ranks_elsewhere=others(given.variables),
@@ -30,7 +35,10 @@ def describe(given: Given) -> Description:
 
 
 def others(variables: Mapping[str, str]) -> str:
-    """Return the variable that says that this process is one of several, with its value; ``""`` if none does."""
+    """Return the variable that says that this process is one of several, with its value.
+
+    ``""`` if none does.
+    """
     sizes = [name for name in _SIZES if name in variables]
     if any(name in variables for name in _TORCHRUN):
         sizes += [name for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in variables]
@@ -46,7 +54,10 @@ def others(variables: Mapping[str, str]) -> str:
 
 
 def tasks_of(config: str) -> int:
-    """Return how many tasks a TF_CONFIG has; 1 if it describes no cluster, 0 if it cannot be read."""
+    """Return how many tasks a TF_CONFIG has.
+
+    1 if it describes no cluster, 0 if it cannot be read.
+    """
     try:
         cluster = mapping(mapping(decode(config)).get("cluster"))
     except ValueError:

@@ -1,15 +1,18 @@
-"""Platforms that take a few words each: what they set goes through what they share, or is not enough. Pure.
+"""Platforms that take a few words each: what they set goes through what they
+share, or is not enough. Pure.
 
-SageMaker's file is the job's hosts. HyperPod's agent is the program, one in each pod, and gets its ranks from the
-operator. A rank of mpirun is one process, whatever scheduler gave mpirun the hosts. dstack and SkyPilot give every node
-the addresses of all. With LSF, PBS and OAR a job's script runs on its first host, and who starts what on the others is
-not known. Pods of KubeRay, of an Indexed Job and of a JobSet know nothing of each other: a person tells them. Of other
-schedulers no more is read than how many hosts, or processes, a job has; a job of one is started.
+SageMaker's file is the job's hosts. HyperPod's agent is the program, one in each pod, and gets its
+ranks from the operator. A rank of mpirun is one process, whatever scheduler gave mpirun the hosts.
+dstack and SkyPilot give every node the addresses of all. With LSF, PBS and OAR a job's script runs
+on its first host, and who starts what on the others is not known. Pods of KubeRay, of an Indexed
+Job and of a JobSet know nothing of each other: a person tells them. Of other schedulers no more is
+read than how many hosts, or processes, a job has; a job of one is started.
 
 Sources: dstackai/dstack, runner/internal/executor/executor.go, execJob; docs.skypilot.co,
-running-jobs/environment-variables; IBM Spectrum LSF, Environment variables set for job execution; OpenPBS, qsub(1B),
-PBS_NODEFILE; Torque, qsub, PBS_NUM_NODES; OAR, user documentation; ray-project/kuberay,
-ray-operator/controllers/ray/common/pod.go, setContainerEnvVars; Kubernetes, Jobs, completion mode.
+running-jobs/environment-variables; IBM Spectrum LSF, Environment variables set for job execution;
+OpenPBS, qsub(1B), PBS_NODEFILE; Torque, qsub, PBS_NUM_NODES; OAR, user documentation;
+ray-project/kuberay, ray-operator/controllers/ray/common/pod.go, setContainerEnvVars; Kubernetes,
+Jobs, completion mode.
 """
 
 from __future__ import annotations
@@ -149,10 +152,13 @@ def _counted(given: Given) -> Description:
 
 
 def _several(given: Given) -> Description:
-    """Return the hosts of a scheduler that is recognised by the kind of its variables; else what to set.
+    """Return the hosts of a scheduler that is recognised by the kind of its variables.
 
-    A list with this host's index in it says all, and so does a number of hosts with the leader's address. In a file of
-    hosts a host looks for itself: the order is not that of the indices (Google Batch, BATCH_HOSTS_FILE).
+    Else what to set.
+
+    A list with this host's index in it says all, and so does a number of hosts with the leader's
+    address. In a file of hosts a host looks for itself: the order is not that of the indices
+    (Google Batch, BATCH_HOSTS_FILE).
     """
     pair = next(iter(given.pairs), None)
     for listed in given.lists:
@@ -227,7 +233,10 @@ def _of_list(given: Given, listed: several.Listed, pair: several.Pair | None) ->
 
 
 def _number(name: str, value: str) -> int:
-    """Return the number that a variable says, or how many hosts or processes it lists; 0 for nothing."""
+    """Return the number that a variable says, or how many hosts or processes it lists.
+
+    0 for nothing.
+    """
     words = re.split(r"[,\s]+", value.strip()) if value.strip() else []
     if name == _OF_EACH_PROCESS:
         return len(words)

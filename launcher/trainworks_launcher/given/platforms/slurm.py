@@ -1,8 +1,9 @@
 """Slurm: ``srun`` starts the launcher once per node, or once per rank. Pure.
 
-One task per node (``srun --ntasks-per-node=1 train ...``): the launcher starts the ranks of its node, in any mode.
-Several tasks per node (``--ntasks-per-node=8``): each task is a rank, and the launcher starts the script in it. The
-variables are those of srun(1), OUTPUT ENVIRONMENT VARIABLES.
+One task per node (``srun --ntasks-per-node=1 train ...``): the launcher starts
+the ranks of its node, in any mode.
+Several tasks per node (``--ntasks-per-node=8``): each task is a rank, and the launcher starts the
+script in it. The variables are those of srun(1), OUTPUT ENVIRONMENT VARIABLES.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from trainworks_launcher.given.platforms.common import Reader, config_of, expand
 _ADVICE = "start it in a job step: srun --ntasks-per-node=1 train ... (or one task per GPU)"
 
 _PORTS = (61000, 4536)
-"""First port above the kernel's ephemeral range, and how many there are up to 65535: enroot's rule for MASTER_PORT
-(conf/hooks/extra/50-slurm-pytorch.sh). Jobs that share a node then have different ports, mostly."""
+"""First port above the kernel's ephemeral range, and how many there are up to 65535: enroot's rule
+for MASTER_PORT (conf/hooks/extra/50-slurm-pytorch.sh). Jobs that share a node then have different
+ports, mostly.
+"""
 
 _OF_PMI = ("PMI_", "PMIX_")
-"""Slurm's own server for MPI, and its plugins (``PMIX_MCA_``), which the image's Open MPI does not have.
-Source: enroot, conf/hooks/extra/50-slurm-pmi.sh."""
+"""Slurm's own server for MPI, and its plugins (``PMIX_MCA_``), which the image's Open MPI does not
+have. Source: enroot, conf/hooks/extra/50-slurm-pmi.sh.
+"""
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"mpirun": ("SLURM_", *_OF_PMI), "ranks": _OF_PMI}
 )
-"""With these mpirun starts its daemons by srun, which is not in the image, and takes itself for a rank of srun; and its
-own ranks look for Slurm's server instead of mpirun's."""
+"""With these mpirun starts its daemons by srun, which is not in the image, and takes itself for a
+rank of srun; and its own ranks look for Slurm's server instead of mpirun's.
+"""
 
 
 def describe(given: Given) -> Description:

@@ -1,7 +1,7 @@
 """Vertex AI: custom jobs with several worker pools. Pure.
 
-``CLUSTER_SPEC`` has the hosts of every pool and this one's place. The first pool has one host, the leader. Source:
-Vertex AI, Use distributed training, Format of CLUSTER_SPEC.
+``CLUSTER_SPEC`` has the hosts of every pool and this one's place. The first pool has one host, the
+leader. Source: Vertex AI, Use distributed training, Format of CLUSTER_SPEC.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Volcano: pods of a Job with the plugins svc and env. Pure.
 
-``VC_TASK_HOSTS`` (``VC_WORKER_HOSTS``) has the hosts of each task, ``VC_TASK_INDEX`` this pod's index in its own one.
-Sources: volcano-sh/volcano, pkg/controllers/job/plugins/svc/svc.go and env/env.go.
+``VC_TASK_HOSTS`` (``VC_WORKER_HOSTS``) has the hosts of each task, ``VC_TASK_INDEX`` this pod's
+index in its own one. Sources: volcano-sh/volcano, pkg/controllers/job/plugins/svc/svc.go and
+env/env.go.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The ways to start a job: one file per mode, whose row is in ``registry``.
 
-A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host of the job, or raises RefusalError.
+A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host of the job, or
+raises RefusalError.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from trainworks_launcher.plan.plan import NodePlan, Reason
 
 
 def planner(mode: str) -> Callable[[Job], NodePlan]:
-    """Return the planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
+    """Return the planner of a mode, by name.
+
+    Only its own file is loaded, which keeps the start quick.
+    """
     found: Callable[[Job], NodePlan] = import_module(f"{__name__}.{MODES[mode].file}").plan
     return found
 
@@ -26,10 +30,13 @@ _PYTHON_HOME = "PYTHONHOME"  # of a host's Python, where the scheduler hands its
 
 
 def plan_host(job: Job) -> NodePlan:
-    """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
+    """Return the plan of the job's host, by the job's mode.
 
-    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training). Where it is
-    the only one with a launcher, it starts the ranks of the others.
+    Raises RefusalError with all problems that the mode finds.
+
+    A host that takes no part in the distribution runs the program once, by itself (as
+    sagemaker-training). Where it is the only one with a launcher, it starts the ranks of the
+    others.
     """
     placement = job.placement
     plan = planner(placement.mode if placement.takes_part or placement.served else "none")(job)
@@ -51,7 +58,8 @@ def plan_host(job: Job) -> NodePlan:
     warnings = list(plan.warnings)
     python, home = job.environment.programs.get("python", ""), job.inherited.get(_PYTHON_HOME, "")
     if home and not python.startswith(f"{home.rstrip('/')}/"):
-        # Python looks for its own library there, and ends with status 1 before the first line of a script.
+        # Python looks for its own library there, and ends with status 1 before
+        # the first line of a script.
         left_out.append(_PYTHON_HOME)
         warnings.append(
             f"left out {_PYTHON_HOME}={home}: it is of another Python than {python or 'the image has'}"

@@ -34,7 +34,8 @@ class Variable(NamedTuple):
         value: Its value.
         why: One sentence.
         origin: Who decided.
-        ours: Set even where the container sets another value: without it, the processes would not find each other.
+        ours: Set even where the container sets another value: without it, the
+            processes would not find each other.
     """
 
     name: str
@@ -45,9 +46,12 @@ class Variable(NamedTuple):
 
 
 def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Return (variables to set, why); what the container's environment already sets is the user's choice and is kept.
+    """Return (variables to set, why).
 
-    Raises RefusalError for one of ours that is too long for the kernel: what reads it looks for no file.
+    What the container's environment already sets is the user's choice and is kept.
+
+    Raises RefusalError for one of ours that is too long for the kernel: what
+    reads it looks for no file.
     """
     long = [
         row
@@ -81,7 +85,9 @@ def counts_and_why(job: Job) -> str:
 
 
 def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
-    """Return what will not work without a mode's own library, in the words of the image; () where it is there.
+    """Return what will not work without a mode's own library, in the words of the image.
+
+    () where it is there.
 
     A warning and no refusal: a job may install it with its requirements.txt.
 
@@ -100,7 +106,10 @@ def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
 
 
 def warn_without_gpu(job: Job) -> tuple[str, ...]:
-    """Return what a script of smp or smddp needs on hosts without a GPU; () where there is one, or it is set."""
+    """Return what a script of smp or smddp needs on hosts without a GPU.
+
+    () where there is one, or it is set.
+    """
     kind, seen = job.placement.instance_type, job.environment.devices
     row = job.environment.manifest.instances.get(kind, Instance())
     if (
@@ -117,7 +126,9 @@ def warn_without_gpu(job: Job) -> tuple[str, ...]:
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
-    """Return a problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
+    """Return a problem if the image has none of the Python packages, () if a
+    requirements.txt may still install one.
+    """
     components = job.environment.manifest.components
     if (
         any(name in components for name in packages)
@@ -171,7 +182,10 @@ def own_process(
 
 
 def programs_of_mode(job: Job) -> Mapping[str, str]:
-    """Name -> absolute path of the programs that the mode starts with; ``job`` was refused if one is missing."""
+    """Name -> absolute path of the programs that the mode starts with.
+
+    ``job`` was refused if one is missing.
+    """
     placement = job.placement
     wanted = MODES[placement.mode].programs_for(placement.served)
     return MappingProxyType({name: job.environment.programs[name] for name in wanted})
@@ -200,7 +214,9 @@ def command(job: Job) -> tuple[Reason, ...]:
 
 
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
-    """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
+    """Return the end of a command line: ``words`` start the user's program, the
+    script's arguments follow.
+    """
     program = Reason(
         "program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words
     )

@@ -1,9 +1,10 @@
 """smdistributed.dataparallel and pytorchddp: one file, because mpirun starts both alike.
 
-They differ from plain mpi in what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
-has it. sagemaker-training also asks for EFA on every host, sets NCCL_PROTO by instance type, and oversubscribes. This
-launcher decides on EFA by devices (libfabric finds no provider on a host without it), leaves the protocol to the
-plugin (``fabric``), and gives the exact slots.
+They differ from plain mpi in what smddp reads: its variables, and ``smddprun`` in front of each
+rank where the image has it. sagemaker-training also asks for EFA on every host, sets NCCL_PROTO by
+instance type, and oversubscribes. This launcher decides on EFA by devices (libfabric finds no
+provider on a host without it), leaves the protocol to the plugin (``fabric``), and gives the exact
+slots.
 """
 
 from __future__ import annotations

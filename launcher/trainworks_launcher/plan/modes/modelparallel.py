@@ -1,7 +1,8 @@
-"""smdistributed.modelparallel: smp's first version, always under mpirun (its second is a library under torchrun).
+"""smdistributed.modelparallel: smp's first version, always under mpirun (its
+second is a library under torchrun).
 
-Source: what sagemaker-training gives such a job, since smp was tuned with it. The library of this project reads the
-same variables and takes the same start.
+Source: what sagemaker-training gives such a job, since smp was tuned with it. The library of this
+project reads the same variables and takes the same start.
 """
 
 from __future__ import annotations

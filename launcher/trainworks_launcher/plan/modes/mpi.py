@@ -1,14 +1,17 @@
-"""mpi: the leader runs mpirun, which starts the ranks of every host; those of other hosts through their launchers.
+"""mpi: the leader runs mpirun, which starts the ranks of every host.
 
-How ranks get the environment of their own host: mpirun starts ``rank.py`` on each host, and that reads the environment
-file which that host's launcher wrote, lays what mpirun and the user's ``-x`` say over it, and becomes the program. So
-nothing host-specific travels from the leader, and no value is too long for a command line.
+Those of other hosts through their launchers.
 
-Where no launcher runs on the other hosts, because they only serve ssh (``Placement.served``), this one starts mpirun,
-which gives the ranks what the launcher knows, without what is host-specific.
+How ranks get the environment of their own host: mpirun starts ``rank.py`` on each host, and that
+reads the environment file which that host's launcher wrote, lays what mpirun and the user's ``-x``
+say over it, and becomes the program. So nothing host-specific travels from the leader, and no value
+is too long for a command line.
 
-Where a parameter comes from: the reference of Open MPI (``ompi_info --all``, ``prte_info --all``), and what
-sagemaker-training gives mpirun, since jobs were tuned with that.
+Where no launcher runs on the other hosts, because they only serve ssh (``Placement.served``), this
+one starts mpirun, which gives the ranks what the launcher knows, without what is host-specific.
+
+Where a parameter comes from: the reference of Open MPI (``ompi_info --all``, ``prte_info --all``),
+and what sagemaker-training gives mpirun, since jobs were tuned with that.
 """
 
 from __future__ import annotations
@@ -152,11 +155,13 @@ def _reaches_hosts(job: Job) -> bool:
 
 
 def _interface_of_host(job: Job, user: UserOptions, dialect: Dialect) -> tuple[Variable, ...]:
-    """Return the variable that keeps Open MPI to the interface which reaches the other hosts; () where none is needed.
+    """Return the variable that keeps Open MPI to the interface which reaches the other hosts.
 
-    Open MPI takes every interface, also one that reaches no other host, if two hosts have addresses of one subnet there
-    (a bridge for containers). Each host has its own variable: its interfaces may have other names. What the platform
-    names is on the command line.
+    () where none is needed.
+
+    Open MPI takes every interface, also one that reaches no other host, if two hosts have addresses
+    of one subnet there (a bridge for containers). Each host has its own variable: its interfaces
+    may have other names. What the platform names is on the command line.
     """
     devices = job.environment.devices
     named = text(job.environment.resource_config.get("network_interface_name"))
@@ -171,7 +176,10 @@ def _interface_of_host(job: Job, user: UserOptions, dialect: Dialect) -> tuple[V
 
 
 def _wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
-    """Return the words of rank.py; where no launcher has written a host's environment, ranks have mpirun's."""
+    """Return the words of rank.py.
+
+    Where no launcher has written a host's environment, ranks have mpirun's.
+    """
     size = ("--size", str(job.placement.processes))
     if job.placement.served:
         return common.rank_wrapper(job, "refuses a job with fewer ranks than planned", size)
@@ -180,7 +188,10 @@ def _wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
 
 
 def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> tuple[Reason, ...]:
-    """Return the words that give ranks on hosts without a launcher what this one knows; values are in its variables."""
+    """Return the words that give ranks on hosts without a launcher what this one knows.
+
+    Values are in its variables.
+    """
     found = sorted(env.keys() - exports.keys() - HOST_SPECIFIC - _OWN_HOSTS)
     words = tuple(word for name in found for word in ("-x", name))
     return (
@@ -278,8 +289,12 @@ def _parameter(setting: Setting, dialect: Dialect) -> Reason:
 
 
 def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
-    """Options that are not parameters; a user's value of the same option takes the place of ours."""
-    # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
+    """Options that are not parameters.
+
+    A user's value of the same option takes the place of ours.
+    """
+    # On one host the platform's name of it may resolve nowhere, and mpirun
+    # would go and look for it by ssh.
     hosts = job.placement.distribution_hosts if _reaches_hosts(job) else ("localhost",)
     slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.placement.slots))
     why = common.counts_and_why(job)
@@ -318,8 +333,8 @@ def _exports(
 ) -> tuple[Mapping[str, Reason], Sequence[tuple[str, str]], Sequence[str]]:
     """Sort the user's ``-x``.
 
-    With a name alone, mpirun takes the leader's value from its own environment, so that no secret stands on a command
-    line. What the user does not export comes to a rank from its own host.
+    With a name alone, mpirun takes the leader's value from its own environment, so that no secret
+    stands on a command line. What the user does not export comes to a rank from its own host.
 
     Args:
         job: The job.
@@ -327,7 +342,8 @@ def _exports(
         own: Variables of which each host has its own value.
 
     Returns:
-        Name -> the words of ``-x``; what was left out and why; warnings about variables that are not set.
+        Name -> the words of ``-x``; what was left out and why; warnings about
+        variables that are not set.
     """
     exports: dict[str, Reason] = {}
     left_out: list[tuple[str, str]] = []
@@ -368,6 +384,7 @@ def _program(job: Job) -> tuple[Reason, ...]:
     words = program_words(job.program.entry, job.program.code, python, common.shell_of(job))
     if "mpi4py" not in job.environment.manifest.components or not job.program.entry.in_python:
         return common.explained_program(job, words)
-    # Without its runner Python tries to finalize MPI at its exit and waits for the other ranks for ever.
+    # Without its runner Python tries to finalize MPI at its exit and waits for
+    # the other ranks for ever.
     why = "the entry point, under mpi4py, which aborts the job on an uncaught exception"
     return common.explained_program(job, (words[0], "-m", "mpi4py", *words[1:]), why)

@@ -1,4 +1,7 @@
-"""multi_worker_mirrored_strategy: TensorFlow's. Every host runs one process, which finds the others by TF_CONFIG."""
+"""multi_worker_mirrored_strategy: TensorFlow's.
+
+Every host runs one process, which finds the others by TF_CONFIG.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""parameter_server: every host runs the program, and beside it the server that holds a part of the parameters.
+"""parameter_server: every host runs the program, and beside it the server that
+holds a part of the parameters.
 
-Three frameworks mean three things by it. TensorFlow: a cluster of ``master``, ``worker`` and ``ps`` tasks in TF_CONFIG.
-MXNet: scheduler, servers and workers, told apart by DMLC_ROLE; ``import mxnet`` is all that a server has to do. PyTorch
-has no servers: its processes find each other by MASTER_ADDR and RANK. Source: what the platform's own framework
-toolkits start, since scripts were written against that.
+Three frameworks mean three things by it. TensorFlow: a cluster of ``master``,
+``worker`` and ``ps`` tasks in TF_CONFIG.
+MXNet: scheduler, servers and workers, told apart by DMLC_ROLE; ``import mxnet`` is all that a
+server has to do. PyTorch
+has no servers: its processes find each other by MASTER_ADDR and RANK. Source: what the platform's
+own framework toolkits start, since scripts were written against that.
 
-A server has no end of its own, and serves the programs of all hosts: it is ended with the job, not with the program
-beside it.
+A server has no end of its own, and serves the programs of all hosts: it is ended with the job, not
+with the program beside it.
 """
 
 from __future__ import annotations
@@ -82,7 +85,9 @@ def _tensorflow(job: Job) -> NodePlan:
 
 
 def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
-    """TF_CONFIG of one task: the first host is the master, the others are workers, and each has a ps task."""
+    """TF_CONFIG of one task: the first host is the master, the others are
+    workers, and each has a ps task.
+    """
     programs: list[Json] = [f"{host}:{names.TENSORFLOW_WORKER_PORT}" for host in hosts]
     servers: list[Json] = [f"{host}:{names.TENSORFLOW_SERVER_PORT}" for host in hosts]
     cluster: dict[str, Json] = {"master": programs[:1], "ps": servers, "worker": programs[1:]}
@@ -91,7 +96,9 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 
 def _mxnet(job: Job) -> NodePlan:
-    """Plan MXNet: a scheduler on the first host, and on every host a server and the program, which is the worker."""
+    """Plan MXNet: a scheduler on the first host, and on every host a server and
+    the program, which is the worker.
+    """
     python = common.program(job, "python", "MXNet's servers need it")
     count = str(len(job.placement.distribution_hosts))
     user = job.environment.hyperparameters

@@ -1,7 +1,8 @@
-"""pytorchxla: every host runs torch_xla's own starter, which starts one process per GPU of that host.
+"""pytorchxla: every host runs torch_xla's own starter, which starts one process
+per GPU of that host.
 
-Source: the variables that sagemaker-training gives it; the starter with ``--num_gpus`` comes with SageMaker's build of
-torch_xla. EFA depends on devices and is not always on, as in all modes.
+Source: the variables that sagemaker-training gives it; the starter with ``--num_gpus`` comes with
+SageMaker's build of torch_xla. EFA depends on devices and is not always on, as in all modes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from trainworks_launcher.plan.plan import NodePlan, Reason
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError without GPUs, without torch_xla, and for other programs than scripts."""
+    """Plan the job's host.
+
+    Raises RefusalError without GPUs, without torch_xla, and for other programs than scripts.
+    """
     python = common.programs_of_mode(job)["python"]
     _check(job)
     gpus = job.placement.processes_per_host

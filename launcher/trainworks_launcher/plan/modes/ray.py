@@ -1,7 +1,9 @@
-"""ray: Ray's head on the leader, a worker on every other host, and the program on the leader when all have joined.
+"""ray: Ray's head on the leader, a worker on every other host, and the program
+on the leader when all have joined.
 
-Ray's own command line starts both, and ``--block`` watches what it has started: where one of these processes dies, it
-ends with a failure, which is the job's. They are processes beside the program (``Auxiliary``), ended with the job.
+Ray's own command line starts both, and ``--block`` watches what it has started: where one of these
+processes dies, it ends with a failure, which is the job's. They are processes beside the program
+(``Auxiliary``), ended with the job.
 """
 
 from __future__ import annotations
@@ -22,21 +24,36 @@ _OWN = ("--head", "--address", "--port", "--block", "--node-ip-address")
 """Options of ``ray start`` without which the hosts would not find each other."""
 
 _HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")
-"""Options that ``ray start`` refuses where it starts a worker. Source: ray/scripts/scripts.py, head_only_flags."""
+"""Options that ``ray start`` refuses where it starts a worker.
+
+Source: ray/scripts/scripts.py, head_only_flags.
+"""
 
 _LEAST_STORE = 75 << 20
-"""Bytes of the smallest object store. Source: ray/_private/ray_constants.py, OBJECT_STORE_MINIMUM_MEMORY_BYTES."""
+"""Bytes of the smallest object store.
+
+Source: ray/_private/ray_constants.py, OBJECT_STORE_MINIMUM_MEMORY_BYTES.
+"""
 
 _AMPLE = 10**10
-"""Bytes of /dev/shm from which on Ray's own default fits. Source: ray_constants.py, REQUIRE_SHM_SIZE_THRESHOLD."""
+"""Bytes of /dev/shm from which on Ray's own default fits.
+
+Source: ray_constants.py, REQUIRE_SHM_SIZE_THRESHOLD.
+"""
 
 _ASKS_FOR_A_TOKEN = "2.52.0"
-"""The first Ray that answers only to who has the token; an older one ignores RAY_AUTH_MODE without a word. Source:
-RAY_AUTH_MODE in ray/_raylet.so and ray/_private/authentication/ of the wheels of 2.51.0 (absent) and 2.52.0."""
+"""The first Ray that answers only to who has the token.
+
+An older one ignores RAY_AUTH_MODE without a word. Source: RAY_AUTH_MODE in ray/_raylet.so and
+ray/_private/authentication/ of the wheels of 2.51.0 (absent) and 2.52.0.
+"""
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for a wrong option, or a Ray that ignores the secret."""
+    """Plan the job's host.
+
+    Raises RefusalError for a wrong option, or a Ray that ignores the secret.
+    """
     ray, python = (common.programs_of_mode(job)[name] for name in ("ray", "python"))
     placement = job.placement
     head = placement.host == placement.leader
@@ -89,14 +106,18 @@ def plan(job: Job) -> NodePlan:
 
 
 _RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
-"""How often a worker asks for the head's node, each two seconds; Ray's default is 20. Source: ray_constants.py."""
+"""How often a worker asks for the head's node, each two seconds; Ray's default is 20.
+
+Source: ray_constants.py.
+"""
 
 _NO_COLOR = "a log shows escape sequences as they are"
 _ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
 
 
 def _check_token(job: Job) -> tuple[str, ...]:
-    """Return a warning where the installed Ray may not ask for the token that is made of the job's secret.
+    """Return a warning where the installed Ray may not ask for the token that
+    is made of the job's secret.
 
     Raises RefusalError on several hosts if it certainly does not.
     """
@@ -118,7 +139,9 @@ def _check_token(job: Job) -> tuple[str, ...]:
 
 
 def _token(secret: str) -> list[Variable]:
-    """Return the variables by which Ray answers only to processes of the job, if the job has a secret."""
+    """Return the variables by which Ray answers only to processes of the job,
+    if the job has a secret.
+    """
     if not secret:
         return []
     import hmac  # few jobs have one
@@ -132,7 +155,9 @@ def _token(secret: str) -> list[Variable]:
 
 
 def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
-    """Return the options of ``ray start`` on this host, and warnings; of an option that comes twice Ray takes the last.
+    """Return the options of ``ray start`` on this host, and warnings.
+
+    Of an option that comes twice Ray takes the last.
 
     Raises RefusalError for a user's that the launcher gives itself.
     """
@@ -188,7 +213,9 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
 
 
 def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
-    """Return the options of Ray's object store, and warnings: Ray would plan more than a small /dev/shm has."""
+    """Return the options of Ray's object store, and warnings: Ray would plan
+    more than a small /dev/shm has.
+    """
     free = job.environment.devices.shared_memory
     if free is None or free >= _AMPLE:
         return [], ()

@@ -1,7 +1,8 @@
-"""tasks: the platform starts every rank as a task of its own, and the launcher of each task becomes one rank.
+"""tasks: the platform starts every rank as a task of its own, and the launcher
+of each task becomes one rank.
 
-The variables are torchrun's, so a script finds its ranks as it does there. Code and requirements are prepared by the
-first task of each host: its tasks share the container.
+The variables are torchrun's, so a script finds its ranks as it does there. Code and requirements
+are prepared by the first task of each host: its tasks share the container.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def plan(job: Job) -> NodePlan:
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
-    """Return what a script has to know that chooses its GPU by LOCAL_RANK, as scripts for torchrun do."""
+    """Return what a script has to know that chooses its GPU by LOCAL_RANK, as
+    scripts for torchrun do.
+    """
     gpus, tasks = job.environment.devices.gpus, job.placement.processes_per_host
     if not 0 < gpus < tasks:
         return ()

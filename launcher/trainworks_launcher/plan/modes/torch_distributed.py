@@ -1,9 +1,11 @@
 """torch_distributed: every host runs its own torchrun, which starts the processes of that host.
 
-Rendezvous is static (``--master-addr``, ``--node-rank``): rank 0 is then on the leader for certain, which is the host
-whose model the platform keeps; c10d rendezvous orders hosts by name. What c10d would add, ending everybody when one
-host fails, is done by the control channel, in seconds and not in the agents' minutes. A job of several hosts that asks
-for restarts, or that may go on with fewer hosts, needs c10d: only it makes a new group. One host is the static
+Rendezvous is static (``--master-addr``, ``--node-rank``): rank 0 is then on the leader for certain,
+which is the host whose model the platform keeps; c10d rendezvous orders hosts by name. What c10d
+would add, ending everybody when one host fails, is done by the control channel, in seconds and not
+in the agents' minutes. A job of several hosts that asks
+for restarts, or that may go on with fewer hosts, needs c10d: only it makes a
+new group. One host is the static
 rendezvous of one: it talks to itself at 127.0.0.1, and its agent starts the ranks again.
 """
 
@@ -37,7 +39,10 @@ _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs b
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
 
 _BINDS_FROM = (2, 9)
-"""From this release of torch on, torchrun has ``--numa-binding``. Source: PyTorch 2.9 documentation, elastic/numa."""
+"""From this release of torch on, torchrun has ``--numa-binding``.
+
+Source: PyTorch 2.9 documentation, elastic/numa.
+"""
 
 _DASHES_FROM = (2, 1)
 """From this release of torch on, its options may have dashes; each has underscores, too.
@@ -46,14 +51,23 @@ Source: pytorch/pytorch pull request 94505, merged when 2.0 had a branch of its 
 """
 
 _NAMES_ITSELF = (2, 4)
-"""The release of torch whose c10d rendezvous ignores ``--local-addr``. Source: pytorch/pytorch pull request 135262."""
+"""The release of torch whose c10d rendezvous ignores ``--local-addr``.
+
+Source: pytorch/pytorch pull request 135262.
+"""
 
 _KEEP_ALIVES = 5
-"""Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
+"""Keep-alives that a host may miss.
+
+They are so far apart that the control channel finds a lost host first.
+"""
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for what is asked for and the image does not have."""
+    """Plan the job's host.
+
+    Raises RefusalError for what is asked for and the image does not have.
+    """
     compiling = job.inherited.get(_COMPILE, "").strip() == "1"
     torchrun = common.programs_of_mode(job)["torchrun"]
     compiler = (
@@ -86,7 +100,10 @@ def plan(job: Job) -> NodePlan:
 
 
 def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
-    """Return the words of the command line. compiler: compiles the job's graphs beforehand; "" for none."""
+    """Return the words of the command line. compiler: compiles the job's graphs beforehand.
+
+    "" for none.
+    """
     restarts, per_host = job.placement.elastic.restarts, job.placement.processes_per_host
     line: list[Reason] = []
     if compiler:
@@ -141,12 +158,15 @@ def _with_underscores(word: str) -> str:
 
 
 def _is_dynamic(job: Job) -> bool:
-    """Return whether the hosts may form a new group: several hosts, and restarts or a minimum of hosts."""
+    """Return whether the hosts may form a new group: several hosts, and
+    restarts or a minimum of hosts.
+    """
     return job.placement.elastic.asked and len(job.placement.distribution_hosts) > 1
 
 
 def _numa_binding(job: Job) -> list[Reason]:
-    """Return the words that bind each rank to CPUs near its GPU: those asked for, else where rank N has GPU N.
+    """Return the words that bind each rank to CPUs near its GPU: those asked
+    for, else where rank N has GPU N.
 
     Raises RefusalError if they are asked for and the image's torch does not have them.
     """
@@ -206,8 +226,8 @@ def _warnings(job: Job) -> tuple[str, ...]:
 def _static_rendezvous(job: Job) -> list[Reason]:
     """Return the words for a job of one host, and for one whose hosts are all needed to its end.
 
-    ``--standalone`` is not used: in torch 2.4 it tells the ranks this host's own name, whatever ``--local-addr`` says,
-    and that name need not resolve.
+    ``--standalone`` is not used: in torch 2.4 it tells the ranks this host's own name, whatever
+    ``--local-addr`` says, and that name need not resolve.
     """
     alone = len(job.placement.distribution_hosts) == 1
     address = names.LOOPBACK if alone else job.placement.leader_address
@@ -228,13 +248,16 @@ def _static_rendezvous(job: Job) -> list[Reason]:
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
-    """Return the words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
+    """Return the words for a job that may restart: only c10d rendezvous makes a new group, with
+    hosts that are left.
 
-    Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
+    Source of the settings:
+    torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
     """
     beat = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
     leads = job.placement.host == job.placement.leader
-    # The leader's own ranks look for rank 0 by this name: it takes its address where its name leads elsewhere.
+    # The leader's own ranks look for rank 0 by this name: it takes its address
+    # where its name leads elsewhere.
     own_route = job.environment.devices.own_route if leads else ""
     endpoint = job.placement.leader_address
     if ":" in endpoint:
@@ -243,7 +266,8 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         "is_host": int(leads),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
-        # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
+        # How long a new group waits for more hosts once it has enough. At the
+        # start all come, and none waits.
         "last_call_timeout": beat * _KEEP_ALIVES,
     }
     return [

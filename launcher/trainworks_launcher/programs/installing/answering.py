@@ -32,7 +32,10 @@ _LEFT_OUT = (
     ),
     *("tensorflow-macos", "tensorflow-metal", "windows-curses"),
 )
-"""What pip freeze writes on other systems or by a mistake of Debian's, and conda's own; no index has it for Linux."""
+"""What pip freeze writes on other systems or by a mistake of Debian's, and conda's own.
+
+No index has it for Linux.
+"""
 
 
 class Answer:
@@ -41,14 +44,18 @@ class Answer:
     Attributes:
         kept: Name to version.
         excluded: Names that uv leaves out wherever they are asked for.
-        freed: Companions of which a project asks for a version that goes with another framework: uv takes any.
+        freed: Companions of which a project asks for a version that goes with
+            another framework: uv takes any.
         said: Lines for the log: what is not installed as it was asked for.
         lines: What uv gets.
         left: Where indexes are named that are left out.
     """
 
     def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
-        """Look at what is asked for. Raises RefusedError with all lines that ask for what the image cannot give."""
+        """Look at what is asked for.
+
+        Raises RefusedError with all lines that ask for what the image cannot give.
+        """
         lines = [*reading.lines, *reading.looked_at]
         there = distributions()
         protected, companions = manifest.get("protected", {}), manifest.get("companions", {})
@@ -131,7 +138,8 @@ class Answer:
         ]
 
     def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
-        """Let companions of a framework that is answered have any version: theirs goes with the one that was asked for.
+        """Let companions of a framework that is answered have any version:
+        theirs goes with the one that was asked for.
 
         Args:
             lines: What is asked for.
@@ -168,7 +176,9 @@ class Answer:
         return freed
 
     def _look_at_index(self, line: Line, own: str) -> None:
-        """Leave out an index of the framework's vendor that has another build than the image's own."""
+        """Leave out an index of the framework's vendor that has another build
+        than the image's own.
+        """
         option, _, address = line.text.partition(" ")
         host = re.match(r"https?://[^/]+/", own)
         if (

@@ -1,4 +1,7 @@
-"""The Python that is installed for: what it has, and how it is asked. The builder puts another one in its place."""
+"""The Python that is installed for: what it has, and how it is asked.
+
+The builder puts another one in its place.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _IMPORT_SECONDS = 300
 
 
 class RefusedError(Exception):
-    """Why nothing is installed, for a person; ``newer``: what another image would have to have, name to specifier."""
+    """Why nothing is installed, for a person.
+
+    ``newer``: what another image would have to have, name to specifier.
+    """
 
     def __init__(self, *problems: str, newer: Mapping[str, str] | None = None) -> None:
         """problems: a line each."""
@@ -39,7 +45,8 @@ def normalised(name: str) -> str:
 class Here:
     """The Python that is installed for: the one that runs this file.
 
-    The builder installs for a Python that it may not run, and gives another one of these to ``use``.
+    The builder installs for a Python that it may not run, and gives another one
+    of these to ``use``.
     """
 
     words: tuple[str, ...] = ("--python", sys.executable)
@@ -72,7 +79,10 @@ class Here:
         return int(installation.call("pip", "install", *self.words, *words, quiet=quiet).returncode)
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
-        """Return what uv takes of a lock: name to version, ``""`` where it says none. Raises RefusedError."""
+        """Return what uv takes of a lock: name to version, ``""`` where it says none.
+
+        Raises RefusedError.
+        """
         nothing = str(installation.folder / "nothing")
         form = ("--quiet", "--dry-run", "--output-format", "json", "--target", nothing)
         done = installation.call(
@@ -85,7 +95,10 @@ class Here:
         return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
-        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        """Whether no wheel fits what words ask for.
+
+        An index that does not answer is no such answer.
+        """
         return bool(
             installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1
         )
@@ -128,7 +141,10 @@ def versions() -> dict[str, str]:
 
 
 def applying(text: str) -> Any:
-    """Return a requirement that applies to this machine; None for another, and for what is not a requirement."""
+    """Return a requirement that applies to this machine.
+
+    None for another, and for what is not a requirement.
+    """
     try:
         wanted = Requirement(text)
     except ValueError:
@@ -146,7 +162,9 @@ def needs_of(each: metadata.Distribution) -> Iterator[Any]:
 
 
 def losing() -> dict[str, Any]:
-    """Return the distributions that lack what they require, in a version that they accept: name to the first one."""
+    """Return the distributions that lack what they require, in a version that
+    they accept: name to the first one.
+    """
     found = distributions()
     lacking: dict[str, Any] = {}
     for name, each in found.items():
@@ -166,7 +184,10 @@ def is_later(version: str, have: str) -> bool:
 
 
 def build_of(name: str, version: str) -> str:
-    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or the version."""
+    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``.
+
+    Or the version.
+    """
     try:
         path = Path(str(distributions()[name].locate_file(f"{name}/version.py")))
         said = re.search(
@@ -178,12 +199,17 @@ def build_of(name: str, version: str) -> str:
 
 
 def elsewhere(home: str) -> Mapping[str, str]:
-    """Return an environment for imports: what packages write when they are first imported goes to this folder."""
+    """Return an environment for imports: what packages write when they are
+    first imported goes to this folder.
+    """
     return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
 
 
 def import_error(*modules: str) -> str:
-    """Import modules in a process of their own, as a script would, and return its last words; ``""`` for success."""
+    """Import modules in a process of their own, as a script would, and return its last words.
+
+    ``""`` for success.
+    """
     words, nothing = (
         (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}"),
         subprocess.DEVNULL,

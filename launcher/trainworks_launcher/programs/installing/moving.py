@@ -1,4 +1,6 @@
-"""Calls of uv, one after the other: what is asked for, then what lost a requirement, then what does not work."""
+"""Calls of uv, one after the other: what is asked for, then what lost a
+requirement, then what does not work.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ from trainworks_launcher.programs.installing.environment import (
 from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
 
 _CONSTRAINTS = "constraints.txt"
-"""Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
+"""Beside the manifest: the image's own for pip and uv.
+
+In an image built on ours another version may be installed.
+"""
 
 
 def settings_of_pip() -> Any:
@@ -56,7 +61,8 @@ def _user_settings() -> Path:
 def _without_uv_of_user(folder: Path) -> Path:
     """Return a folder that stands for the user's settings without uv's.
 
-    They would change what is resolved on one machine and not on the next one. git and keyring read theirs there.
+    They would change what is resolved on one machine and not on the next one.
+    git and keyring read theirs there.
     """
     own = folder / "of-user"
     own.mkdir(exist_ok=True)
@@ -72,7 +78,9 @@ def _without_uv_of_user(folder: Path) -> Path:
 
 
 def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return what pip would use as variables and options of uv; what may have a password is in a file of this folder.
+    """Return what pip would use as variables and options of uv.
+
+    What may have a password is in a file of this folder.
 
     Args:
         pip: pip's settings.
@@ -134,7 +142,9 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _without_the_images(constraints: Iterable[str]) -> list[str]:
-    """Return files of constraints without the image's own: what is installed counts, and is a constraint already."""
+    """Return files of constraints without the image's own: what is installed
+    counts, and is a constraint already.
+    """
     manifest = os.environ.get(MANIFEST_VARIABLE) or MANIFEST
     own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, MANIFEST)}
     return [each for each in constraints if each not in own]
@@ -184,7 +194,8 @@ class Installation:
         return done
 
     def exported(self, file: Path, words: Sequence[str]) -> Path:
-        """Return a ``uv.lock``, or the lock of a script, as a ``pylock.toml``: nothing is resolved, and nothing is run.
+        """Return a ``uv.lock``, or the lock of a script, as a ``pylock.toml``:
+        nothing is resolved, and nothing is run.
 
         Args:
             file: The lock of a project, or the script.
@@ -226,7 +237,8 @@ class Installation:
     def first(
         self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading
     ) -> int:
-        """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
+        """Install what is asked for, without indexes of the user's file that do
+        not answer, as pip does.
 
         Args:
             words: For uv.
@@ -240,7 +252,8 @@ class Installation:
         Raises:
             RefusedError: For what would be compiled, and cannot be.
         """
-        # What a project has from a place of its own is there as a wheel, or is built in another way.
+        # What a project has from a place of its own is there as a wheel, or is
+        # built in another way.
         of_projects = [line for line in reading.looked_at if line.name not in reading.sources]
         kept = [f"{name}=={version}" for name, version in answer.kept.items()]
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
@@ -285,7 +298,9 @@ class Installation:
     def _refuse_compiled(
         self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]
     ) -> None:
-        """Raise RefusedError for lines whose distributions have no wheel, and whose compiler is not there."""
+        """Raise RefusedError for lines whose distributions have no wheel, and
+        whose compiler is not there.
+        """
         refused = []
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
@@ -320,7 +335,8 @@ class Installation:
     def mend(self, answer: Answer, companions: Mapping[str, str]) -> None:
         """Let what lost its requirements move, too: wheels only, as nobody asked for it.
 
-        Raises RefusedError for what the image keeps, and for what the user's own lines ask for in just this version.
+        Raises RefusedError for what the image keeps, and for what the user's
+        own lines ask for in just this version.
         """
         tried: set[str] = set()
         while True:
@@ -361,7 +377,10 @@ class Installation:
                     )
 
     def moved(self, wanted: Sequence[str], *more: str) -> bool:
-        """Ask for distributions beside what was brought, which stays as it is; return whether that went."""
+        """Ask for distributions beside what was brought, which stays as it is.
+
+        Return whether that went.
+        """
         names = [re.split("[<=]", each)[0] for each in wanted]
         now = {name: version for name, version in versions().items() if name not in names}
         brought = [
@@ -397,7 +416,10 @@ def modules_of(name: str) -> list[str]:
 
 
 def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
-    """Import what was compiled against what the image keeps; raise RefusedError where that fails."""
+    """Import what was compiled against what the image keeps.
+
+    Raise RefusedError where that fails.
+    """
     before, after, index = installation.before, versions(), manifest.get("wheel_index", "")
     has_source = installation.pip.names_a_source
     for name, framework in manifest.get("companions", {}).items():
@@ -419,7 +441,9 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
 
 
 def look_at_older(installation: Installation) -> None:
-    """Take an older release of what fails beside what went back, as pyarrow does beside numpy 1: no metadata say it."""
+    """Take an older release of what fails beside what went back, as pyarrow
+    does beside numpy 1: no metadata say it.
+    """
     before, after = installation.before, versions()
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
     for name in [
@@ -483,7 +507,10 @@ class Task:
             raise RefusedError("--strict: lines are not answered with what the image has")
 
     def run(self, *more: str) -> int:
-        """Install what is asked for, and these; return the installer's status. Raises RefusedError."""
+        """Install what is asked for, and these; return the installer's status.
+
+        Raises RefusedError.
+        """
         if self.installation is None:
             return self._by_pip()
         manifest, installation = self._manifest, self.installation

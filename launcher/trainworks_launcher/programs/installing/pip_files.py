@@ -1,9 +1,12 @@
-"""pip's settings and requirements files, as pip documents them. ``install.py`` loads it; it needs no module of pip's.
+"""pip's settings and requirements files, as pip documents them.
+
+``install.py`` loads it; it needs no module of pip's.
 
 Run as a program it prints the settings as JSON: so the builder asks for them.
 
-Settings come from ``pip config list``, a command of pip's: it finds the files and variables, and merges the files.
-Of a requirements file the lines and options are read; what a requirement means is uv's to say.
+Settings come from ``pip config list``, a command of pip's: it finds the files and variables, and
+merges the files. Of a requirements file the lines and options are read; what a requirement means is
+uv's to say.
 """
 
 from __future__ import annotations
@@ -125,7 +128,8 @@ def read_settings() -> Settings:
             continue
         text = str(ast.literal_eval(value))
         if by_section[section].get(key, text) != text:
-            # Two files say it. They are listed by their names: which of them counts is pip's to say.
+            # Two files say it. They are listed by their names: which of them
+            # counts is pip's to say.
             text = _ask_pip("get", name).rstrip("\n")
         by_section[section][key] = text
     values: dict[str, Any] = {}
@@ -286,7 +290,9 @@ def _text_of(file: Path) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield number, text and origin of lines: a backslash joins, comments go, and variables get their values."""
+    """Yield number, text and origin of lines: a backslash joins, comments go,
+    and variables get their values.
+    """
     parts: list[str] = []
     start = 1
     for number, line in enumerate(text.splitlines(), start=1):

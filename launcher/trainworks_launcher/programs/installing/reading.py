@@ -1,4 +1,6 @@
-"""What is asked for: each file is read by what its kind belongs to, pip's line by line, and what uv reads by uv."""
+"""What is asked for: each file is read by what its kind belongs to, pip's line
+by line, and what uv reads by uv.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class Line(NamedTuple):
     Attributes:
         place: Where it stands.
         text: For uv.
-        wanted: The requirement that it is, if it applies; ``None`` for an option, and for what only uv can read.
+        wanted: The requirement that it is, if it applies; ``None`` for an
+            option, and for what only uv can read.
         constraint: It only limits.
     """
 
@@ -62,7 +65,8 @@ class Line(NamedTuple):
 
 
 def read_file(file: Path, options: set[str]) -> Iterator[Line]:
-    """Yield the lines of a requirements file and of what it includes, as pip's own parser reads them.
+    """Yield the lines of a requirements file and of what it includes, as pip's
+    own parser reads them.
 
     Args:
         file: The file.
@@ -99,7 +103,10 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
 
 
 def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]:
-    """Yield a line of options as lines of uv; those that uv has on its command line only go to ``options``."""
+    """Yield a line of options as lines of uv.
+
+    Those that uv has on its command line only go to ``options``.
+    """
     given = row.options
     options |= {"--prerelease=allow"} if given.pre else set()
     options |= {"--require-hashes"} if given.require_hashes else set()
@@ -159,7 +166,8 @@ _FOLDER = re.compile(
 
 
 def _with_private_copy(text: str) -> str:
-    """Return a line that names a folder with a copy of it, where a job installs: hosts may share the folder.
+    """Return a line that names a folder with a copy of it, where a job
+    installs: hosts may share the folder.
 
     What lies around it in the working directory is linked: its version may come from there.
     """
@@ -181,7 +189,10 @@ def _with_private_copy(text: str) -> str:
 
 
 def table_of(file: Path) -> Mapping[str, Any]:
-    """Return the content of a TOML file, or of the table in a script's head. Raises RefusedError."""
+    """Return the content of a TOML file, or of the table in a script's head.
+
+    Raises RefusedError.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
@@ -197,11 +208,13 @@ def table_of(file: Path) -> Mapping[str, Any]:
 
 
 def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
-    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them.
+    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not
+    look at all of them.
 
     Args:
         file: The file.
-        is_asked_for: Whether its requirements are to be installed. A script without a head says nothing otherwise.
+        is_asked_for: Whether its requirements are to be installed. A script
+            without a head says nothing otherwise.
     """
     if not is_asked_for and file.suffix == ".py" and not has_head(file):
         return
@@ -224,7 +237,8 @@ def has_head(script: Path) -> bool:
 
 
 def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:
-    """Yield what a project or a script asks for itself, to look at it: uv reads the file, and decides what it means.
+    """Yield what a project or a script asks for itself, to look at it: uv reads the file, and
+    decides what it means.
 
     Args:
         file: ``pyproject.toml``, or a script.
@@ -271,7 +285,10 @@ def sources_of(file: Path) -> Mapping[str, Any]:
 
 
 def project_in(word: str) -> tuple[Path, list[str]] | None:
-    """Return the ``pyproject.toml`` of a folder that a word names, and its extras; None for another word."""
+    """Return the ``pyproject.toml`` of a folder that a word names, and its extras.
+
+    None for another word.
+    """
     found = re.fullmatch(r"(?P<path>[^-].*?)(?:\[(?P<extras>[^\]]*)\])?", word)
     if not found:
         return None
@@ -287,7 +304,9 @@ def project_in(word: str) -> tuple[Path, list[str]] | None:
 
 
 def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[Line]:
-    """Yield what uv takes of a ``pylock.toml`` for this machine, as lines with hashes. Raises RefusedError.
+    """Yield what uv takes of a ``pylock.toml`` for this machine, as lines with hashes.
+
+    Raises RefusedError.
 
     uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
     """
@@ -350,7 +369,8 @@ class Reading:
         looked_at: What projects and scripts ask for themselves: uv reads their files.
         words: What uv gets beside the lines.
         options: Options of pip's in files, which uv takes on its command line only.
-        sources: Names that a project or a script has from elsewhere than an index of pip's settings.
+        sources: Names that a project or a script has from elsewhere than an
+            index of pip's settings.
         indexes: Lines of indexes that are a lock's.
         project: The folder whose ``[tool.uv]`` counts; None for none.
     """

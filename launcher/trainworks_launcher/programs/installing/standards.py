@@ -1,4 +1,5 @@
-"""The parsers of Python's packaging standards, from whichever library the Python that is installed for has.
+"""The parsers of Python's packaging standards, from whichever library the
+Python that is installed for has.
 
 pip carries them. An environment that uv made has no pip, and often the distribution ``packaging``.
 """

@@ -1,22 +1,26 @@
-"""What the launcher adds to every Python of a job, without a change of the script: it is on PYTHONPATH.
+"""What the launcher adds to every Python of a job, without a change of the
+script: it is on PYTHONPATH.
 
 TRAINWORKS_PYTHON_HOOKS says what:
 
 - ``stacks``: the process writes its stacks when the launcher asks, where there is no py-spy.
-- ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last collective's tensors
-  after the collective has ended, and needs the interpreter for that. If that has gone, the process is aborted after the
-  last line of its script ("terminate called without an active exception", pytorch issue 190489).
-- ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
-  none did, and what ``sys.exit`` was told; and one for each exception that ended a thread.
-  ``supervise/outcome/records.py`` reads it.
-- ``leave``: one more line as soon as the program is left, before other threads are waited for and before any function
-  at exit. A rank closes its connections there, and its starter may end it before it has ended itself.
-- ``world``: a process whose RANK and WORLD_SIZE are not those of its rank in the plan was started by another starter,
-  in the script: the first one of a host says it.
-- ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and warns where there is
-  none (Ray 2.60 has no setting for it): only its errors are logged.
+- ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last
+  collective's tensors after the collective has ended, and needs the interpreter for that. If that
+  has gone, the process is aborted after the last line of its script ("terminate called without an
+  active exception", pytorch issue 190489).
+- ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the
+  process, or that none did, and what ``sys.exit`` was told; and one for each exception that ended a
+  thread. ``supervise/outcome/records.py`` reads it.
+- ``leave``: one more line as soon as the program is left, before other threads are waited for and
+  before any function at exit. A rank closes its connections there, and its starter may end it
+  before it has ended itself.
+- ``world``: a process whose RANK and WORLD_SIZE are not those of its rank in the plan was started
+  by another starter, in the script: the first one of a host says it.
+- ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and
+  warns where there is none (Ray 2.60 has no setting for it): only its errors are logged.
 
-Python imports the first ``sitecustomize`` that it finds, so the next one on the path is imported here.
+Python imports the first ``sitecustomize`` that it finds, so the next one on the
+path is imported here.
 """
 
 import os
@@ -55,7 +59,10 @@ def _wait_at_exit() -> None:
 
 
 def _wait_for_gloo() -> None:
-    """Wait, bounded, until gloo's threads sleep and have not run between two looks; they may take the GIL meanwhile."""
+    """Wait, bounded, until gloo's threads sleep and have not run between two looks.
+
+    They may take the GIL meanwhile.
+    """
     if "torch.distributed" not in sys.modules:
         return
     import select
@@ -75,7 +82,10 @@ def _wait_for_gloo() -> None:
 
 
 def _gloo_threads() -> "list[str]":
-    """Return the thread ids, in order; those without a name in a job on CPUs, where torch gives gloo's none."""
+    """Return the thread ids, in order.
+
+    Those without a name in a job on CPUs, where torch gives gloo's none.
+    """
     names = {
         thread: _read(thread, "comm").strip() for thread in sorted(os.listdir("/proc/self/task"))
     }  # noqa: PTH208
@@ -115,7 +125,8 @@ def _note_the_end() -> None:
     import atexit
     import time
 
-    # CPython sets it for an exception that ends the program, and for no other; whoever has replaced sys.excepthook.
+    # CPython sets it for an exception that ends the program, and for no other;
+    # whoever has replaced sys.excepthook.
     last = "last_exc" if sys.version_info >= (3, 12) else "last_value"
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/ends"  # names.RUNTIME_DIRECTORY_VARIABLE
     began, clock = time.monotonic(), time.monotonic
@@ -164,7 +175,9 @@ def _note_the_end() -> None:
             sys.path.remove(library)
 
     def note_an_end(more: str = "") -> None:
-        """No exception has come to the hook: note what ``sys.exit`` was told, or that the program came to its end."""
+        """No exception has come to the hook: note what ``sys.exit`` was told,
+        or that the program came to its end.
+        """
         try:
             error = getattr(sys, last, None)
             if os.getpid() in noted:
@@ -177,8 +190,9 @@ def _note_the_end() -> None:
                 else:
                     status = code & 0xFF if isinstance(code, int) else int(code is not None)
                     more += f', "exit": {status}'
-            # The hook has seen every exception that ended the program. pytest, IPython and code set the variable for
-            # those that they handle; it counts only where the program has put another hook in the place of this one.
+            # The hook has seen every exception that ended the program. pytest, IPython and code set
+            # the variable for those that they handle; it counts only where the program has put
+            # another hook in the place of this one.
             elif isinstance(error, BaseException) and sys.excepthook is not excepthook:
                 note(error, more=', "guessed": true')
                 return
@@ -225,7 +239,10 @@ def _note_the_end() -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as JSON has it; the module for that takes time, and the process may have none left."""
+    """Return a text as JSON has it.
+
+    The module for that takes time, and the process may have none left.
+    """
     found = []
     for character in text:
         number = ord(character)
@@ -258,11 +275,12 @@ def _is_of_sigterm(frames: "list[Any]") -> bool:
 
 
 def _watch_exits() -> "list[tuple[int, object, bool]]":
-    """Return a list that will have what ``sys.exit`` was told, and whether by a handler of SIGTERM, once that has ended
-    the program.
+    """Return a list that will have what ``sys.exit`` was told, and whether by a handler of SIGTERM,
+    once that has ended the program.
 
-    Python calls no hook for SystemExit. But it drops the exception before anything else when that has left the program:
-    then no frame is left on the main thread. An exception that the program catches is dropped below one of its frames.
+    Python calls no hook for SystemExit. But it drops the exception before anything else when that
+    has left the program: then no frame is left on the main thread. An exception that the program
+    catches is dropped below one of its frames.
     """
     import _thread
 

@@ -1,14 +1,18 @@
-"""How mpirun's daemons start on other hosts: its agent asks the leader's launcher, and that the launcher of the host.
+"""How mpirun's daemons start on other hosts: its agent asks the leader's launcher, and that the
+launcher of the host.
 
-Messages between launchers (``control``): ``daemon`` to a host, with a line for sh; ``daemon_lost`` to the leader: what
-was started has ended before it had a rank, and mpirun may wait for it for ever. A worker obeys the leader alone, and
+Messages between launchers (``control``): ``daemon`` to a host, with a line for sh; ``daemon_lost``
+to the leader: what was started has ended before it had a rank, and mpirun may wait for it for ever.
+A worker obeys the leader alone, and
 the leader no one: its socket is in the runtime directory, which no other user reaches.
 
-An agent of our mpirun does not wait for the end of what it has started. So there are a few of them at once, however
-many hosts there are; what they started ends with mpirun, when the launchers end the job.
+An agent of our mpirun does not wait for the end of what it has started. So there are a few of them
+at once, however many hosts there are; what they started ends with mpirun, when the launchers end
+the job.
 
-An agent of a mpirun that the user's program calls waits, as ssh does: what is done about a daemon that fails is for
-that program to say. ``daemon`` has a number then, and ``daemon_ended`` brings it back with the status.
+An agent of a mpirun that the user's program calls waits, as ssh does: what is done about a daemon
+that fails is for that program to say. ``daemon`` has a number then, and ``daemon_ended`` brings it
+back with the status.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ SOCKET = "agents"
 START, LOST, ENDED = "daemon", "daemon_lost", "daemon_ended"
 
 LINE_LIMIT = 60000
-"""Bytes of a command as JSON: a message of the control channel holds no more (``messages.MESSAGE_LIMIT``)."""
+"""Bytes of a command as JSON: a message of the control channel holds no more
+(``messages.MESSAGE_LIMIT``).
+"""
 
 _UNREACHED = (
     "perhaps it could not reach mpirun: the hosts of a job have to reach each other on all ports"
@@ -44,7 +50,10 @@ Tell = Callable[..., None]
 
 
 class Agents:
-    """The agents of mpirun, on the leader, and where they only wait. Every method runs in the loop's thread."""
+    """The agents of mpirun, on the leader, and where they only wait.
+
+    Every method runs in the loop's thread.
+    """
 
     def __init__(
         self,
@@ -64,8 +73,8 @@ class Agents:
             others: Returns the hosts that may be asked, each with its address.
             tell: As ``Role.tell``.
             wait: Whether an agent is answered when what it started has ended.
-            copied: On a host that may not ask: called when its program does, as the first host's copy of it does, too.
-                Its agents wait for the end of the job.
+            copied: On a host that may not ask: called when its program does, as the first host's
+                copy of it does, too. Its agents wait for the end of the job.
         """
         self._loop = loop
         self._others = others
@@ -86,7 +95,10 @@ class Agents:
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
-        """Listen no more; agents that still ask see that, and those of a copy end without a word."""
+        """Listen no more.
+
+        Agents that still ask see that, and those of a copy end without a word.
+        """
         for connection in self._copies:
             if connection in self._open:
                 self._answer(connection, {"status": _FAILED, "text": ""})
@@ -171,7 +183,10 @@ class Agents:
 
 
 class Daemons:
-    """What the leader's agents have started on this host. Every method runs in the loop's thread."""
+    """What the leader's agents have started on this host.
+
+    Every method runs in the loop's thread.
+    """
 
     def __init__(
         self,
@@ -185,8 +200,8 @@ class Daemons:
         Args:
             start: Starts a command; None if nothing may be started now. Raises OSError.
             has_ranks: Returns whether a rank has come.
-            may_start_ranks: Returns whether a process of the job runs that is not known by itself: a daemon, or what
-                a daemon has started.
+            may_start_ranks: Returns whether a process of the job runs that is not known by itself:
+                a daemon, or what a daemon has started.
             tell: As ``Role.tell``.
         """
         self._start = start
@@ -239,8 +254,8 @@ class Daemons:
     def orphans_ended(self, statuses: Sequence[int]) -> None:
         """A daemon leaves its parent when it has started: its end is that of an orphan.
 
-        So may be the end of what a start leaves behind. An orphan's status counts only while no rank has come, and
-        when nothing is left that could still start one.
+        So may be the end of what a start leaves behind. An orphan's status counts only while no
+        rank has come, and when nothing is left that could still start one.
         """
         self._orphan = next(filter(None, statuses), self._orphan)
         if self._left and self._orphan and not self._running and not self._may_start_ranks():

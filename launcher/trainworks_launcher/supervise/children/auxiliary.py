@@ -1,7 +1,8 @@
 """The processes beside a host's command: parameter servers. Started before it, ended with the job.
 
-They serve the commands of all hosts, so one that ends with a failure is the job's failure, and one that ends well (its
-work is done) is nothing. A stop signal does not go to them: the programs they serve may want to save something first.
+They serve the commands of all hosts, so one that ends with a failure is the job's failure, and one
+that ends well (its work is done) is nothing. A stop signal does not go to them: the programs they
+serve may want to save something first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The process that ends the job of this host if the launcher dies without doing so (programs/guard.py)."""
+"""The process that ends the job of this host if the launcher dies without doing so
+(programs/guard.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, python: str, launcher: str, directory: Path) -> None:
-        """Start it, for the job with this runtime directory. Raises OSError if it cannot be started."""
+        """Start it, for the job with this runtime directory.
+
+        Raises OSError if it cannot be started.
+        """
         if os.getpid() == 1:
             return
         words = (python, "-IS", f"{launcher}/programs/guard.py", str(_mark()), str(directory))
@@ -57,11 +62,14 @@ _MARKS = 1 << 16
 
 
 def _mark() -> int:
-    """Mark this process, and with it all that it starts from now on, for the guard. Returns the mark; 0 for none.
+    """Mark this process, and with it all that it starts from now on, for the guard.
 
-    A limit of resources is inherited whatever a process does to its session, its parent and its environment, and is
-    read without a lock of the process (proc(5), limits). The mark is the soft limit of bytes in POSIX message queues,
-    less a random number of some thousand: nothing that a job starts notices that.
+    Returns the mark; 0 for none.
+
+    A limit of resources is inherited whatever a process does to its session, its parent and its
+    environment, and is read without a lock of the process (proc(5), limits). The mark is the soft
+    limit of bytes in POSIX message queues, less a random number of some thousand: nothing that a
+    job starts notices that.
     """
     import resource  # process 1 needs no guard
 

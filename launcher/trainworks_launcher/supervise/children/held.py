@@ -1,12 +1,13 @@
 """The starters of a host's ranks, held while some of their ranks are saving.
 
-A stop signal goes to the ranks. One that dies of it, or ends with another status, is a failure for its starter: mpirun
-and its daemons then send KILL to the other ranks a second later, torchrun after 30 s, also where these are still
-saving. So the starter is stopped (SIGSTOP) as soon as the first such end is seen, and goes on (SIGCONT) when the other
-ranks have ended. It sees all ends then, and ends as it would have done.
+A stop signal goes to the ranks. One that dies of it, or ends with another status, is a failure for
+its starter: mpirun and its daemons then send KILL to the other ranks a second later, torchrun after
+30 s, also where these are still saving. So the starter is stopped (SIGSTOP) as soon as the first
+such end is seen, and goes on (SIGCONT) when the other ranks have ended. It sees all ends then, and
+ends as it would have done.
 
-Not from the beginning of the stop: while all ranks run, they may need it. MPI_Finalize waits for mpirun's daemon, and
-torchrun may have the store of the ranks.
+Not from the beginning of the stop: while all ranks run, they may need it. MPI_Finalize waits for
+mpirun's daemon, and torchrun may have the store of the ranks.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Held:
 
 
 def have_left_the_script(ranks: Iterable[int], runtime: Path) -> bool:
-    """Return whether the Python of each of these processes has noted its end: nothing is being saved any more.
+    """Return whether the Python of each of these processes has noted its end:
+    nothing is being saved any more.
 
     It may wait in MPI_Finalize then, for the daemon that is held.
     """

@@ -1,4 +1,6 @@
-"""What leaves the launcher on its standard streams: the user's output, byte for byte, and lines of the launcher."""
+"""What leaves the launcher on its standard streams: the user's output, byte for
+byte, and lines of the launcher.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ _CLOSE_LIMIT_SECONDS = 60.0
 def log(message: str) -> None:
     """Write one line of the launcher to standard error; a reader that has gone is not a failure.
 
-    Not through ``sys.stderr``: what it could not write, it writes again when Python ends, and the status becomes 120.
+    Not through ``sys.stderr``: what it could not write, it writes again when
+    Python ends, and the status becomes 120.
     """
     with contextlib.suppress(OSError):
         os.write(2, f"trainworks: {message}\n".encode("utf-8", "backslashreplace"))
 
 
 class Tail:
-    """The end of what a process printed, in constant memory: the last TAIL_BYTES bytes of each of its two streams.
+    """The end of what a process printed, in constant memory: the last
+    TAIL_BYTES bytes of each of its two streams.
 
-    In the order in which they came, but what one stream floods does not wash the other one's last words away.
-    ``first_at``, ``added_at``: when something came first, and last (monotonic clock); 0.0 for never.
+    In the order in which they came, but what one stream floods does not wash the other one's last
+    words away. ``first_at``, ``added_at``: when something came first, and last (monotonic clock);
+    0.0 for never.
     """
 
     def __init__(self, limit: int = TAIL_BYTES) -> None:
@@ -54,7 +59,8 @@ class Tail:
         self.added_at = 0.0
 
     def read_from(self, source: int, size: int, stream: int) -> bytes:
-        """Read a piece of a pipe that does not block, and append it to stream 0 or 1, whose oldest bytes fall out.
+        """Read a piece of a pipe that does not block, and append it to stream 0
+        or 1, whose oldest bytes fall out.
 
         Raises what ``os.read`` raises. May be called from several threads.
         """
@@ -87,7 +93,10 @@ class Tail:
             return b"".join(bytes(data) for stream, data in self._last() if stream)
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
-        """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""
+        """Yield the pieces with the last bytes of each stream, in order.
+
+        What they leave out is dropped.
+        """
         excess = [size - self._limit for size in self._sizes]
         for stream, data in self._pieces:
             if excess[stream] > 0:
@@ -100,7 +109,9 @@ class Tail:
 
 
 class Stream:
-    """One source of a Copier: a descriptor being read, and the line of it that has not ended yet."""
+    """One source of a Copier: a descriptor being read, and the line of it that
+    has not ended yet.
+    """
 
     def __init__(self, source: int, tail: Tail, prefix: bytes | None, number: int) -> None:
         """See ``Copier.add``."""
@@ -116,13 +127,15 @@ class Stream:
 class Copier:
     """A thread that copies many descriptors to one, and keeps the tail of each.
 
-    A stream without a prefix (None) is copied byte for byte as it comes. Of the others each line is written in one
-    piece, so that no line has another stream's bytes in its middle, and starts with the stream's prefix; nothing else
-    changes. A line that has not ended is held back. It is shown before its end when nothing else was printed for a
-    while (a progress bar, a question), when it is long (memory is bounded) and at the end of its stream. Until such an
-    open line ends, the other streams wait, but not long: then it is broken by a newline.
+    A stream without a prefix (None) is copied byte for byte as it comes. Of the others each line is
+    written in one piece, so that no line has another stream's bytes in its middle, and starts with
+    the stream's prefix; nothing else changes. A line that has not ended is held back. It is shown
+    before its end when nothing else was printed for a while (a progress bar, a question), when it
+    is long (memory is bounded) and at the end of its stream. Until such an open line ends, the
+    other streams wait, but not long: then it is broken by a newline.
 
-    A thread and not the event loop: the reader of the log may be slow, and heartbeats must not wait for it.
+    A thread and not the event loop: the reader of the log may be slow, and
+    heartbeats must not wait for it.
     """
 
     def __init__(self, target: int) -> None:
@@ -150,7 +163,10 @@ class Copier:
         self._thread.start()
 
     def add(self, source: int, tail: Tail, prefix: bytes | None = None, number: int = 0) -> Stream:
-        """Copy ``source`` until its end; the copier owns and closes it. number: of the stream in its tail."""
+        """Copy ``source`` until its end.
+
+        The copier owns and closes it. number: of the stream in its tail.
+        """
         os.set_blocking(source, False)
         stream = Stream(source, tail, prefix, number)
         with self._lock:
@@ -160,14 +176,19 @@ class Copier:
         return stream
 
     def say(self, line: bytes) -> None:
-        """Write a whole line of our own; never blocks. Without a reader, the oldest lines are lost."""
+        """Write a whole line of our own; never blocks.
+
+        Without a reader, the oldest lines are lost.
+        """
         with self._lock:
             self._said.append(line)
             del self._said[:-_SAID_LIMIT]
         self._wake()
 
     def take(self) -> None:
-        """Read what is in the pipes now, even while the thread waits for a slow reader: the tails are complete then."""
+        """Read what is in the pipes now, even while the thread waits for a slow
+        reader: the tails are complete then.
+        """
         with self._lock:
             for stream in self._streams:
                 while not stream.ended and len(stream.unread) < _TAKE_LIMIT:
@@ -178,7 +199,10 @@ class Copier:
         self._wake()
 
     def wait(self, streams: Iterable[Stream], seconds: float) -> bool:
-        """Wait, bounded, until the streams have ended; a process left behind may hold a pipe open for ever."""
+        """Wait, bounded, until the streams have ended.
+
+        A process left behind may hold a pipe open for ever.
+        """
         waited_for = tuple(streams)
         with self._lock:
             return self._lock.wait_for(lambda: all(stream.ended for stream in waited_for), seconds)
@@ -199,7 +223,8 @@ class Copier:
         with contextlib.suppress(OSError):
             os.write(self._wake_target, b"w")
 
-    # ------------------------------------------------------------------------------------------------ in the thread
+    # ------------------------------------------------------------------------------------------------
+    # in the thread
     def _run(self) -> None:
         while True:
             ready = self._wait()
@@ -216,7 +241,9 @@ class Copier:
                 return
 
     def _wait(self) -> set[int]:
-        """Descriptors that can be read: of all streams, or of the one with the open line while others wait for it."""
+        """Descriptors that can be read: of all streams, or of the one with the
+        open line while others wait for it.
+        """
         if self._closing:
             return set()
         now = time.monotonic()
@@ -349,7 +376,9 @@ class Copier:
         self._line_is_open = True
 
     def _show_held(self, pieces: list[bytes]) -> None:
-        """Nothing is being printed: show a line that has not ended, the first one if there are several."""
+        """Nothing is being printed: show a line that has not ended, the first
+        one if there are several.
+        """
         for stream in self._streams:
             if stream.held:
                 if self._may_start(stream, pieces):
@@ -380,7 +409,9 @@ class Copier:
 
 
 class Output:
-    """Standard output and standard error of this process, as their copiers: one for both where they are one file."""
+    """Standard output and standard error of this process, as their copiers: one
+    for both where they are one file.
+    """
 
     def __init__(self) -> None:
         """Start the threads. Raises RefusalError where this container may not."""
@@ -409,7 +440,10 @@ class Output:
             copier.take()
 
     def wait(self, pairs: Iterable[tuple[Stream, Stream]], seconds: float) -> None:
-        """Wait, bounded, until the streams that ``copy`` returned have ended. Their tails then have what was read."""
+        """Wait, bounded, until the streams that ``copy`` returned have ended.
+
+        Their tails then have what was read.
+        """
         deadline = time.monotonic() + seconds
         self.take()
         for copier, streams in zip((self._out, self._error), zip(*pairs)):
@@ -422,7 +456,9 @@ class Output:
 
 
 class Plain(Output):
-    """In place of ``Output`` where no thread may be started: lines of ours are all there is to write."""
+    """In place of ``Output`` where no thread may be started: lines of ours are
+    all there is to write.
+    """
 
     def __init__(self) -> None:
         """There are no copiers."""

@@ -32,7 +32,9 @@ class Child:
         output: Output,
         prefix: bytes | None = None,
     ) -> None:
-        """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started.
+        """Start it; ``prefix`` is what ``output.Copier.add`` takes.
+
+        Raises OSError if it cannot be started.
 
         A text without ``#!`` is run by sh, as a shell does it (execvp(3), ENOEXEC).
         """
@@ -77,9 +79,12 @@ class Child:
             os.killpg(self.pid, number)
 
     def drain(self) -> None:
-        """Wait, bounded, for the rest of the output; then end what the child left behind and take its last words.
+        """Wait, bounded, for the rest of the output.
 
-        Waiting comes first: ``script > >(tee log)`` leaves a process behind that is about to write what matters.
+        Then end what the child left behind and take its last words.
+
+        Waiting comes first: ``script > >(tee log)`` leaves a process behind
+        that is about to write what matters.
         """
         self._output.wait((self._streams,), _DRAIN_SECONDS)
         self.signal_group(signal.SIGKILL)
@@ -107,7 +112,9 @@ def _start(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.
 
 
 def _is_text(program: Path) -> bool:
-    """Return whether a file is a text without an interpreter of its own: nothing that another machine runs."""
+    """Return whether a file is a text without an interpreter of its own:
+    nothing that another machine runs.
+    """
     try:
         with program.open("rb") as opened:
             first = opened.read(_FIRST_LINE)
@@ -117,7 +124,8 @@ def _is_text(program: Path) -> bool:
 
 
 def why_not_started(program: str, cwd: str, error: OSError) -> str:
-    """Return why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
+    """Return why the kernel could not start a program, in its own words and,
+    where they mislead, with what is wrong.
 
     ``No such file`` is also said of a script whose interpreter does not exist (execve(2), ENOENT).
     """
@@ -164,7 +172,9 @@ def stat(pid: int) -> tuple[int, str]:
 
 
 def children_of(parent: int) -> tuple[int, ...]:
-    """Direct children of a process, in the kernel's own list where it has one (proc(5), children)."""
+    """Direct children of a process, in the kernel's own list where it has one
+    (proc(5), children).
+    """
     try:
         lists = [
             path.read_text(encoding="ascii")
@@ -179,10 +189,11 @@ def children_of(parent: int) -> tuple[int, ...]:
 
 
 def takers(pid: int, number: int) -> list[int]:
-    """Return who in a process's tree a signal is for: the topmost ones with a handler, or that wait for it (SigBlk).
+    """Return who in a process's tree a signal is for: the topmost ones with a
+    handler, or that wait for it (SigBlk).
 
-    Starters and shells without a handler would die of it. Below a process that has one, the workers of its data loaders
-    have inherited it (proc(5), status).
+    Starters and shells without a handler would die of it. Below a process that has one, the workers
+    of its data loaders have inherited it (proc(5), status).
     """
     bit = 1 << (number - 1)
     try:
@@ -199,9 +210,12 @@ def takers(pid: int, number: int) -> list[int]:
 
 
 def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
-    """Return the exit status (negative after a signal) of another's child that has ended; None if it is not known.
+    """Return the exit status (negative after a signal) of another's child that has ended.
 
-    Until the parent has taken it, it is in proc(5), field ``exit_code``; after that the pidfd tells it (Linux 6.15).
+    None if it is not known.
+
+    Until the parent has taken it, it is in proc(5), field ``exit_code``; after
+    that the pidfd tells it (Linux 6.15).
     """
     try:
         fields = (
@@ -234,8 +248,9 @@ _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = (
 class Family:
     """The orphans of the job: processes that left our sessions and lost their parents.
 
-    Process 1 gets them from the kernel. Any other process asks for them (PR_SET_CHILD_SUBREAPER, prctl(2)), so that
-    nothing that the job started outlives it, whatever its session and its environment.
+    Process 1 gets them from the kernel. Any other process asks for them (PR_SET_CHILD_SUBREAPER,
+    prctl(2)), so that nothing that the job started outlives it, whatever its session and its
+    environment.
     """
 
     def __init__(self) -> None:
@@ -245,10 +260,12 @@ class Family:
         self._asked = not self._first and _adopt(True)
 
     def reap(self, known: Iterable[int]) -> list[int]:
-        """Take the status of every ended process that became ours, and return them; negative after a signal.
+        """Take the status of every ended process that became ours, and return them.
 
-        ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after
-        them.
+        Negative after a signal.
+
+        ``known`` are waited for elsewhere; they must have been looked at just before, or they hide
+        what ended after them.
         """
         ours = frozenset(known) if self._first else self._strangers.union(known)
         statuses: list[int] = []
@@ -267,14 +284,17 @@ class Family:
         return statuses
 
     def has_others(self, known: Iterable[int]) -> bool:
-        """Return whether a process of the job runs that is none of the known ones, and not below one of them."""
+        """Return whether a process of the job runs that is none of the known
+        ones, and not below one of them.
+        """
         return bool(_below(os.getpid(), self._strangers.union(known)))
 
     def end(self, known: Iterable[int], seconds: float) -> tuple[int, ...]:
         """KILL all that the job has started, and wait so long until none of it is left.
 
-        That is every process below this one: who loses its parent comes here. Only proc(5), stat, is read for it. A
-        process that hangs in a driver may hold the lock of its memory, for which a read of its environment waits.
+        That is every process below this one: who loses its parent comes here. Only proc(5), stat,
+        is read for it. A process that hangs in a driver may hold the lock of its memory, for which
+        a read of its environment waits.
 
         Args:
             known: Children of this process that are not of the job.
@@ -302,7 +322,10 @@ class Family:
 
 
 def _below(top: int, kept: Iterable[int]) -> list[int]:
-    """Return the processes below one that have not ended; without those that are kept, and what is below them."""
+    """Return the processes below one that have not ended.
+
+    Without those that are kept, and what is below them.
+    """
     below: dict[int, list[int]] = {}
     ended: set[int] = set()
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)

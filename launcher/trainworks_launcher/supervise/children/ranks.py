@@ -1,8 +1,11 @@
-"""The ranks of this host: each reports when it starts; the launcher handles its output, its signals and its end.
+"""The ranks of this host: each reports when it starts.
 
-``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches it) and hands over the read
-ends of its standard output and error. So the output of a rank comes straight to the launcher of its own host, whatever
-started it; its process id is the kernel's word (SO_PEERCRED), and signals can go to the rank itself.
+The launcher handles its output, its signals and its end.
+
+``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches it) and
+hands over the read ends of its standard output and error. So the output of a rank comes straight to
+the launcher of its own host, whatever started it; its process id is the kernel's word
+(SO_PEERCRED), and signals can go to the rank itself.
 """
 
 from __future__ import annotations
@@ -29,13 +32,17 @@ _ERROR_BYTES = 1 << 20
 
 
 class Rank:
-    """One rank of this host. number: its global rank, local: its number on this host, -1 if it did not say. status: its
-    exit status (negative after a signal), None as long as it is not known. began, ended_at: when its start and its end
-    were seen (monotonic clock), 0.0 while it runs. error: what torch has written to the rank's error file, once it has
-    ended."""
+    """One rank of this host. number: its global rank, local: its number on this host, -1 if it did
+    not say. status: its exit status (negative after a signal), None as long as it is not known.
+    began, ended_at: when its start and its end were seen (monotonic clock), 0.0 while it runs.
+    error: what torch has written to the rank's error file, once it has ended.
+    """
 
     def __init__(self, number: int, pid: int, local: int = -1, errors: str = "") -> None:
-        """A process that runs. errors: its error file, which torchrun names and removes; "" for none."""
+        """A process that runs. errors: its error file, which torchrun names and removes.
+
+        "" for none.
+        """
         self.number = number
         self.local = local
         self.pid = pid
@@ -73,8 +80,10 @@ class Ranks:
         on_start: Callable[[Rank], None],
         on_end: Callable[[Rank], None],
     ) -> None:
-        """Listen in ``directory``. prefix: of the lines of a rank, None for output as it is. on_start, on_end: called
-        for each rank; an end is seen at once where the kernel has pidfd_open (Linux 5.3), else never."""
+        """Listen in ``directory``. prefix: of the lines of a rank, None for output as it is.
+        on_start, on_end: called for each rank; an end is seen at once where the kernel has
+        pidfd_open (Linux 5.3), else never.
+        """
         self._loop = loop
         self._output = output
         self._prefix = prefix
@@ -85,7 +94,8 @@ class Ranks:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:
-            # By way of the descriptor: a path of more than 107 bytes does not fit into a socket's address.
+            # By way of the descriptor: a path of more than 107 bytes does not
+            # fit into a socket's address.
             self._server.bind(f"/proc/self/fd/{place}/{SOCKET}")
         finally:
             os.close(place)
@@ -110,7 +120,10 @@ class Ranks:
         self._output.take()
 
     def take_ends(self) -> None:
-        """Note every end there is. Those that are seen at one look have one time: which came first is not known."""
+        """Note every end there is.
+
+        Those that are seen at one look have one time: which came first is not known.
+        """
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
@@ -145,7 +158,10 @@ class Ranks:
         self._loop.watch(connection, READ, lambda _: self._reported(connection))
 
     def _reported(self, connection: socket.socket) -> None:
-        """A rank says who it is; it waits for our answer, so that nothing is printed before we can read it."""
+        """A rank says who it is.
+
+        It waits for our answer, so that nothing is printed before we can read it.
+        """
         self._loop.unwatch(connection)
         with connection:
             received: list[int] = []

@@ -1,15 +1,17 @@
-"""Rounds of the ranks of one host: from one start to the next one, and whether a round got further than those before.
+"""Rounds of the ranks of one host: from one start to the next one, and whether
+a round got further than those before.
 
-torchrun starts failed ranks again as often as it may, also where that leads nowhere. A job is ended for it only if
-nothing speaks for a step further, so each of these is believed, and one of them on one host is enough:
+torchrun starts failed ranks again as often as it may, also where that leads nowhere. A job is ended
+for it only if nothing speaks for a step further, so each of these is believed, and one of them on
+one host is enough:
 
 - a file among the checkpoints, or the heartbeat file, was written, or cannot be looked at in time;
-- the round lived for longer than ``names.FRUITLESS_SECONDS``: a job may save its work where nobody looks, and say
-  nothing of it;
+- the round lived for longer than ``names.FRUITLESS_SECONDS``: a job may save its work where nobody
+  looks, and say nothing of it;
 - another host was lost, and the ranks were ended for that.
 
-Whether it ended as the round before is asked on the leader, which knows the failures of all hosts (``giving_up``), by
-the same rule as between two tries of all hosts: ``Outcome.kind_of_failure``.
+Whether it ended as the round before is asked on the leader, which knows the failures of all hosts
+(``giving_up``), by the same rule as between two tries of all hosts: ``Outcome.kind_of_failure``.
 
 The first round is the measure, and is never fruitless.
 """
@@ -49,7 +51,10 @@ class Rounds:
         self.restarts = 0
 
     def started(self, rank: Rank) -> bool | None:
-        """A rank has started. If it is the first of a new round, return whether the one before got a step further."""
+        """A rank has started.
+
+        If it is the first of a new round, return whether the one before got a step further.
+        """
         place = _place(rank)
         if all(_place(other) != place for other in self._ranks):
             self._began = self._began or time.monotonic()
@@ -80,7 +85,10 @@ class Rounds:
         )
 
     def _state_of_files(self) -> tuple[int | None, ...]:
-        """Return what changes when one of the files is written; None for what cannot be looked at."""
+        """Return what changes when one of the files is written.
+
+        None for what cannot be looked at.
+        """
         from trainworks_launcher.contract.checkpoints import state_of  # only a restart needs it
 
         looks: list[Callable[[], int | None]] = []
@@ -92,5 +100,7 @@ class Rounds:
 
 
 def _place(rank: Rank) -> int:
-    """Return the number that only one rank of a round has on this host: a rank's own may change with the hosts."""
+    """Return the number that only one rank of a round has on this host: a
+    rank's own may change with the hosts.
+    """
     return rank.local if rank.local >= 0 else rank.number

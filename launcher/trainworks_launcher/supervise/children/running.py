@@ -16,7 +16,8 @@ class Running:
     """The processes that a stop signal is for.
 
     Attributes:
-        command: The step of the preparation or the job's command that was started last; None before.
+        command: The step of the preparation or the job's command that was
+            started last; None before.
         ranks: The ranks that report here; None where there are none.
     """
 
@@ -50,7 +51,9 @@ class Running:
         return ()
 
     def send(self, number: int) -> None:
-        """Send a signal to those who are meant to get it: the ranks, or where there are none the whole command."""
+        """Send a signal to those who are meant to get it: the ranks, or where
+        there are none the whole command.
+        """
         ranks = self.rank_pids()
         for pid in ranks:
             processes.send(pid, number)

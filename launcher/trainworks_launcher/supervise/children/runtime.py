@@ -1,7 +1,9 @@
-"""The host's private directory for the life of a job, and the environment that is handed to its processes.
+"""The host's private directory for the life of a job, and the environment that
+is handed to its processes.
 
-Mode 0700, removed at the end. It holds what must not be on a command line: the environment for ``rank.py``, the socket
-that ranks report to, in MPI jobs that of mpirun's agents, and values that are too long for the kernel.
+Mode 0700, removed at the end. It holds what must not be on a command line: the environment for
+``rank.py``, the socket that ranks report to, in MPI jobs that of mpirun's agents, and values that
+are too long for the kernel.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.given import places
 
 STRING_BYTES = 131072
-"""The longest ``NAME=VALUE`` or argument, with its final zero, that exec accepts. Source: execve(2), MAX_ARG_STRLEN."""
+"""The longest ``NAME=VALUE`` or argument, with its final zero, that exec accepts.
+
+Source: execve(2), MAX_ARG_STRLEN.
+"""
 
 ALL_BYTES = 1 << 20
-"""What all variables together may take: half of what exec accepts for arguments and variables with the usual stack
-limit of 8 MiB (a quarter of it, execve(2)); the rest is for the arguments, and for what the script's children add."""
+"""What all variables together may take: half of what exec accepts for arguments and variables with
+the usual stack limit of 8 MiB (a quarter of it, execve(2)); the rest is for the arguments, and for
+what the script's children add.
+"""
 
 
 def split_long_values(
     variables: Mapping[str, str], string_bytes: int = STRING_BYTES, all_bytes: int = ALL_BYTES
 ) -> tuple[str, ...]:
-    """Names of the variables whose values have to go by file: each too long one, then the longest until all fit."""
+    """Names of the variables whose values have to go by file: each too long
+    one, then the longest until all fit.
+    """
     sizes = {
         name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2
         for name, value in variables.items()
@@ -48,7 +57,10 @@ _ADVICE = "mount a writable directory at /tmp, for example with docker run --tmp
 
 
 def _make_directory(variables: Mapping[str, str]) -> Path:
-    """Make the directory in the first place that can be written. Raises RefusalError if there is none."""
+    """Make the directory in the first place that can be written.
+
+    Raises RefusalError if there is none.
+    """
     asked = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
     reasons: list[str] = []
     for place in sorted(dict.fromkeys([*asked, *places.TEMPORARY]), key=places.is_too_long):
@@ -71,7 +83,9 @@ def _make_directory_in(place: str) -> Path | str:
 
 
 class NoRuntime:
-    """In place of ``Runtime`` where none could be made: nothing is started, so nothing looks into it."""
+    """In place of ``Runtime`` where none could be made: nothing is started, so
+    nothing looks into it.
+    """
 
     path = Path("/dev/null/trainworks")
     env: Mapping[str, str] = MappingProxyType({})
@@ -88,8 +102,12 @@ class NoRuntime:
 
 
 class Runtime:
-    """The directory. ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
-    variables that were left out because the kernel would refuse them; NAME_FILE names the file with the value."""
+    """The directory.
+
+    ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
+    variables that were left out because the kernel would refuse them; NAME_FILE names the file with
+    the value.
+    """
 
     def __init__(
         self, inherited: Mapping[str, str], planned: Mapping[str, str], own_ranks: bool = False
@@ -98,7 +116,8 @@ class Runtime:
 
         Args:
             inherited: This process's environment.
-            planned: The plan's variables, which lie over it; only they can be too long: the others came through exec.
+            planned: The plan's variables, which lie over it; only they can be
+                too long: the others came through exec.
             own_ranks: Every rank is a process of this host whose launcher this is.
 
         Raises:
@@ -117,7 +136,8 @@ class Runtime:
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
-        # torch aborts a rank whose host has no such directory: it must not get there by what a user's starter exports.
+        # torch aborts a rank whose host has no such directory: it must not get there by what a
+        # user's starter exports.
         if self._own_ranks and any(name in env for name in names.RECORDER_FILES):
             env.setdefault(names.RECORDER_PIPE, f"{self.path}/recorder-rank-")
         self.by_file = split_long_values(env)
@@ -136,7 +156,9 @@ class Runtime:
         }
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
-        """Write what ``rank.py --keep`` reads. hidden: beginnings of variables that ranks do not get from here."""
+        """Write what ``rank.py --keep`` reads. hidden: beginnings of variables
+        that ranks do not get from here.
+        """
         env = {
             name: value for name, value in self.env.items() if not name.startswith(tuple(hidden))
         }

@@ -1,11 +1,14 @@
-"""What dead ranks leave in /dev/shm: a killed process removes neither its shared memory nor the segments of NCCL.
+"""What dead ranks leave in /dev/shm: a killed process removes neither its
+shared memory nor the segments of NCCL.
 
-Docker gives a container 64 MiB of it, so a job that starts again a dozen times would fill it. Before a try, and after
-a restart of torchrun's own, the files are removed that this user owns, that were not there when the job began, and
-that no process has mapped or open. That is done where /dev/shm belongs to this container alone. Elsewhere other jobs
-of this user may be about to open such a file: a line says what was left.
+Docker gives a container 64 MiB of it, so a job that starts again a dozen times would fill it.
+Before a try, and after a restart of torchrun's own, the files are removed that this user owns, that
+were not there when the job began, and that no process has mapped or open. That is done where
+/dev/shm belongs to this container alone. Elsewhere other jobs of this user may be about to open
+such a file: a line says what was left.
 
-A file of another user's process can be seen as little as that process's mappings (proc(5)); it is not ours to remove.
+A file of another user's process can be seen as little as that process's
+mappings (proc(5)); it is not ours to remove.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class Key(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """What a clean-up has found. number, size: of files, and their bytes. removed: whether they were removed."""
+    """What a clean-up has found. number, size: of files, and their bytes.
+    removed: whether they were removed.
+    """
 
     number: int
     size: int
@@ -58,13 +63,15 @@ def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:
 
 
 def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> Leftovers | None:
-    """Remove what dead processes have left; None if that is nothing. May wait for a process: call it in a thread.
+    """Remove what dead processes have left; None if that is nothing.
+
+    May wait for a process: call it in a thread.
 
     Args:
         before: The files that were there when the job began.
         place: The directory.
-        until: When the ranks that run now have started, in seconds since 1970; files that came later may be theirs.
-            0: none runs.
+        until: When the ranks that run now have started, in seconds since 1970; files that came
+            later may be theirs. 0: none runs.
     """
     found = {key: entry for key, entry in files(place).items() if key not in before}
     if until:
@@ -83,9 +90,9 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
 def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
     """Return whether the place belongs to this container alone.
 
-    A container's engine mounts a file system there that is named ``shm`` (Docker, Podman, containerd, CRI-O). With
-    ``--ipc=host``, or in no container, the namespace of IPC is the host's; a mount of the host's directory has
-    another name.
+    A container's engine mounts a file system there that is named ``shm`` (Docker, Podman,
+    containerd, CRI-O). With ``--ipc=host``, or in no container, the namespace of IPC is the host's;
+    a mount of the host's directory has another name.
     """
     try:
         if os.readlink("/proc/self/ns/ipc") == _IPC_OF_THE_HOST:

@@ -1,6 +1,8 @@
-"""The difference between the clocks of two hosts, over the control channel: each host asks the leader for the time.
+"""The difference between the clocks of two hosts, over the control channel: each host asks the
+leader for the time.
 
-As NTP does it: the answer is taken for the middle of the way there and back, and is wrong by half of that at most.
+As NTP does it: the answer is taken for the middle of the way there and back,
+and is wrong by half of that at most.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.control import Role
 
 KIND = "clock"
-"""Kind of the messages: ``sent`` (the asking host's time), and in the answer ``clock`` (the leader's)."""
+"""Kind of the messages: ``sent`` (the asking host's time), and in the answer
+``clock`` (the leader's).
+"""
 
 
 class Clocks:

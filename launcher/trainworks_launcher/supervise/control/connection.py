@@ -1,4 +1,6 @@
-"""One end of a TCP connection of the control channel, one try to make one, and the leader's listening socket."""
+"""One end of a TCP connection of the control channel, one try to make one, and
+the leader's listening socket.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _READ_BYTES = 16384
 
 
 def heartbeat_interval(limit: float) -> float:
-    """Return the seconds between two signs of life where silence of ``limit`` seconds is too long."""
+    """Return the seconds between two signs of life where silence of ``limit``
+    seconds is too long.
+    """
     return min(names.HEARTBEAT_SECONDS, limit / _BEATS)
 
 
@@ -38,9 +42,12 @@ class Connection:
         on_lost: Callable[[Connection, str], None],
         limit: int = MESSAGE_LIMIT,
     ) -> None:
-        """Take over a connected socket. ``on_lost`` is called once, with the reason, unless ``close`` came first.
+        """Take over a connected socket.
 
-        limit: bytes of one message from the other end, until ``trust``. Raises OSError if it is connected no more.
+        ``on_lost`` is called once, with the reason, unless ``close`` came first.
+
+        limit: bytes of one message from the other end, until ``trust``. Raises
+        OSError if it is connected no more.
         """
         self.host = ""
         self.asked: Transcript | None = None  # what the leader asked it to prove
@@ -98,7 +105,9 @@ class Connection:
             self._socket.close()
 
     def silence(self, limit: float) -> float:
-        """Seconds since the other end was heard, where that is more than ``limit``, else 0; 0 too if it is lost now.
+        """Seconds since the other end was heard, where that is more than ``limit``, else 0.
+
+        0 too if it is lost now.
 
         What lies unread counts as heard: this host itself may have been paused.
         """
@@ -110,12 +119,15 @@ class Connection:
     def is_lost(self, limit: float) -> float:
         """Return the seconds of silence if they are too many, else 0.
 
-        They count from the heartbeat that did not come: an outage that is shorter than the limit never ends a job.
+        They count from the heartbeat that did not come: an outage that is
+        shorter than the limit never ends a job.
         """
         return self.silence(limit + heartbeat_interval(limit))
 
     def next_look(self, limit: float) -> float:
-        """Seconds until one has to look again: for the next heartbeat, or because it is lost then."""
+        """Seconds until one has to look again: for the next heartbeat, or
+        because it is lost then.
+        """
         interval = heartbeat_interval(limit)
         left = limit + interval - (time.monotonic() - self.heard)
         return min(interval, max(_SOON, left))
@@ -180,9 +192,12 @@ class Attempt:
         seconds: float,
         done: Callable[[socket.socket | None, str], None],
     ) -> None:
-        """Begin. done: called once, with the connected socket, or with None and the reason; not after ``cancel``.
+        """Begin. done: called once, with the connected socket, or with None and the reason.
 
-        address: As ``socket.getaddrinfo`` gives it for the family. seconds: after which it is given up.
+        Not after ``cancel``.
+
+        address: As ``socket.getaddrinfo`` gives it for the family. seconds:
+        after which it is given up.
         """
         self._loop = loop
         self._done = done
@@ -233,7 +248,9 @@ def one_reason(error: ValueError) -> str:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a listening socket on every address of this host, IPv6 and IPv4 where the kernel has both."""
+    """Return a listening socket on every address of this host, IPv6 and IPv4
+    where the kernel has both.
+    """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,22 +1,25 @@
 """The hosts try their data path before the ranks start.
 
-The control channel has one port. gloo, NCCL and mpirun connect every host with others on ports that the kernel chooses,
-from the interface that their variables name. A firewall that lets only some ports through, an overlay network that
-drops large packets, or an interface without a route, is met only by the ranks, which wait for half an hour.
+The control channel has one port. gloo, NCCL and mpirun connect every host with others on ports that
+the kernel chooses, from the interface that their variables name. A firewall that lets only some
+ports through, an overlay network that drops large packets, or an interface without a route, is met
+only by the ranks, which wait for half an hour.
 
-So each host listens at its data address, and the neighbours in the ring of hosts connect to it, from theirs, and send
-9,000 bytes. Both directions of each pair are tried, because only one end of a pair connects. The other hosts also try
-rank 0's store: the leader listens at its port until the ranks start.
+So each host listens at its data address, and the neighbours in the ring of hosts connect to it,
+from theirs, and send 9,000 bytes. Both directions of each pair are tried, because only one end of a
+pair connects. The other hosts also try rank 0's store: the leader listens at its port until the
+ranks start.
 
-An answer that says no (refused, no route, another host) ends the job where its ranks need the path; silence is a
-warning, because the path may be slow.
+An answer that says no (refused, no route, another host) ends the job where its ranks need the path;
+silence is a warning, because the path may be slow.
 
-=====  =========  ====================================================================================
-step   direction  fields
-=====  =========  ====================================================================================
-offer  to leader  address, port, interface, mark: where this host listens, and what it wants to read
-try    to host    peers: the offers of its neighbours and of rank 0's store, each with its host's name
-=====  =========  ====================================================================================
+=====  =========
+==================================================================================== step
+direction  fields =====  =========
+==================================================================================== offer  to
+leader  address, port, interface, mark: where this host listens, and what it wants to read try    to
+host    peers: the offers of its neighbours and of rank 0's store, each with its host's name =====
+=========  ====================================================================================
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class Store(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What is tried: a host, where it listens, and the mark that it expects (16 bytes as hexadecimal digits)."""
+    """What is tried: a host, where it listens, and the mark that it expects (16 bytes as
+    hexadecimal digits).
+    """
 
     host: str
     address: str
@@ -134,7 +139,8 @@ class DataPath:
             one.close()
         self._listeners, self._tries = [], []
 
-    # ------------------------------------------------------------------------------------------------------- listening
+    # -------------------------------------------------------------------------------------------------------
+    # listening
     def _listen(self) -> None:
         place = self._own.place
         try:
@@ -168,7 +174,8 @@ class DataPath:
         if not self._leads:
             self._role.tell(KIND, step="warning", text=sentence)
 
-    # --------------------------------------------------------------------------------------------------- who tries whom
+    # ---------------------------------------------------------------------------------------------------
+    # who tries whom
     def _offered(self, host: str, offer: Mapping[str, Json]) -> None:
         self._offers[host] = offer
         if self._shared:
@@ -221,7 +228,8 @@ class DataPath:
             "mark": offer.get("mark"),
         }
 
-    # ---------------------------------------------------------------------------------------------------------- trying
+    # ----------------------------------------------------------------------------------------------------------
+    # trying
     def _try(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
             there = self._role.there()
@@ -474,7 +482,10 @@ class _Try:
     def __init__(
         self, loop: Loop, peer: Peer, address: Any, source: str, done: Callable[[_Try], None]
     ) -> None:
-        """Begin. source: the address of this host that it comes from; ``""``: the kernel chooses."""
+        """Begin. source: the address of this host that it comes from.
+
+        ``""``: the kernel chooses.
+        """
         self.peer = peer
         self.ended = self.refused = self.connected = False
         self.why = ""

@@ -1,4 +1,6 @@
-"""The leader's port, and who gets in by it: the hosts of this job that prove it, each of them once."""
+"""The leader's port, and who gets in by it: the hosts of this job that prove
+it, each of them once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ _ACCEPTS = 32
 """Connections taken in at once, before others of the loop have their turn."""
 
 _OTHER_DESCRIPTORS = 256
-"""Files that the launcher has open besides connections of the control channel; its ranks' pipes are most of them."""
+"""Files that the launcher has open besides connections of the control channel.
+
+Its ranks' pipes are most of them.
+"""
 
 
 class Door:
@@ -39,8 +44,8 @@ class Door:
     Attributes:
         refused: Hosts that were not let in, with the last reason.
         rival: Takes what another leader says; False if it is not one of this job.
-        other_launcher: Hears of a host of this job that has another version of the launcher. A stranger who has not the
-            job's secret cannot say so.
+        other_launcher: Hears of a host of this job that has another version of the launcher. A
+            stranger who has not the job's secret cannot say so.
     """
 
     def __init__(
@@ -120,7 +125,8 @@ class Door:
             except BlockingIOError:
                 return
             except OSError:
-                # The other end is gone already, or no descriptor is left: then a stranger has to make room.
+                # The other end is gone already, or no descriptor is left: then
+                # a stranger has to make room.
                 self._strangers.make_room()
                 return
             try:
@@ -227,7 +233,8 @@ class Door:
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raise this process's own limit of open files where it is too low for the job's connections, as far as it may.
+    """Raise this process's own limit of open files where it is too low for the
+    job's connections, as far as it may.
 
     The limit stays as it is where it suffices: what is started inherits it.
     """

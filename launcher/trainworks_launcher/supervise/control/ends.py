@@ -24,8 +24,11 @@ class Ends:
         return len(self._by_host)
 
     def note(self, host: str, outcome: Outcome) -> None:
-        """A host's command ended. The first end counts, but a failure also after a success: a server beside the command
-        may still fail after the command has ended well."""
+        """A host's command ended.
+
+        The first end counts, but a failure also after a success: a server beside the command may
+        still fail after the command has ended well.
+        """
         if host not in self._by_host or self._by_host[host].kind == SUCCEEDED:
             self.replace(host, outcome)
 
@@ -41,7 +44,10 @@ class Ends:
         self._failures.pop(host, None)
 
     def failure(self) -> Outcome | None:
-        """Return the end of the host that failed first; one that only misses another host gives way to any other."""
+        """Return the end of the host that failed first.
+
+        One that only misses another host gives way to any other.
+        """
         others = (failure for failure in self._failures.values() if not tells_of_a_peer(failure))
         return next(others, None) or next(iter(self._failures.values()), None)
 
@@ -50,7 +56,9 @@ class Ends:
         return len(self._by_host) >= len(hosts) and all(host in self._by_host for host in hosts)
 
     def stopped(self, leader: str) -> Outcome:
-        """Return the outcome of a job that was stopped: the first status that is not 0 is the job's."""
+        """Return the outcome of a job that was stopped: the first status that
+        is not 0 is the job's.
+        """
         well = Outcome(STOPPED, 0, leader, "stopped by a signal; every process ended with status 0")
         first = next((outcome for outcome in self._failures.values() if outcome.status), well)
         return first._replace(kind=STOPPED)

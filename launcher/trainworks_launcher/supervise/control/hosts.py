@@ -1,7 +1,8 @@
-"""What the leader knows of the other hosts: who joined, who is prepared, who is lost, who said goodbye.
+"""What the leader knows of the other hosts: who joined, who is prepared, who is
+lost, who said goodbye.
 
-Jobs have thousands of hosts, and each reports several times: the questions that are asked for every message count, and
-look at no host.
+Jobs have thousands of hosts, and each reports several times: the questions that are asked for every
+message count, and look at no host.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Hosts:
         self._byes.add(host)
 
     def forget(self, host: str) -> None:
-        """A host left before the start, or the job goes on without it: it is as if it had never joined."""
+        """A host left before the start, or the job goes on without it: it is as
+        if it had never joined.
+        """
         self.joined.pop(host, None)
         self._ready.discard(host)
 

@@ -1,9 +1,11 @@
-"""What the hosts of one job have in common, so that no host of another job, or of an earlier attempt, is let in.
+"""What the hosts of one job have in common, so that no host of another job, or
+of an earlier attempt, is let in.
 
-Each part is sent as a short digest, and the refusal names the parts that differ. All of them are equal on every host:
-the platform gives each host the same hyperparameters and job name, and the image the same launcher. A script that was
-edited, or an image that was built anew, makes another job of the same name. What differs by host (paths below the base
-directory, devices, the rest of the environment) is not among them.
+Each part is sent as a short digest, and the refusal names the parts that differ. All of them are
+equal on every host: the platform gives each host the same hyperparameters and job name, and the
+image the same launcher. A script that was edited, or an image that was built anew, makes another
+job of the same name. What differs by host (paths below the base directory, devices, the rest of the
+environment) is not among them.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from trainworks_launcher.plan.plan import Control
 
 _DIGITS = 16
 _MAYBE_UNKNOWN = ("image", "code")
-"""Parts that a host need not know: its image has no manifest, or the code is missing there, which it has to tell."""
+"""Parts that a host need not know: its image has no manifest, or the code is
+missing there, which it has to tell.
+"""
 
 
 def identity_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
     """Return the parts of a job's identity: what a person calls each, and a digest of it.
 
-    Secrets among the hyperparameters are left out, because a short one could be guessed from its digest.
+    Secrets among the hyperparameters are left out, because a short one could be
+    guessed from its digest.
     """
     reserved = split_reserved(environment.hyperparameters)[1]
     program = entry.program_name(environment.variables, reserved)
@@ -64,7 +69,10 @@ def as_text(identity: Mapping[str, Json]) -> str:
 
 
 def differences(ours: Mapping[str, Json], theirs: Json) -> str:
-    """Return the parts that differ, for a sentence; "" if the two are one job. What is not known is not compared."""
+    """Return the parts that differ, for a sentence; "" if the two are one job.
+
+    What is not known is not compared.
+    """
     found = mapping(theirs)
     if not found:
         return "launcher version"

@@ -27,7 +27,10 @@ from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
 _MISSING_SECONDS = (20.0, 60.0)
-"""After these seconds the log names the hosts that are missing; the last time is at the join limit."""
+"""After these seconds the log names the hosts that are missing.
+
+The last time is at the join limit.
+"""
 
 _PREPARING_SECONDS = 5.0
 """After all hosts have joined, until the log says that some of them are still being prepared."""
@@ -36,7 +39,8 @@ _PREPARING_SECONDS = 5.0
 class Leader:
     """Gathers the hosts of the job and decides how it ends.
 
-    What happens on this host and on another one is the same event: the supervisor calls what a message says.
+    What happens on this host and on another one is the same event: the
+    supervisor calls what a message says.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Leader:
         events: Events,
         starts: str = "the program",
     ) -> None:
-        """Nothing is opened before ``begin``. job: its identity. secret: "" for none. starts: its name for the log."""
+        """Nothing is opened before ``begin``. job: its identity. secret: "" for
+        none. starts: its name for the log.
+        """
         self._loop = loop
         self._control = control
         self._limits = limits
@@ -68,7 +74,8 @@ class Leader:
         self._began = time.monotonic()
         self._starts = starts
 
-    # -------------------------------------------------------------------------------------- what the supervisor calls
+    # -------------------------------------------------------------------------------------- what
+    # the supervisor calls
     @property
     def phase(self) -> LeaderPhase:
         """How far the job is."""
@@ -117,7 +124,9 @@ class Leader:
             self._hosts.joined[host].send(kind, **fields)
 
     def others(self) -> Mapping[str, str]:
-        """Return the other hosts that the job still has, each with the address that it speaks from."""
+        """Return the other hosts that the job still has, each with the address
+        that it speaks from.
+        """
         known = {
             name: joined.address
             for name, joined in self._hosts.joined.items()
@@ -164,7 +173,8 @@ class Leader:
         self._rivals.close()
         self._door.close()
 
-    # ------------------------------------------------------------------------------------------------------- gathering
+    # -------------------------------------------------------------------------------------------------------
+    # gathering
     def _let_in(self, connection: Connection) -> None:
         connection.hand_over(self._message, self._lost)
         if self._outcome is not None:
@@ -254,7 +264,10 @@ class Leader:
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
 
     def _will_not_join(self, host: str) -> None:
-        """A host has another version of the launcher. It tries again as long as this, and then it ends."""
+        """A host has another version of the launcher.
+
+        It tries again as long as this, and then it ends.
+        """
         if host in self._with_other_launcher:
             return
         self._with_other_launcher.add(host)
@@ -274,7 +287,8 @@ class Leader:
             host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts
         ]
 
-    # ---------------------------------------------------------------------------------------------------------- losing
+    # ----------------------------------------------------------------------------------------------------------
+    # losing
     def _beat(self) -> None:
         limit = self._limits.heartbeat
         for connection in list(self._hosts.joined.values()):
@@ -330,13 +344,15 @@ class Leader:
             return
         if host in self._hosts.joined:
             self._hosts.joined[host].close()
-        # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
-        # is lost all the same, because no host knows any more what became of its ranks.
+        # A host may have reported success before: its part is done, or (in MPI jobs) it has no
+        # command of its own. Lost is lost all the same, because no host knows any more what became
+        # of its ranks.
         self._ends.replace(
             host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}")
         )
         if self.phase is LeaderPhase.STOPPING:
-            # Its platform may have ended it: hosts that were only told of the stop have as long as that one had.
+            # Its platform may have ended it: hosts that were only told of the
+            # stop have as long as that one had.
             self._events.told(host, NO_MORE_TIME, {})
         self._maybe_finish()
 
@@ -359,7 +375,8 @@ class Leader:
             self._events.restart()
             self._maybe_finish()
 
-    # ---------------------------------------------------------------------------------------------------------- ending
+    # ----------------------------------------------------------------------------------------------------------
+    # ending
     def _ended(self, host: str, outcome: Outcome) -> None:
         if self._phases.take("ended"):
             self._ends.note(host, outcome)
@@ -371,7 +388,8 @@ class Leader:
         if self.phase >= LeaderPhase.FINISHED:
             return  # a host was lost while it was told of another one
         if self.phase is LeaderPhase.STOPPING:
-            # Everybody has the grace to save something; the processes are bounded by it on every host.
+            # Everybody has the grace to save something; the processes are
+            # bounded by it on every host.
             if self._ends.include((*self._hosts.joined, leader)):
                 self._finish(self._events.judge(self._ends.stopped(leader)))
         elif failure is not None:
@@ -382,7 +400,9 @@ class Leader:
             self._finish(Outcome(SUCCEEDED, 0, leader, ""))
 
     def _conclude(self) -> None:
-        """All is known of the first failure: this is the end of the job, unless something else was meanwhile."""
+        """All is known of the first failure: this is the end of the job, unless
+        something else was meanwhile.
+        """
         failure = self._ends.failure()
         if failure is not None and self.phase < LeaderPhase.STOPPING:
             self._finish(self._events.judge(failure))

@@ -12,7 +12,10 @@ from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 PROTOCOL = 3
-"""Number of these messages' form and order. Hosts with other numbers say so, and do not let each other in."""
+"""Number of these messages' form and order.
+
+Hosts with other numbers say so, and do not let each other in.
+"""
 
 OTHER_LAUNCHER = "use one image, or one version of trainworks-launcher, on every host"
 """What to do where two hosts have launchers with other numbers."""
@@ -29,9 +32,12 @@ Message = Mapping[str, Json]
 
 
 class Decoder:
-    """Bytes in, messages out; raises ValueError for anything that is not one bounded JSON object per line.
+    """Bytes in, messages out.
 
-    ``limit``: bytes of one message. ``seal``: what every line must carry; None while no key is known. Both may change.
+    Raises ValueError for anything that is not one bounded JSON object per line.
+
+    ``limit``: bytes of one message. ``seal``: what every line must carry; None while no key is
+    known. Both may change.
     """
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
@@ -62,7 +68,9 @@ class Decoder:
 
 
 def words(value: Json, limit: int = _WORDS_LIMIT) -> str:
-    """Return a text from another host, fit for logs and files: bounded, and nothing in it that a terminal obeys."""
+    """Return a text from another host, fit for logs and files: bounded, and
+    nothing in it that a terminal obeys.
+    """
     return printable(text(value)[:limit])
 
 
@@ -72,7 +80,10 @@ def one_line(value: Json, limit: int = 200) -> str:
 
 
 def seconds(value: Json) -> float:
-    """Return a number of seconds from another host: not negative, at most a day; 0 if it is not a number."""
+    """Return a number of seconds from another host: not negative, at most a day.
+
+    0 if it is not a number.
+    """
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         return 0.0
     return float(min(value, _DAY))
@@ -98,7 +109,10 @@ _TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stoppe
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
-    """Return the outcome in a message of the host ``sender``; an unreadable one is a failure, and names that host."""
+    """Return the outcome in a message of the host ``sender``.
+
+    An unreadable one is a failure, and names that host.
+    """
     kind = text(message.get("outcome"))
     status = number(message.get("status")) & 0xFF
     host, otherwise = one_line(message.get("host")) or sender, ""
@@ -130,7 +144,8 @@ _RANKS = 1 << 31
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
     """Return a suspect as the fields of a message at a time.
 
-    The clocks of two hosts differ, so ages are sent, not times. A process that runs has no age of its end.
+    The clocks of two hosts differ, so ages are sent, not times. A process that
+    runs has no age of its end.
     """
     ended = {} if math.isinf(suspect.ended_at) else {"ended": max(0.0, now - suspect.ended_at)}
     age = max(0.0, now - suspect.at)

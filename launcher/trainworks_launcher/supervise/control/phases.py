@@ -1,8 +1,9 @@
-"""The phases of the two ends of the control channel, as tables: what counts in a phase, and which phase follows. Pure.
+"""The phases of the two ends of the control channel, as tables: what counts in a phase, and which
+phase follows. Pure.
 
-A role asks its table before it acts. What is not in the row of its phase does not count, because it comes too early or
-too late: messages cross on the wire, and a time-out passes when nobody waits any more. What only the program itself
-decides has to be in the row (``must``).
+A role asks its table before it acts. What is not in the row of its phase does not count, because it
+comes too early or too late: messages cross on the wire, and a time-out passes when nobody waits any
+more. What only the program itself decides has to be in the row (``must``).
 
 Kinds of messages are events under their own names (``__init__``). The others:
 
@@ -36,7 +37,9 @@ class LeaderPhase(IntEnum):
     RUNNING = 1
     """All were told to start. A host that leaves is lost."""
     STOPPING = 2
-    """Some host got a stop signal: all have their grace, and their ends together are the outcome."""
+    """Some host got a stop signal: all have their grace, and their ends
+    together are the outcome.
+    """
     FINISHED = 3
     """The outcome is known and told."""
     LINGERING = 4
@@ -74,7 +77,9 @@ class SearchPhase(IntEnum):
     ASKED = 1
     """The other end is asked to let this host in. It may be anybody."""
     ANSWERED = 2
-    """The other end has proved that it is the leader, and this host has answered with its own proof."""
+    """The other end has proved that it is the leader, and this host has
+    answered with its own proof.
+    """
     OVER = 3
     """This host was let in, or looks no more."""
 
@@ -142,7 +147,10 @@ class Phases(Generic[P]):
         return self._now
 
     def take(self, event: str) -> bool:
-        """Go to the phase that follows the event. Returns False, and stays, if the event does not count now."""
+        """Go to the phase that follows the event.
+
+        Returns False, and stays, if the event does not count now.
+        """
         follows = self._table[self._now].get(event)
         if follows is None:
             return False
@@ -150,7 +158,10 @@ class Phases(Generic[P]):
         return True
 
     def must(self, event: str) -> None:
-        """As ``take``, for what the program itself decides. Raises RuntimeError if it does not count: a defect."""
+        """As ``take``, for what the program itself decides.
+
+        Raises RuntimeError if it does not count: a defect.
+        """
         if not self.take(event):
             raise RuntimeError(
                 f"{type(self._now).__name__}: no {event!r} in phase {self._now.name}"

@@ -1,12 +1,15 @@
-"""Signs of life beside a silent connection, so that an outage that is shorter than the limit is survived.
+"""Signs of life beside a silent connection, so that an outage that is shorter
+than the limit is survived.
 
-After an outage the kernel repeats what was lost at intervals that double: after 11 s without packets, a healed
-connection may stay silent for 2 s more, after 8 s for 5 s (tcp_retries2, ip-sysctl(7)). So once half of the limit has
-passed in silence, the worker asks over fresh connections, several in a second. The leader's answer is a sign of life
-for the worker, the question one for the leader. What was sent on the silent connection comes later, in its order.
-The two directions heal apart, so the leader's heartbeat says for how long it has not heard the worker.
+After an outage the kernel repeats what was lost at intervals that double: after 11 s without
+packets, a healed connection may stay silent for 2 s more, after 8 s for 5 s (tcp_retries2,
+ip-sysctl(7)). So once half of the limit has passed in silence, the worker asks over fresh
+connections, several in a second. The leader's answer is a sign of life for the worker, the question
+one for the leader. What was sent on the silent connection comes later, in its order. The two
+directions heal apart, so the leader's heartbeat says for how long it has not heard the worker.
 
-A question and its answer carry a proof with a number that only grows: nobody else can ask, and none counts twice.
+A question and its answer carry a proof with a number that only grows: nobody
+else can ask, and none counts twice.
 """
 
 from __future__ import annotations
@@ -20,14 +23,20 @@ from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIM
 from trainworks_launcher.supervise.loop import Loop
 
 TRY_SECONDS = 0.3
-"""From one question to the next while there is no answer; longer than a connection takes anywhere in a cluster."""
+"""From one question to the next while there is no answer.
+
+Longer than a connection takes anywhere in a cluster.
+"""
 
 
 class Prober:
     """A worker's questions while its connection to the leader is silent."""
 
     def __init__(self, loop: Loop, host: str, silent: Connection, limit: float) -> None:
-        """Nothing is asked before ``look``. silent: the connection of the job; an answer counts as heard on it."""
+        """Nothing is asked before ``look``. silent: the connection of the job.
+
+        An answer counts as heard on it.
+        """
         self._loop = loop
         self._host = host
         self._silent = silent
@@ -41,7 +50,8 @@ class Prober:
     def look(self, unheard: float | None = None) -> None:
         """Begin to ask if the connection has been silent too long.
 
-        unheard: for how many seconds the leader has not heard this host on it, where the leader has just said so.
+        unheard: for how many seconds the leader has not heard this host on it,
+        where the leader has just said so.
         """
         self._unheard = self._unheard if unheard is None else unheard
         if not self._running and self._is_silent():
@@ -94,7 +104,9 @@ class Prober:
 
 
 def is_probe(known: Connection, message: Message, at_least: int) -> bool:
-    """Return whether a message on another connection comes from the other end of ``known``, and is new."""
+    """Return whether a message on another connection comes from the other end
+    of ``known``, and is new.
+    """
     count = number(message.get("count"))
     new = at_least <= count < 1 << 63
     return new and known.seal is not None and known.seal.is_probe(count, text(message.get("proof")))

@@ -1,13 +1,16 @@
-"""The join: proofs that both ends know the job's secret, without sending it, and the key for what they say afterwards.
+"""The join: proofs that both ends know the job's secret, without sending it, and the key for what
+they say afterwards.
 
-HMAC-SHA256, challenge and response. A job without a secret joins in the same way with an empty one. Its proofs prove
-nothing, and its key is known to everybody who has read the join, but to nobody who has not.
+HMAC-SHA256, challenge and response. A job without a secret joins in the same way with an empty one.
+Its proofs prove nothing, and its key is known to everybody who has read the join, but to nobody who
+has not.
 
-A proof covers everything that the two sides tell each other when a host joins: its name, the job and a fresh nonce of
-each side. A stranger in between can therefore not take a proof to another connection, another host or another job.
+A proof covers everything that the two sides tell each other when a host joins: its name, the job
+and a fresh nonce of each side. A stranger in between can therefore not take a proof to another
+connection, another host or another job.
 
-The leader shows its proof first, to every host that asks: from it the secret can only be guessed, which a long one
-(``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
+The leader shows its proof first, to every host that asks: from it the secret can only be guessed,
+which a long one (``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Lookup:
             loop: The loop of the run.
             name: A host's name or address.
             port: The TCP port that the addresses get.
-            done: Called once in the loop with the addresses, or with none and the reason; not after ``cancel``.
+            done: Called once in the loop with the addresses, or with none and
+                the reason; not after ``cancel``.
         """
         self._loop = loop
         self._done = done

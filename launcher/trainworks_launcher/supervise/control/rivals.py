@@ -1,8 +1,9 @@
 """Two hosts that both lead: a leader that misses hosts asks them whether they lead, too.
 
-Where the index of a host is set by hand, or falls back to 0, two hosts wait for each other until the join limit. Each
-of them asks the hosts that it misses at its own control port. A host that leads answers, and with a job secret both
-prove that they know it. Then both jobs end, with the names of both.
+Where the index of a host is set by hand, or falls back to 0, two hosts wait for each other until
+the join limit. Each of them asks the hosts that it misses at its own control port. A host that
+leads answers, and with a job secret both prove that they know it. Then both jobs end, with the
+names of both.
 
 =======  =================================================================================
 message  fields
@@ -41,11 +42,15 @@ _MOST = 8
 """Hosts that are asked: one rival is enough."""
 
 _MAY_DIFFER = "hosts"
-"""The part of an identity that two leaders of one job may have different: each names itself as the leader."""
+"""The part of an identity that two leaders of one job may have different: each
+names itself as the leader.
+"""
 
 
 class Own(NamedTuple):
-    """What this leader says of itself: its name, its job's identity, the job's secret ("" for none)."""
+    """What this leader says of itself: its name, its job's identity, the job's
+    secret ("" for none).
+    """
 
     host: str
     job: Mapping[str, Json]
@@ -83,7 +88,10 @@ class Rivals:
             connection.close()
 
     def heard(self, connection: Connection, message: Message) -> bool:
-        """Take what another host says that leads; False if it is not of this job. It may be any program."""
+        """Take what another host says that leads; False if it is not of this job.
+
+        It may be any program.
+        """
         said = self._asked.get(connection)
         if said is None:
             return self._answer(connection, message)
@@ -92,7 +100,8 @@ class Rivals:
         self._is_rival(said.host, connection)
         return True
 
-    # --------------------------------------------------------------------------------------------------------- asking
+    # ---------------------------------------------------------------------------------------------------------
+    # asking
     def _resolved(self, addresses: Found, _why: str) -> None:
         for family, address in addresses[:1]:
             if _is_here(family, address):
@@ -130,7 +139,8 @@ class Rivals:
         connection.send(KIND, proof=proof.make_proof(self._own.secret, WORKER, said))
         self._is_rival(one_line(message.get("host"), 64), connection)
 
-    # ------------------------------------------------------------------------------------------------------- answering
+    # -------------------------------------------------------------------------------------------------------
+    # answering
     def _answer(self, connection: Connection, message: Message) -> bool:
         nonce = proof.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))

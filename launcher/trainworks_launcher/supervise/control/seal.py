@@ -1,8 +1,10 @@
-"""The seal of a message: proof that it comes from the host that joined, and in the order in which it was sent. Pure.
+"""The seal of a message: proof that it comes from the host that joined, and in
+the order in which it was sent. Pure.
 
-Both sides derive a key in the join (``proof.make_key``), and of it one for each direction. A seal is HMAC-SHA256 over
-the number of the message on its connection and its bytes. A message that was changed, left out, repeated, or sent on by
-somebody else is therefore not opened. Messages are not encrypted.
+Both sides derive a key in the join (``proof.make_key``), and of it one for each direction. A seal
+is HMAC-SHA256 over the number of the message on its connection and its bytes. A message that was
+changed, left out, repeated, or sent on by somebody else is therefore not opened. Messages are not
+encrypted.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ class Seal:
         return line + b" " + _seal(self._own, self._sent, line)
 
     def opened(self, line: bytes) -> bytes:
-        """Return the next line that came, without its seal. Raises ValueError if it is not the other's next one."""
+        """Return the next line that came, without its seal.
+
+        Raises ValueError if it is not the other's next one.
+        """
         line, _, shown = line.rpartition(b" ")
         self._heard += 1
         if not hmac.compare_digest(_seal(self._other, self._heard, line), shown):
@@ -43,7 +48,9 @@ class Seal:
         return line
 
     def probe(self, count: int) -> str:
-        """Return the proof that this side says something outside the connection, for the ``count``-th time."""
+        """Return the proof that this side says something outside the
+        connection, for the ``count``-th time.
+        """
         return _seal(self._probes, count, self._side).decode()
 
     def is_probe(self, count: int, shown: str) -> bool:

@@ -1,7 +1,8 @@
-"""A worker's search for the leader: connect, prove to each other that both are of the job, be let in.
+"""A worker's search for the leader: connect, prove to each other that both are
+of the job, be let in.
 
-The leader may not be up yet, may still start, or may be another program for a while: every try that fails is followed
-by the next one, until a deadline.
+The leader may not be up yet, may still start, or may be another program for a while: every try that
+fails is followed by the next one, until a deadline.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _NOT_JOINED_SECONDS = (20.0, 60.0)
 """After these seconds the log says what this host has tried, and what came back."""
 
 _STRANGE_SECONDS = 45.0
-"""How long another program may answer in the leader's place, each time. A leader that finds its port taken ends."""
+"""How long another program may answer in the leader's place, each time.
+
+A leader that finds its port taken ends.
+"""
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
@@ -64,7 +68,8 @@ class Found(NamedTuple):
 
     Attributes:
         connection: It has to be handed over.
-        has_no_secret: This host has a secret, and the leader has none: all that may be done is to tell it.
+        has_no_secret: This host has a secret, and the leader has none: all that
+            may be done is to tell it.
     """
 
     connection: Connection
@@ -137,7 +142,8 @@ class Search:
             if self._connection is not None:
                 self._connection.close()
 
-    # ------------------------------------------------------------------------------------------------------ connecting
+    # ------------------------------------------------------------------------------------------------------
+    # connecting
     def _try(self) -> None:
         """One try to connect, without waiting for it."""
         if self._phases.now is not SearchPhase.CONNECTING:
@@ -200,7 +206,8 @@ class Search:
 
         self._loop.after(_ANSWER_SECONDS, not_let_in)
 
-    # --------------------------------------------------------------------------------------------------------- talking
+    # ---------------------------------------------------------------------------------------------------------
+    # talking
     def _message(self, connection: Connection, message: Message) -> None:
         kind, asked = text(message.get("type")), connection.asked
         if kind not in _KINDS or asked is None or not self._phases.take(kind):
@@ -241,7 +248,9 @@ class Search:
         self._distrust(connection, reason)
 
     def _will_not_get_better(self) -> None:
-        """Shorten the search: what answers there may be the leader of another job, which ends soon."""
+        """Shorten the search: what answers there may be the leader of another
+        job, which ends soon.
+        """
         soon = time.monotonic() + names.REFUSAL_LIMIT_SECONDS
         if soon < self._deadline:
             self._deadline, self._reasons.limit = soon, 0.0
@@ -253,7 +262,10 @@ class Search:
         self._lost(connection, reason)
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        """The leader is still starting, or refuses this host and says why; or another program has its port."""
+        """The leader is still starting, or refuses this host and says why.
+
+        Or another program has its port.
+        """
         why = self._refused or f"{reason} before it let this host in"
         if not connection.strange:
             self._strange_since = 0.0

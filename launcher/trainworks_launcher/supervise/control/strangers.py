@@ -1,8 +1,10 @@
-"""Connections to the leader that have not joined yet: bounded in number, in time, and in what they may say.
+"""Connections to the leader that have not joined yet: bounded in number, in
+time, and in what they may say.
 
-A host of the job gets in while strangers flood the port: when the room is full, the oldest connection of the address
-that holds most of it has to go, never the newcomer. What a stranger costs is one place, for a few seconds, and one
-message of a few kilobytes. The log says so once for an address, and for a few addresses only.
+A host of the job gets in while strangers flood the port: when the room is full, the oldest
+connection of the address that holds most of it has to go, never the newcomer. What a stranger costs
+is one place, for a few seconds, and one message of a few kilobytes. The log says so once for an
+address, and for a few addresses only.
 """
 
 from __future__ import annotations

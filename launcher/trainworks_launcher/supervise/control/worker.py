@@ -42,7 +42,9 @@ class Worker:
         secret: str,
         events: Events,
     ) -> None:
-        """Nothing is opened before ``begin``. job: its identity. secret: of the job, "" if it has none."""
+        """Nothing is opened before ``begin``. job: its identity. secret: of the
+        job, "" if it has none.
+        """
         self._loop = loop
         self._control = control
         self._limits = limits
@@ -55,7 +57,8 @@ class Worker:
         self._prepared = False
         self._stopped = False  # perhaps before there is a leader to tell
 
-    # -------------------------------------------------------------------------------------- what the supervisor calls
+    # -------------------------------------------------------------------------------------- what
+    # the supervisor calls
     @property
     def phase(self) -> WorkerPhase:
         """How far this host is."""
@@ -100,7 +103,10 @@ class Worker:
         return {}
 
     def there(self) -> tuple[Any, ...] | None:
-        """Return the leader's end of the connection; None before the leader has let this host in."""
+        """Return the leader's end of the connection.
+
+        None before the leader has let this host in.
+        """
         return None if self._connection is None else self._connection.there
 
     def name_missing(self) -> None:
@@ -133,7 +139,8 @@ class Worker:
         connection.send(kind, **fields)
         return connection.open
 
-    # --------------------------------------------------------------------------------------------------------- joining
+    # ---------------------------------------------------------------------------------------------------------
+    # joining
     def _look_for_leader(self, limit: float, lost: str = "") -> None:
         self._search = Search(
             self._loop,
@@ -169,7 +176,8 @@ class Worker:
         elif self._prepared:
             self.ready()
 
-    # --------------------------------------------------------------------------------------------- what the leader says
+    # ---------------------------------------------------------------------------------------------
+    # what the leader says
     def _message(self, _: Connection, message: Message) -> None:
         kind = text(message.get("type"))
         if kind == "alive":
@@ -190,8 +198,11 @@ class Worker:
             self._events.restart()
 
     def _lost(self, _: Connection, reason: str) -> None:
-        """The leader closed the connection. Before the start it may be a container that starts anew, as this one might:
-        it has as long as one that is silent."""
+        """The leader closed the connection.
+
+        Before the start it may be a container that starts anew, as this one might: it has as long
+        as one that is silent.
+        """
         if self._phases.take("lost"):
             limit = self._limits.heartbeat
             leader = self._control.leader
@@ -217,7 +228,8 @@ class Worker:
                 after = connection.next_look(limit)
         self._loop.after(after, self._beat)
 
-    # ---------------------------------------------------------------------------------------------------------- ending
+    # ----------------------------------------------------------------------------------------------------------
+    # ending
     def _gone(self, reason: str) -> None:
         """The leader is lost, or has left at the job's end."""
         leader = self._control.leader

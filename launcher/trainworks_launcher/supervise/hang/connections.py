@@ -1,7 +1,9 @@
-"""How many bytes went through the TCP connections of some processes: a download into memory reads no file.
+"""How many bytes went through the TCP connections of some processes: a download
+into memory reads no file.
 
-The kernel is asked for all connections of this network namespace (sock_diag(7)), and those count that the processes
-hold: other programs may share the namespace. Sources: Linux, include/uapi/linux/inet_diag.h and tcp.h.
+The kernel is asked for all connections of this network namespace (sock_diag(7)), and those count
+that the processes hold: other programs may share the namespace. Sources: Linux,
+include/uapi/linux/inet_diag.h and tcp.h.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
-    """Return, for each TCP connection that one of the processes holds, its inode and the bytes sent and received."""
+    """Return, for each TCP connection that one of the processes holds, its
+    inode and the bytes sent and received.
+    """
     held = {inode for pid in pids for inode in inodes_of(pid)}
     if not held:
         return {}

@@ -1,4 +1,7 @@
-"""A hang in one sight: a line a host, a letter a rank and its place; as text, and the same lines as SVG. Pure."""
+"""A hang in one sight: a line a host, a letter a rank and its place.
+
+As text, and the same lines as SVG. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ _HEADING = "ranks, a letter for the place of each:"
 def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) -> list[Line]:
     """Return where the ranks of a job are: hosts below each other, and a legend of the letters.
 
-    The place of most ranks is ``a``; that of a rank which differs has a capital letter. Of many hosts those with a rank
-    that differs come first.
+    The place of most ranks is ``a``; that of a rank which differs has a capital letter. Of many
+    hosts those with a rank that differs come first.
 
     Args:
         rows: Of all ranks of all hosts.
@@ -87,10 +90,16 @@ def as_text(lines: Sequence[Line]) -> str:
 
 
 _COLUMNS, _LETTER, _LINE, _MARGIN = 120, 8, 20, 12
-"""The picture's width in letters; the width of a letter, the height of a line and the margin in pixels."""
+"""The picture's width in letters.
+
+The width of a letter, the height of a line and the margin in pixels.
+"""
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-"""Colours that people with any colour vision tell apart. Source: Okabe and Ito, Color Universal Design, 2008."""
+"""Colours that people with any colour vision tell apart.
+
+Source: Okabe and Ito, Color Universal Design, 2008.
+"""
 
 _STYLE = (
     ":root{color:#1f2328;background:#fff}"
@@ -100,7 +109,9 @@ _STYLE = (
 
 
 def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> str:
-    """Return the same lines as a picture, with a colour for each letter. heading: above them. mask: hides secrets."""
+    """Return the same lines as a picture, with a colour for each letter.
+    heading: above them. mask: hides secrets.
+    """
     drawn: list[str] = []
     for number, line in enumerate([[(heading, "")], *lines]):
         column, y = 0, _MARGIN + 14 + _LINE * number

@@ -1,8 +1,9 @@
-"""Which rank lacks which collective, from the records that torch's flight recorder has of all ranks. Pure.
+"""Which rank lacks which collective, from the records that torch's flight
+recorder has of all ranks. Pure.
 
-A rank is at fault if others wait in a call that it has not made, and it waits for nobody itself: the others that lack a
-call only wait for that one. torch's own reader, ``torchfrtrace``, names these too, and with them most of the ranks that
-wait.
+A rank is at fault if others wait in a call that it has not made, and it waits for nobody itself:
+the others that lack a call only wait for that one. torch's own reader, ``torchfrtrace``, names
+these too, and with them most of the ranks that wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _LINES = 4
 
 
 class Call(NamedTuple):
-    """A call of a group. group: its name. seq: number of the call there; -1 for one to a single rank."""
+    """A call of a group. group: its name. seq: number of the call there.
+
+    -1 for one to a single rank.
+    """
 
     group: str
     seq: int
@@ -26,14 +30,19 @@ class Call(NamedTuple):
 
 
 class Lacking(NamedTuple):
-    """What the records say. lines: for a person. ranks: those that keep the others waiting; () if that is not known."""
+    """What the records say. lines: for a person. ranks: those that keep the others waiting.
+
+    () if that is not known.
+    """
 
     lines: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
 
 
 def lacking(documents: Sequence[Json]) -> Lacking:
-    """Return which ranks lack a call in which others wait. documents: of the ranks of all hosts (``record_of``)."""
+    """Return which ranks lack a call in which others wait. documents: of the
+    ranks of all hosts (``record_of``).
+    """
     known = _parsed(documents)
     named: dict[str, str] = {}
     members: dict[str, set[int]] = {}
@@ -102,7 +111,9 @@ _NEVER: tuple[str, set[int], int] = ("", set(), -1)
 def _parsed(
     documents: Any,
 ) -> dict[int, tuple[dict[str, tuple[str, set[int], int]], list[tuple[Call, int]]]]:
-    """Return rank -> (name of a group -> what it is, its ranks, number of the last call; open calls with the peer)."""
+    """Return rank -> (name of a group -> what it is, its ranks, number of the
+    last call; open calls with the peer).
+    """
     known = {}
     for row in documents:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # no record
@@ -121,7 +132,10 @@ def _parsed(
 def _other_call(
     calls: Mapping[Call, Sequence[int]], named: Mapping[str, str]
 ) -> tuple[tuple[int, ...], str]:
-    """Return (the fewer ranks, a line) where ranks make different calls as the same one of a group; ((), "") if not."""
+    """Return (the fewer ranks, a line) where ranks make different calls as the same one of a group.
+
+    ((), "") if not.
+    """
     for call, ranks in calls.items():
         for other, most in calls.items():
             if other[:2] == call[:2] and other.what != call.what and len(ranks) <= len(most):
@@ -141,7 +155,10 @@ def _words(call: Call, named: Mapping[str, str]) -> str:
 
 
 def short(ranks: Iterable[int]) -> str:
-    """Return ``0-7,9``: what ``_long`` reads; a step of more than one is written behind: ``0-56:8``."""
+    """Return ``0-7,9``: what ``_long`` reads.
+
+    A step of more than one is written behind: ``0-56:8``.
+    """
     rows, found = sorted(set(ranks)), []
     while rows:
         step = rows[1] - rows[0] if len(rows) > 1 else 1

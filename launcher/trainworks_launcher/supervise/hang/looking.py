@@ -1,7 +1,8 @@
 """Looks at the processes of this host: /proc, py-spy or faulthandler. Runs in a thread of its own.
 
-py-spy reads a process's memory without stopping it, so the looks before a verdict cost the ranks nothing. A process
-that took no CPU time since the last look has the stack that it had, and is not read again.
+py-spy reads a process's memory without stopping it, so the looks before a verdict cost the ranks
+nothing. A process that took no CPU time since the last look has the stack that it had, and is not
+read again.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _SYSCALLS: Mapping[str, Mapping[int, str]] = {
     "aarch64": {63: "read", 72: "select", 73: "poll", 101: "sleep", 115: "sleep", 207: "recv", 95: "child", 98: "futex",
                 260: "child", 56: "openat", 22: "poll"},
 }  # fmt: skip
-"""Machine -> number of a system call -> what it is. Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and
-include/uapi/asm-generic/unistd.h."""
+"""Machine -> number of a system call -> what it is.
+
+Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+"""
 
 _WAITS = {
     "poll": "which waits for data of other processes",
@@ -53,15 +56,18 @@ _WAITS = {
 
 
 class Root(NamedTuple):
-    """A process to look at, with all that descend from it. rank: -1 for the only program of a host."""
+    """A process to look at, with all that descend from it. rank: -1 for the
+    only program of a host.
+    """
 
     rank: int
     pid: int
 
 
 class Stat(NamedTuple):
-    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its ended children, major
-    page faults."""
+    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its
+    ended children, major page faults.
+    """
 
     parent: int
     state: str
@@ -96,7 +102,8 @@ class Eyes:
 
         Args:
             roots: What runs on this host.
-            before: The last look; what has not run since then is taken from it. None reads everything.
+            before: The last look; what has not run since then is taken from it.
+                None reads everything.
         """
         at = time.monotonic()
         known = _all_stats()
@@ -115,7 +122,9 @@ class Eyes:
         return tuple(_descendants(_all_stats(), [root.pid]))
 
     def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
-        """Return what changes when the main thread of a process writes something, as ``Look.wrote``: a cheap look."""
+        """Return what changes when the main thread of a process writes something, as
+        ``Look.wrote``: a cheap look.
+        """
         return _wrote(roots, tuple(_descendants(_all_stats(), [root.pid for root in roots])))
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
@@ -173,8 +182,8 @@ class Eyes:
         deadline = time.monotonic() + _NATIVE_SECONDS
         found: dict[int, tuple[Thread, ...]] = {}
         for pid in _descendants(known, [root.pid for root in roots]):
-            # The process is held for that; a stopped one is not read. Now and then a stack cannot be unwound where the
-            # process was just then.
+            # The process is held for that; a stopped one is not read. Now and then a stack cannot
+            # be unwound where the process was just then.
             for _ in range(
                 _NATIVE_TRIES if self._py_spy and known[pid].state not in ("T", "t") else 0
             ):
@@ -210,7 +219,10 @@ class Eyes:
     def report(
         self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]
     ) -> str:
-        """Return the stacks of all processes for a person; with those of compiled code where py-spy can read them."""
+        """Return the stacks of all processes for a person.
+
+        With those of compiled code where py-spy can read them.
+        """
         known = _all_stats()
         lines: list[str] = []
         for root in roots:
@@ -255,7 +267,10 @@ def _stat(pid: int) -> Stat:
 
 
 def _descendants(known: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
-    """Yield the roots that run and what descends from them, parents first; no process that has ended."""
+    """Yield the roots that run and what descends from them, parents first.
+
+    No process that has ended.
+    """
     children: dict[int, list[int]] = {}
     for pid, now in known.items():
         children.setdefault(now.parent, []).append(pid)
@@ -277,7 +292,10 @@ def _is_python(pid: int) -> bool:
 
 
 def _threads(pid: int) -> dict[int, tuple[int, int]]:
-    """Return what ``Process.threads`` is; {} if the kernel does not say. Source: Linux, sched-stats.rst."""
+    """Return what ``Process.threads`` is; {} if the kernel does not say.
+
+    Source: Linux, sched-stats.rst.
+    """
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=pid.__ne__):  # noqa: PTH208  (names)
@@ -290,9 +308,12 @@ def _threads(pid: int) -> dict[int, tuple[int, int]]:
 
 
 def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
-    """Return process -> calls of write(2) of its main thread; None where a rank is not Python, or the kernel is silent.
+    """Return process -> calls of write(2) of its main thread.
 
-    A program that is not Python may have any thread print for its work. Source: proc(5), ``task/TID/io``, ``syscw``.
+    None where a rank is not Python, or the kernel is silent.
+
+    A program that is not Python may have any thread print for its work. Source: proc(5),
+    ``task/TID/io``, ``syscw``.
     """
     found: dict[int, int] = {}
     try:
@@ -309,9 +330,11 @@ def _writes(pid: int) -> int:
 
 
 def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:
-    """Return (state, what it waits for, path) of a process: as it was seen, unless it was stopped since then.
+    """Return (state, what it waits for, path) of a process: as it was seen,
+    unless it was stopped since then.
 
-    Reading the stacks of compiled code holds a process, which then runs for a moment, or is ready to on a busy host.
+    Reading the stacks of compiled code holds a process, which then runs for a
+    moment, or is ready to on a busy host.
     """
     process = seen.processes.get(pid)
     if process is not None and process.state and state not in ("T", "t"):
@@ -323,7 +346,8 @@ def kernel_words(pid: int, state: str) -> tuple[str, str]:
     """Return what the main thread of a process waits for, as the kernel has it.
 
     Returns:
-        (words for a sentence, path of the file that it opens or of the FIFO that it reads); each may be ``""``.
+        (words for a sentence, path of the file that it opens or of the FIFO
+        that it reads); each may be ``""``.
     """
     if state == "R":
         return "which computes or spins", ""

@@ -31,7 +31,9 @@ MESSAGE = "hang"
 
 
 def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
-    """Return whether every Python of the job has to answer with its stacks: where no py-spy can read them."""
+    """Return whether every Python of the job has to answer with its stacks:
+    where no py-spy can read them.
+    """
     return bool(plan.limits.hang) and not _py_spy_of(environment)
 
 
@@ -55,7 +57,8 @@ class Lookout:
     ) -> None:
         """Nothing happens before ``begin``.
 
-        told: variables of the job's processes. report: ends the job. log: prints a line. mask: hides secrets in a text.
+        told: variables of the job's processes. report: ends the job. log: prints a line. mask:
+        hides secrets in a text.
         """
         self.ranks: Ranks | None = None
         self.command: Child | None = None
@@ -97,12 +100,18 @@ class Lookout:
 
     @property
     def of_start(self) -> str:
-        """Where the leader saw ranks last that had not found each other; ``""``: they have, or it has not looked."""
+        """Where the leader saw ranks last that had not found each other.
+
+        ``""``: they have, or it has not looked.
+        """
         return self._start.last_words if self._start is not None else ""
 
     @property
     def idle(self) -> float | None:
-        """Seconds between two looks that showed no sign of progress, in all; None if this host is never looked at."""
+        """Seconds between two looks that showed no sign of progress, in all.
+
+        None if this host is never looked at.
+        """
         if not self._plan.limits.hang:
             return None
         return self._watch.idle if self._watch is not None else 0.0
@@ -116,7 +125,10 @@ class Lookout:
             self._watch.told(host, message)
 
     def _look_at_start(self) -> None:
-        """Ask every host whether its ranks have found each other; a job that ended before needs none of this."""
+        """Ask every host whether its ranks have found each other.
+
+        A job that ended before needs none of this.
+        """
         self._look_now()
         if self._start is not None and self._role is not None:
             self._start.ask()

@@ -1,4 +1,7 @@
-"""Which rank differs: rows of ranks, where each is, become a sentence that names the odd one. Pure."""
+"""Which rank differs: rows of ranks, where each is, become a sentence that names the odd one.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ _COLLECTIVES = re.compile(
 """Files whose public functions are those in which a rank waits for others."""
 
 _TO_ONE = re.compile(r"send|recv|probe", re.IGNORECASE)
-"""Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and are no collectives."""
+"""Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and
+are no collectives.
+"""
 
 _LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
 _DATA = "/torch/utils/data/"
@@ -68,7 +73,9 @@ class Row(NamedTuple):
 
 
 def documents(rows: Sequence[Row]) -> list[Json]:
-    """Return the rows of a host as a part of a message: of bounded size, and ranks of one place together."""
+    """Return the rows of a host as a part of a message: of bounded size, and
+    ranks of one place together.
+    """
     groups: dict[Row, list[Json]] = {}
     for row in rows:
         alike = next(
@@ -155,10 +162,11 @@ def row_of(
 
 
 def waits_in_a_package(threads: Sequence[Thread]) -> bool:
-    """Return whether the main thread is inside an installed package other than torch and those of collectives.
+    """Return whether the main thread is inside an installed package other than
+    torch and those of collectives.
 
-    Such as the driver of a cluster framework, whose main thread waits for the work of other processes or hosts while a
-    thread beside it prints what they say.
+    Such as the driver of a cluster framework, whose main thread waits for the work of other
+    processes or hosts while a thread beside it prints what they say.
     """
     main = main_thread(threads)
     for frame in main.frames if main is not None else ():
@@ -182,11 +190,15 @@ def _collective(frames: Sequence[Frame]) -> str:
 _NATIVE = re.compile(
     r"^P?(MPI_[A-Z][a-z]+(?:_[a-z]+)*)$|^(nccl[A-Z]\w+)|^(?:cuda|cu)(StreamSynchronize|EventSynchronize|DeviceSynchronize)"
 )
-"""Functions of compiled libraries in which a rank waits for others, or for its GPU, which waits for others in NCCL."""
+"""Functions of compiled libraries in which a rank waits for others, or for its
+GPU, which waits for others in NCCL.
+"""
 
 
 def _native_collective(frames: Sequence[Frame]) -> str:
-    """Return the outermost call of compiled code in which a thread waits for others, ``""`` for none."""
+    """Return the outermost call of compiled code in which a thread waits for
+    others, ``""`` for none.
+    """
     for frame in reversed(frames):
         found = _NATIVE.match(frame.name) if frame.native else None
         if found:
@@ -198,8 +210,10 @@ _NO_RECORDS = Lacking()
 
 
 class Verdict(NamedTuple):
-    """What is said of a job that hangs. cause: one line. odd: ranks that differ; () if none does. text: for a person,
-    the cause first."""
+    """What is said of a job that hangs. cause: one line. odd: ranks that differ.
+
+    () if none does. text: for a person, the cause first.
+    """
 
     cause: str
     odd: tuple[Row, ...]
@@ -215,7 +229,8 @@ def name_the_odd(
         rows: Of all ranks of all hosts.
         silent: Hosts whose rows did not come.
         limit: Seconds without progress.
-        records: What torch's flight recorder says. It names the rank where the stacks show all ranks in collectives.
+        records: What torch's flight recorder says. It names the rank where the stacks show all
+            ranks in collectives.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.rank, row.host)):

@@ -1,7 +1,7 @@
 """What NCCL itself says of its communicators, where its RAS service answers: from NCCL 2.24 on.
 
-Any process of the job knows those of all hosts, so one host asks. Sources: NCCL user guide, "RAS"; NCCL's
-ras/client_support.cc for the words. Not tested on GPUs.
+Any process of the job knows those of all hosts, so one host asks. Sources: NCCL user guide, "RAS";
+NCCL's ras/client_support.cc for the words. Not tested on GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _LINES = 6
 
 
 def nccl_report(seconds: float, address: str = "") -> str:
-    """Return RAS's report; ``""`` if it does not answer within so many seconds. address: what the job says of it."""
+    """Return RAS's report.
+
+    ``""`` if it does not answer within so many seconds. address: what the job says of it.
+    """
     deadline = time.monotonic() + seconds
     host, _, port = (address or _ADDRESS).rpartition(":")
     said = b""
@@ -34,7 +37,9 @@ def nccl_report(seconds: float, address: str = "") -> str:
 
 
 def remarks(report: str) -> list[str]:
-    """Return the first lines below the report's headings "Errors" and "Warnings", without empty ones."""
+    """Return the first lines below the report's headings "Errors" and
+    "Warnings", without empty ones.
+    """
     lines, inside = report.splitlines(), False
     found: list[str] = []
     for line, below in zip(lines, [*lines[1:], ""]):

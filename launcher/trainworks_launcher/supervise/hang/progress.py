@@ -2,17 +2,20 @@
 
 CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. These are signs:
 
-- a stack that is another one, or another value of a variable in it. Not one that was seen before in the same stall, as
-  in an endless loop of a few lines. And not of a process that only polls: its main thread sleeps or waits for a lock
-  when it is looked at, hardly runs, and is in the same functions of the user's code, called by the same step of a
-  package: a worker of a data loader whose data is slow is called again and again;
-- CPU time of processes that are not Python: a compiler works while its rank waits for it. On a crowded host, or in a
-  container whose CPU time is used up, it counts what they would have taken: see ``_share``;
-- a main thread that takes CPU time and writes something, however little: the results of a worker of a pool, whose
-  tasks all look alike. One that waits for ever does one of the two at most;
+- a stack that is another one, or another value of a variable in it. Not one that was seen before in
+  the same stall, as in an endless loop of a few lines. And not of a process that only polls: its
+  main thread sleeps or waits for a lock when it is looked at, hardly runs, and is in the same
+  functions of the user's code, called by the same step of a package: a worker of a data loader
+  whose data is slow is called again and again;
+- CPU time of processes that are not Python: a compiler works while its rank waits for it. On a
+  crowded host, or in a container whose CPU time is used up, it counts what they would have taken:
+  see ``_share``;
+- a main thread that takes CPU time and writes something, however little: the results of a worker of
+  a pool, whose tasks all look alike. One that waits for ever does one of the two at most;
 - bytes that were read or written: a checkpoint, data;
 - bytes of TCP connections: a download into memory reads no file;
-- an import that waits for pages or for a CPU: on an image that is fetched while it runs one may take minutes;
+- an import that waits for pages or for a CPU: on an image that is fetched while
+  it runs one may take minutes;
 - a heartbeat file that the script writes.
 """
 
@@ -24,14 +27,22 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
 WORKING_SHARE = 0.25
-"""Share of one CPU from which on a process that is not Python counts as working. Monitors beside a job take less."""
+"""Share of one CPU from which on a process that is not Python counts as working.
+
+Monitors beside a job take less.
+"""
 
 BYTES_PER_SECOND = 256 * 1024
-"""Rate from which on bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
+"""Rate from which on bytes count.
+
+Stores, keep-alives and monitors of a job that hangs move less.
+"""
 
 
 POLLING_SHARE = 0.05
-"""Share of one CPU below which a main thread that sleeps again and again does nothing but look whether it may go on."""
+"""Share of one CPU below which a main thread that sleeps again and again does nothing but look
+whether it may go on.
+"""
 
 
 class Process(NamedTuple):
@@ -41,8 +52,8 @@ class Process(NamedTuple):
         started: Its start time; with its id it names the process.
         python: It runs Python.
         cpu: Seconds of CPU time that it took itself.
-        threads: Thread -> (nanoseconds that it ran, and that it was ready to run without a CPU), the main one first;
-            empty where the kernel does not say.
+        threads: Thread -> (nanoseconds that it ran, and that it was ready to run without a CPU),
+            the main one first; empty where the kernel does not say.
         children: Seconds that its ended children took.
         moved: Bytes that it read and wrote, of files and pipes; 0 where the kernel does not say.
         stack: Its Python stacks; () where there are none or they cannot be read.
@@ -50,7 +61,8 @@ class Process(NamedTuple):
         state: The letter of proc(5); ``""`` where it is not known.
         waits: The kernel's words of what its main thread waited for.
         path: The file that the main thread was in the middle of opening, or the FIFO that it read.
-        wrote: How often its main thread called write(2); -1 where that is not known, or not its own doing.
+        wrote: How often its main thread called write(2); -1 where that is not
+            known, or not its own doing.
         faults: How often it waited for a page that had to be read (proc(5), ``majflt``).
     """
 
@@ -83,7 +95,8 @@ class Look(NamedTuple):
         processes: Process id -> process: the ranks and what descends from them.
         connections: Bytes through each TCP connection of these processes.
         heartbeat: What changes when the heartbeat file is written; 0 without one.
-        wrote: Process -> how often its main thread called write(2); None where that is no measure of its output.
+        wrote: Process -> how often its main thread called write(2); None where
+            that is no measure of its output.
     """
 
     at: float
@@ -102,7 +115,10 @@ class Seen:
         self._stacks: dict[tuple[int, str], set[tuple[Thread, ...]]] = {}
 
     def add(self, look: Look) -> None:
-        """Remember the stacks of a look; a process that had too many of them does not only repeat itself."""
+        """Remember the stacks of a look.
+
+        A process that had too many of them does not only repeat itself.
+        """
         for pid, process in look.processes.items():
             known = self._stacks.setdefault((pid, process.started), set())
             if len(known) >= _STACKS:
@@ -110,7 +126,10 @@ class Seen:
             known.add(process.stack)
 
     def has(self, pid: int, process: Process) -> bool:
-        """Return whether a process had this stack before, variables included; False where they are not known."""
+        """Return whether a process had this stack before, variables included.
+
+        False where they are not known.
+        """
         main = main_thread(process.stack)
         known = main is not None and main.values != 0
         return known and process.stack in self._stacks.get((pid, process.started), ())
@@ -178,7 +197,8 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
 
 
 def _imports(process: Process, old: Process, seconds: float) -> bool:
-    """Return whether Python is importing a module, and waits for pages or a CPU meanwhile, or takes one.
+    """Return whether Python is importing a module, and waits for pages or a CPU
+    meanwhile, or takes one.
 
     The import itself is the innermost call: a module whose own lines run has another one.
     """
@@ -195,7 +215,8 @@ def _imports(process: Process, old: Process, seconds: float) -> bool:
 
 
 def _only_polls(process: Process, old: Process, seconds: float) -> bool:
-    """Return whether a process did nothing but look now and then whether it may go on, whatever it counts meanwhile.
+    """Return whether a process did nothing but look now and then whether it may
+    go on, whatever it counts meanwhile.
 
     Threads beside the main one do not change that, unless they work.
     """
@@ -215,7 +236,9 @@ def _outer(threads: Sequence[Thread]) -> int:
 
 
 def _wanted(process: Process, old: Process, seconds: float) -> float:
-    """Return the seconds of CPU time that a process would have taken, had each of its threads had a CPU for itself."""
+    """Return the seconds of CPU time that a process would have taken, had each
+    of its threads had a CPU for itself.
+    """
     missed = 0.0
     for thread, now in process.threads.items():
         before = old.threads.get(thread, (0, 0))
@@ -226,8 +249,9 @@ def _wanted(process: Process, old: Process, seconds: float) -> float:
 def _share(now: tuple[int, int], before: tuple[int, int], seconds: float) -> float:
     """Return how much of the time a thread runs, of that in which it may: 0 to 1.
 
-    It does not count for or against a thread that others had the CPU. So one that works all the time has a share of 1
-    however little it gets, and one that looks now and then whether it may go on has a small one however long it waits.
+    It does not count for or against a thread that others had the CPU. So one that works all the
+    time has a share of 1 however little it gets, and one that looks now and then whether it may go
+    on has a small one however long it waits.
     """
     ran, waited = ((new - old) / 1e9 for new, old in zip(now, before))
     return ran / max(seconds - waited, ran) if ran > 0 else 0.0

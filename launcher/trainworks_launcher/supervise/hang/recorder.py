@@ -1,8 +1,10 @@
 """What torch's flight recorder has of this host's ranks: each rank keeps its last collectives.
 
-A rank that uses NCCL makes a FIFO, and writes its record to a file when something is written into that.
+A rank that uses NCCL makes a FIFO, and writes its record to a file when
+something is written into that.
 
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe), FlightRecorderDetail.hpp (the record's fields).
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe),
+FlightRecorderDetail.hpp (the record's fields).
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")
 
 
 class Recorder:
-    """The recorders of this host's ranks. pipe, file: what torch puts the rank behind; ``""`` where it has neither."""
+    """The recorders of this host's ranks. pipe, file: what torch puts the rank behind.
+
+    ``""`` where it has neither.
+    """
 
     def __init__(self, pipe: str, file: str) -> None:
         """Nothing is asked yet."""
@@ -41,7 +46,10 @@ class Recorder:
         self._file = file
 
     def of_ranks(self, ranks: Sequence[int], seconds: float) -> list[Json]:
-        """Ask ranks for their records; return those that came within so many seconds, as a part of a message."""
+        """Ask ranks for their records.
+
+        Return those that came within so many seconds, as a part of a message.
+        """
         deadline = time.monotonic() + seconds
         waiting = {
             rank: before
@@ -95,8 +103,9 @@ class _Plain(pickle.Unpickler):
 def record_of(rank: int, data: bytes) -> dict[str, Json]:
     """Return what a rank's record says of its calls; {} if it is none, or not whole.
 
-    ``groups``: name -> [what it is, its ranks, number of the last call]. ``open``: [group, number, call, rank of the
-    group that it goes to or comes from, else -1] of what has not ended, in order; the first few of each group.
+    ``groups``: name -> [what it is, its ranks, number of the last call]. ``open``: [group, number,
+    call, rank of the group that it goes to or comes from, else -1] of what has not ended, in order;
+    the first few of each group.
     """
     try:
         dump = _Plain(io.BytesIO(data)).load()

@@ -1,7 +1,9 @@
-"""Python's own faulthandler where there is no py-spy: a process that has it writes its stacks when it gets a signal.
+"""Python's own faulthandler where there is no py-spy: a process that has it
+writes its stacks when it gets a signal.
 
-``programs/python/sitecustomize.py`` switches it on in every Python that the job starts, without a change of the script.
-The signal goes only to a process that has a handler for it: its default is to end the process.
+``programs/python/sitecustomize.py`` switches it on in every Python that the job starts, without a
+change of the script. The signal goes only to a process that has a handler for it: its default is to
+end the process.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _POLL_SECONDS = 0.01
 
 
 MEMORY = "trainworks-stacks"
-"""Name of the file in memory (memfd_create(2)) that a process writes to; children that it forked share it."""
+"""Name of the file in memory (memfd_create(2)) that a process writes to.
+
+Children that it forked share it.
+"""
 
 
 def ask(pid: int) -> str:

@@ -12,7 +12,9 @@ from trainworks_launcher.contract.values import Json, decode, mapping, number, t
 
 
 class Frame(NamedTuple):
-    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled library."""
+    """One call. name: of the function. file: its path. line: 0 where it is not
+    known. native: of a compiled library.
+    """
 
     name: str
     file: str
@@ -28,7 +30,9 @@ class Frame(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of the user's code: neither of the standard library nor of an installed package."""
+        """Whether it is of the user's code: neither of the standard library nor
+        of an installed package.
+        """
         return not (self.native or self.is_standard or self._is_installed)
 
     @property
@@ -42,10 +46,12 @@ class Frame(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
-    the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
-    The standard library's own are left out, because waits with a limit count the seconds. outer: the same of packages
-    alone, outside of the user's innermost function: of the loop that calls it."""
+    """One thread. frames: innermost first. values: a hash of the local variables of the main
+    thread's functions outside the standard library, 0 where they are not known: a loop that always
+    stops at the same line still counts its steps. The standard library's own are left out, because
+    waits with a limit count the seconds. outer: the same of packages alone, outside of the user's
+    innermost function: of the loop that calls it.
+    """
 
     main: bool
     frames: tuple[Frame, ...]
@@ -97,7 +103,9 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
 def _variables(
     calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]
 ) -> list[tuple[int, tuple[str, str]]]:
-    """Return (place in the stack, (name, value)) of each local variable outside the standard library."""
+    """Return (place in the stack, (name, value)) of each local variable outside
+    the standard library.
+    """
     shown: list[tuple[int, tuple[str, str]]] = []
     for place, (call, frame) in enumerate(zip(calls, stack)):
         variables = call.get("locals")
@@ -112,7 +120,10 @@ _CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def from_faulthandler(words: str) -> tuple[Thread, ...]:
-    """Return the threads that faulthandler wrote, of its last report; the main thread is the last of them."""
+    """Return the threads that faulthandler wrote, of its last report.
+
+    The main thread is the last of them.
+    """
     threads: list[list[Frame]] = []
     for line in words.splitlines():
         if _THREAD.match(line):
@@ -139,7 +150,9 @@ _LOCKS = (
 
 
 def waits_for_lock(threads: Sequence[Thread]) -> bool:
-    """Return whether the main thread is inside a wait of Python's standard library for a lock, an event or a queue."""
+    """Return whether the main thread is inside a wait of Python's standard
+    library for a lock, an event or a queue.
+    """
     main = main_thread(threads)
     frame = (
         next((frame for frame in main.frames if not frame.native), None)

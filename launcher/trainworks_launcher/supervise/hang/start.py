@@ -1,8 +1,10 @@
-"""A job whose ranks do not find each other: after a minute the log says what each of them waits for.
+"""A job whose ranks do not find each other: after a minute the log says what
+each of them waits for.
 
-torch repeats a failed connection for half an hour, and warns each second; the warnings are not progress. The leader
-asks every host where its ranks are. Where one of them is still looking for the others, all places are told, once. From
-then on it asks again and again, until they have found each other; if the job ends before, its failure has the places.
+torch repeats a failed connection for half an hour, and warns each second; the warnings are not
+progress. The leader asks every host where its ranks are. Where one of them is still looking for the
+others, all places are told, once. From then on it asks again and again, until they have found each
+other; if the job ends before, its failure has the places.
 
 =======  =========  ==========================================================================
 what     direction  fields
@@ -35,7 +37,9 @@ from trainworks_launcher.supervise.loop import READ, Loop
 _SHOWN = 8
 _LONGEST = 400
 _AGAIN_SECONDS = 15.0
-"""Between two looks at ranks that search: what is said at the end is so old at most, but for the look itself."""
+"""Between two looks at ranks that search: what is said at the end is so old at
+most, but for the look itself.
+"""
 
 _SYN_SENT = "02"  # Linux, include/net/tcp_states.h
 
@@ -47,7 +51,9 @@ _JOINS = ("init_process_group", "init_rpc", "initialize_runtime")
 
 
 class Start:
-    """The look at the start of a job. Every method runs in the loop's thread; looks are in a thread of their own.
+    """The look at the start of a job.
+
+    Every method runs in the loop's thread; looks are in a thread of their own.
 
     Attributes:
         searching: Whether a rank of this host looked for the others at the last look.
@@ -73,7 +79,10 @@ class Start:
 
     @property
     def last_words(self) -> str:
-        """Where the ranks were that have not found each other, on the leader; ``""``: they have, or were not asked."""
+        """Where the ranks were that have not found each other, on the leader.
+
+        ``""``: they have, or were not asked.
+        """
         return self._last_words
 
     def end(self) -> None:
@@ -103,7 +112,8 @@ class Start:
             rows = [one_line(row, _LONGEST) for row in texts(message.get("rows"))]
             self._answered(host, rows, message.get("searching") is True)
 
-    # ------------------------------------------------------------------------------------------------------- this host
+    # -------------------------------------------------------------------------------------------------------
+    # this host
     def _look(self) -> None:
         roots = self._around.roots()
         host = self._around.host
@@ -136,7 +146,8 @@ class Start:
         except RuntimeError:  # no further thread may be started on this host
             os.close(writer)
 
-    # ------------------------------------------------------------------------------------------------------ the leader
+    # ------------------------------------------------------------------------------------------------------
+    # the leader
     def _answered(self, host: str, rows: Sequence[str], searching: bool) -> None:
         self._lines[host] = rows
         self._some_search |= searching
@@ -144,7 +155,8 @@ class Start:
             self._say(self._turn)
 
     def _say(self, turn: int) -> None:
-        """Say where the ranks are, once all hosts have answered or have had the time to. turn: the question's number.
+        """Say where the ranks are, once all hosts have answered or have had the
+        time to. turn: the question's number.
 
         What one host does not answer in time it answers to the next question.
         """
@@ -171,7 +183,9 @@ class Start:
 
 
 def places_of(roots: Sequence[Root], host: str, eyes: Eyes) -> tuple[list[str], bool]:
-    """Return where the ranks of this host are, a sentence each, and whether one still looks for the others."""
+    """Return where the ranks of this host are, a sentence each, and whether one
+    still looks for the others.
+    """
     seen = eyes.look(roots)
     rows, searching = [], False
     for root, row in zip(roots, eyes.rows(roots, host, seen, {})):
@@ -193,7 +207,9 @@ def looks_for_others(threads: Sequence[Thread]) -> bool:
 
 
 def connecting(pids: Iterable[int]) -> Iterator[str]:
-    """Yield ``ADDRESS port PORT`` of each TCP connection that one of the processes waits for (proc(5), net/tcp)."""
+    """Yield ``ADDRESS port PORT`` of each TCP connection that one of the
+    processes waits for (proc(5), net/tcp).
+    """
     held = {inode for pid in pids for inode in inodes_of(pid)}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in text_of(f"/proc/self/net/{name}").splitlines()[1:]:
@@ -205,7 +221,9 @@ def connecting(pids: Iterable[int]) -> Iterator[str]:
 
 
 def _address(digits: str, family: int) -> str:
-    """Return an address of proc(5), net/tcp: words of four bytes in the machine's order, as hexadecimal digits."""
+    """Return an address of proc(5), net/tcp: words of four bytes in the
+    machine's order, as hexadecimal digits.
+    """
     words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
     shown = socket.inet_ntop(family, b"".join(words))
     return shown[len("::ffff:") :] if shown.startswith("::ffff:") else shown

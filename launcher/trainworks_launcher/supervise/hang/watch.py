@@ -1,18 +1,20 @@
 """Looks at this host now and then, agrees with the other hosts that the job hangs, and reports.
 
-A host is quiet when nothing on it made progress for the limit. The leader hears when a host becomes quiet or moves
-again. When all are quiet it asks each for a last look; if that shows no progress either, it names the rank that differs
-and tells every host. All of it happens once for a stall: again only after some host has made progress.
+A host is quiet when nothing on it made progress for the limit. The leader hears when a host becomes
+quiet or moves again. When all are quiet it asks each for a last look; if that shows no progress
+either, it names the rank that differs and tells every host. All of it happens once for a stall:
+again only after some host has made progress.
 
-==========  =========  ================================================================================
-message     direction  meaning
-==========  =========  ================================================================================
-quiet       to leader  ``quiet``: whether nothing on this host has made progress for the limit
-look        to host    look once more; ``round`` comes back in the answer
-records     to leader  what torch's flight recorder has of each rank, and NCCL's RAS of all; comes before ``rows``
-rows        to leader  nothing has moved: where each rank is
-verdict     to host    the job hangs: write the stacks down; ``text`` for the log
-==========  =========  ================================================================================
+==========  =========
+================================================================================ message
+direction  meaning ==========  =========
+================================================================================ quiet       to
+leader  ``quiet``: whether nothing on this host has made progress for the limit look        to host
+look once more; ``round`` comes back in the answer records     to leader  what torch's flight
+recorder has of each rank, and NCCL's RAS of all; comes before ``rows`` rows        to leader
+nothing has moved: where each rank is verdict     to host    the job hangs: write the stacks down;
+``text`` for the log ==========  =========
+================================================================================
 """
 
 from __future__ import annotations
@@ -40,11 +42,15 @@ from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
 _ANSWER_SECONDS = LONGEST_SECONDS + 2.0
-"""How long the leader waits for what the other hosts have seen; with the time that a message may take."""
+"""How long the leader waits for what the other hosts have seen.
+
+With the time that a message may take.
+"""
 
 _NEVER_SECONDS = 2 * LONGEST_SECONDS
-"""After this a look does not return any more: the longest one has as many seconds as LONGEST_SECONDS. It is left alone,
-and another one is made."""
+"""After this a look does not return any more: the longest one has as many seconds as
+LONGEST_SECONDS. It is left alone, and another one is made.
+"""
 
 _LONGEST_PAUSE_AFTER_NONE = 600.0
 _FILES = 20
@@ -56,7 +62,9 @@ T = TypeVar("T")
 
 
 class _Last(NamedTuple):
-    """What a last look at this host shows: see ``Watch._look_again``. wrote: as in ``Look``. text: for the file."""
+    """What a last look at this host shows: see ``Watch._look_again``. wrote: as
+    in ``Look``. text: for the file.
+    """
 
     seen: Look
     wrote: Mapping[int, int] | None
@@ -84,7 +92,8 @@ class Surroundings(NamedTuple):
         end: Ends the job.
         log: Prints a line.
         mask: Hides secrets in a text.
-        searching: Returns whether a rank of this host has not found the others yet: what it prints is not progress.
+        searching: Returns whether a rank of this host has not found the others
+            yet: what it prints is not progress.
     """
 
     host: str
@@ -104,7 +113,9 @@ class Surroundings(NamedTuple):
 
 
 class Watch:
-    """The watch of one host. Every method runs in the loop's thread; looks are in a thread of their own.
+    """The watch of one host.
+
+    Every method runs in the loop's thread; looks are in a thread of their own.
 
     Attributes:
         idle: Seconds between two looks that showed no sign of progress, in all.
@@ -159,7 +170,8 @@ class Watch:
         elif self._around.leader:
             self._answer(host, message)
 
-    # ------------------------------------------------------------------------------------------------ this host's looks
+    # ------------------------------------------------------------------------------------------------
+    # this host's looks
     def _tick(self) -> None:
         """Look, unless something was printed a short while ago."""
         roots, printed = self._around.roots(), self._around.printed()
@@ -181,7 +193,8 @@ class Watch:
             if self._spoke_at > self._moved_at:
                 self._seen = Seen()  # a new stall
             self._judge()
-            # What goes on to print is asked again soon: the last word of a main thread is not known more exactly.
+            # What goes on to print is asked again soon: the last word of a main
+            # thread is not known more exactly.
             self._tick_in(min(first - waited, max(_pause(self._around.limit), _TALKING)))
             return
         roots, before, printed = self._around.roots(), self._before, self._around.printed()
@@ -196,7 +209,8 @@ class Watch:
     def _hear(
         self, printed: float, wrote: Mapping[int, int] | None, look: Look | None = None
     ) -> None:
-        """Output is a sign, unless no main thread wrote anything: a thread beside it may print a bar for ever.
+        """Output is a sign, unless no main thread wrote anything: a thread
+        beside it may print a bar for ever.
 
         What cannot be told speaks for the job.
         """
@@ -240,7 +254,9 @@ class Watch:
             self._around.tell({"what": "quiet", "quiet": quiet})
 
     def _look_again(self, round_: int) -> None:
-        """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
+        """The leader asks: is it so, and where is each rank? The stacks are
+        read while the answer is on its way.
+        """
         roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
         printed = around.printed()
 
@@ -249,7 +265,8 @@ class Watch:
             moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
                 return _Last(seen, seen.wrote, moved=True)
-            # Before the stacks of compiled code, for which a rank is held: it could not write meanwhile.
+            # Before the stacks of compiled code, for which a rank is held: it
+            # could not write meanwhile.
             records = self._eyes.recorder.of_ranks([root.rank for root in roots], RECORD_SECONDS)
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
@@ -279,7 +296,8 @@ class Watch:
 
         self._in_thread(look, looked)
 
-    # ------------------------------------------------------------------------------------------------------ the leader
+    # ------------------------------------------------------------------------------------------------------
+    # the leader
     def _heard(self, host: str, quiet: bool) -> None:
         """A host, also this one, has become quiet or moves again."""
         if not quiet:
@@ -345,7 +363,8 @@ class Watch:
                 )
             )
 
-    # ----------------------------------------------------------------------------------------------------- the report
+    # -----------------------------------------------------------------------------------------------------
+    # the report
     def _report(self, said: str, svg: str = "") -> str:
         """Print what the leader found, write this host's stacks and the picture of the whole job.
 
@@ -377,7 +396,8 @@ class Watch:
         self._around.log(f"stacks of this host's ranks: {self._around.output / name}")
         return f"output/{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
 
-    # -------------------------------------------------------------------------------------------------------- helpers
+    # --------------------------------------------------------------------------------------------------------
+    # helpers
     def _tick_in(self, seconds: float) -> None:
         """Look next after so many seconds, and not before."""
         self._turn += 1
@@ -390,8 +410,8 @@ class Watch:
     def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Do what may take a while in a thread, and go on in the loop's.
 
-        A look that fails or does not return shows nothing, and the next one is made as after any other: the watch goes
-        on for as long as the job.
+        A look that fails or does not return shows nothing, and the next one is made as after any
+        other: the watch goes on for as long as the job.
         """
 
         def done(found: tuple[T] | None) -> None:

@@ -1,8 +1,8 @@
 """What a failure is about: the evidence is weighed, and the outcome says it. Pure.
 
-In this order: the exception that ended the process, by its own record; the kernel's count of the processes that it
-killed for lack of memory; the signal; what a Python that no exception ended said last. What anything else printed is
-shown, and not judged. Loaded only when something fails.
+In this order: the exception that ended the process, by its own record; the kernel's count of the
+processes that it killed for lack of memory; the signal; what a Python that no exception ended said
+last. What anything else printed is shown, and not judged. Loaded only when something fails.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Said(NamedTuple):
         pid: Its process id; 0 if that is not known.
         ended_at: When, by the monotonic clock; 0.0 if that is not known.
         shell: It is a shell script, which may end with a status of its own.
-        python: It is a script of Python, which notes its own end unless it ends itself by ``os._exit``.
+        python: It is a script of Python, which notes its own end unless it ends
+            itself by ``os._exit``.
     """
 
     output: bytes
@@ -58,7 +59,9 @@ class Said(NamedTuple):
     python: bool = False
 
     def own(self) -> Record | None:
-        """Return the record of the process itself: of its last program the first one, for its exit handlers follow."""
+        """Return the record of the process itself: of its last program the
+        first one, for its exit handlers follow.
+        """
         own = [row for row in self.records if row.pid == self.pid and not row.thread]
         return next((row for row in own if row.began == own[-1].began), None)
 
@@ -81,9 +84,11 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
     """Return why one process ended: the first of these that is there.
 
     1. The exception that its own record has, where that does not only say that a child failed.
-    2. The exception that a child noted, where the process says that a child failed, or passes its end on.
+    2. The exception that a child noted, where the process says that a child
+       failed, or passes its end on.
     3. The text that ``sys.exit`` was told, by its own record.
-    4. The last line on standard error of a Python that no exception ended, with a status that says why.
+    4. The last line on standard error of a Python that no exception ended, with
+       a status that says why.
 
     A child's exception that is not the reason is told as an earlier one.
 
@@ -113,16 +118,19 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
 
 
 def _counts(own: Record, returncode: int | None) -> bool:
-    """Return whether a process's own exception ended it. One that it handles may be left in sys.last_value; one that it
-    does not handle gives status 1."""
+    """Return whether a process's own exception ended it.
+
+    One that it handles may be left in sys.last_value; one that it does not handle gives status 1.
+    """
     return not own.guessed or returncode in (1, None)
 
 
 def status_of(said: Said, returncode: int | None) -> int | None:
     """Return the status that counts: a record of the end outlives a signal that came after it.
 
-    A process that has noted an exception, or what ``sys.exit`` was told, has failed of that: who sends a signal to its
-    exit handlers does not change why. A status that the process chose later counts as it is.
+    A process that has noted an exception, or what ``sys.exit`` was told, has failed of that: who
+    sends a signal to its exit handlers does not change why. A status that the process chose later
+    counts as it is.
 
     Args:
         said: What it noted.
@@ -139,9 +147,10 @@ def status_of(said: Said, returncode: int | None) -> int | None:
 def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
     """Return whether a process without a record of its own ended because of a child's exception.
 
-    The ends belong together: the process ended within seconds of the exception, with no Python in between that ended
-    well, and with a status that passes it on. A shell has any status, and that of an aborted program, too; another
-    process that aborts does so for a reason of its own, and so does a script of Python that ends by ``os._exit``.
+    The ends belong together: the process ended within seconds of the exception, with no Python in
+    between that ended well, and with a status that passes it on. A shell has any status, and that
+    of an aborted program, too; another process that aborts does so for a reason of its own, and so
+    does a script of Python that ends by ``os._exit``.
     """
     near = first.at + _SHELL_SECONDS > said.ended_at
     went_on = any(not row.message and row.began >= first.at for row in said.records)
@@ -163,7 +172,9 @@ def _headline(told: str) -> str:
 
 
 _SAYS_WHY = (1, 2)
-"""Statuses with which a Python ends that says why: ``sys.exit("...")`` has 1, a wrong command line 2."""
+"""Statuses with which a Python ends that says why: ``sys.exit("...")`` has 1, a
+wrong command line 2.
+"""
 
 _SHELL_SECONDS = 5.0
 """How long a process may live after the child whose end it passes on."""
@@ -175,7 +186,8 @@ _OF_THE_INTERPRETER = re.compile(
 
 
 def _last_line(errors: bytes) -> str:
-    """Return what a process said last on its standard error: the line that the last indented ones belong to.
+    """Return what a process said last on its standard error: the line that the
+    last indented ones belong to.
 
     ``""`` if that is a progress bar, which writes over its own line.
     """
@@ -202,7 +214,8 @@ def _text(data: bytes) -> str:
     return printable(data.decode("utf-8", "replace"))
 
 
-# ------------------------------------------------------------------------------------------------------- of other ranks
+# -------------------------------------------------------------------------------------------------------
+# of other ranks
 _OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
 _WHAT = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 """The exception that ended a program of C++, as its runtime prints it before it aborts."""
@@ -239,9 +252,11 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
 
 
 def began_at(said: Said, returncode: int | None) -> float:
-    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end.
+    """Return when the trouble of a process began: by the record of what it died of, or of its
+    leaving; else its end.
 
-    One that was told to end, or that crashed in its exit handlers, has the time of its end, when that was seen.
+    One that was told to end, or that crashed in its exit handlers, has the time
+    of its end, when that was seen.
     """
     own, died_of = said.own(), reason_of(said, returncode).died_of
     if own is not None and own.of_sigterm:
@@ -254,7 +269,9 @@ def began_at(said: Said, returncode: int | None) -> float:
 
 
 def tells_of_ray(failure: Outcome) -> bool:
-    """Return whether a failure is only that a process of Ray has gone: its daemon's death may be the reason."""
+    """Return whether a failure is only that a process of Ray has gone: its
+    daemon's death may be the reason.
+    """
     return _OF_RAY_LEFT.search(failure.text) is not None
 
 
@@ -278,19 +295,25 @@ def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- the failure
+# ----------------------------------------------------------------------------------------------------------
+# the failure
 EMULATE = "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
 
 _ON_DEVICE = "device-side assert triggered"
 _ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
-"""What torch's kernels print where an index is out of bounds; the exception that follows says nothing of it."""
+"""What torch's kernels print where an index is out of bounds.
+
+The exception that follows says nothing of it.
+"""
 
 _NO_GPU = re.compile(
     r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
     r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL built in"
     r"|Cannot access accelerator device"
 )
-"""What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
+"""What torch says where a script asks for a GPU: built without CUDA, and built
+with it on a host without a driver.
+"""
 
 
 _CHILD_LOST = re.compile(
@@ -311,7 +334,8 @@ def failure_of(
     cause: str = "",
     note: str = "",
 ) -> Outcome:
-    """Return the failure of a program: its cause, where it happened, and context, each no longer than a text may be.
+    """Return the failure of a program: its cause, where it happened, and
+    context, each no longer than a text may be.
 
     Args:
         what: The program as a person calls it.
@@ -380,7 +404,9 @@ def failure_of(
 
 
 def _end_of(returncode: int | None, counted: int | None, oom_kills: int | None, note: str) -> str:
-    """Return how a process ended in words. counted: the status that counts, which its record may have."""
+    """Return how a process ended in words. counted: the status that counts,
+    which its record may have.
+    """
     if counted is None:
         return UNKNOWN_END
     told = f"{describe_status(counted, oom_kills)}{note}"

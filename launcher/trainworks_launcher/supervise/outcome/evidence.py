@@ -1,28 +1,39 @@
-"""Which rank failed first, by what the hosts have seen: one table of evidence, the strongest first. Pure.
+"""Which rank failed first, by what the hosts have seen: one table of evidence, the strongest first.
 
-===  ==========================================================  =====================================================
-row  what a host has seen of a rank                              why it stands there
-===  ==========================================================  =====================================================
-1    RECORDED: its Python noted an exception that blames no      The failure tells of itself, at its source, and when.
+Pure.
+
+===  ==========================================================
+===================================================== row  what a host has seen of a rank
+why it stands there ===  ==========================================================
+===================================================== 1    RECORDED: its Python noted an exception
+that blames no      The failure tells of itself, at its source, and when.
      other process, or the status that ``sys.exit`` was told
-1    DIED: it ended by itself, with a status or a signal that    The kernel tells of it. With a record or without: the
-     no starter sends, and noted nothing                         one that came first counts.
-1    TERMINATED, and no rank had failed before: SIGTERM, the     No starter had a reason yet: somebody else sent it.
-     program's own handler of that, or SIGKILL ended it          So it is a failure like the others of this row.
-1    UNSEEN, and its starter names it: its status was taken      The end is the host's own observation; the starter
-     before this host could look                                 adds the status. Only older kernels have this row.
-2    LEFT: its program came to its end, or ended with status 0,  The others missed it. It counts only where a failure
-     before a failure that is only about other processes         of row 3, or a wait that took too long, came later.
-3    PEER: its exception, or what its C++ runtime printed,       The effect of another failure, which may be on
-     says that the connection to another process broke           another host: it never beats that one.
-4    the end of the command, and the rank that the starter's     Another program's word, which sees ends later than
-     report names, also as one that ended with status 0          the hosts do: it decides where no host saw a failure.
-5    TERMINATED, after another rank had failed                   Its starter told it to end. It never is the cause.
-===  ==========================================================  =====================================================
+1    DIED: it ended by itself, with a status or a signal that    The kernel tells of it. With a
+     record or without: the no starter sends, and noted nothing                         one that
+     came first counts.
+1    TERMINATED, and no rank had failed before: SIGTERM, the     No starter had a reason yet:
+     somebody else sent it. program's own handler of that, or SIGKILL ended it          So it is a
+     failure like the others of this row.
+1    UNSEEN, and its starter names it: its status was taken      The end is the host's own
+     observation; the starter before this host could look                                 adds the
+     status. Only older kernels have this row.
+2    LEFT: its program came to its end, or ended with status 0,  The others missed it. It counts
+     only where a failure before a failure that is only about other processes         of row 3, or a
+     wait that took too long, came later.
+3    PEER: its exception, or what its C++ runtime printed,       The effect of another failure,
+     which may be on says that the connection to another process broke           another host: it
+     never beats that one.
+4    the end of the command, and the rank that the starter's     Another program's word, which sees
+     ends later than report names, also as one that ended with status 0          the hosts do: it
+     decides where no host saw a failure.
+5    TERMINATED, after another rank had failed                   Its starter told it to end. It
+never is the cause. ===  ==========================================================
+=====================================================
 
-In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds the kind of one rank
-where its host is, and ``first_failure`` goes down the table where all of them are known. A host that is lost is not a
-rank: row 3 gives way to it (``control.ends``), and it gives way to nothing.
+In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds
+the kind of one rank where its host is, and ``first_failure`` goes down the table where all of them
+are known. A host that is lost is not a rank: row 3 gives way to it (``control.ends``), and it gives
+way to nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +62,10 @@ class Seen(NamedTuple):
     """What is known of one process when its host looks.
 
     Attributes:
-        returncode: How it ended, negative after a signal; None if it runs, or if the status is not known.
-        noted: Status that its own record means: 1 for an exception, else what ``sys.exit`` was told; None for
-            neither.
+        returncode: How it ended, negative after a signal; None if it runs, or
+            if the status is not known.
+        noted: Status that its own record means: 1 for an exception, else what ``sys.exit`` was
+            told; None for neither.
         left: Its record says that it had left its program.
         blames: What it died of is about another process.
         of_memory: The kernel killed it for lack of memory.
@@ -73,8 +85,8 @@ class Suspect(NamedTuple):
 
     Attributes:
         kind: What its host has seen.
-        at: When the trouble began: the time of its record, else that of its end. Seconds of the reader's own monotonic
-            clock, as ``ended_at``.
+        at: When the trouble began: the time of its record, else that of its end. Seconds of the
+            reader's own monotonic clock, as ``ended_at``.
         ended_at: When its process ended, which is what a starter sees; ``math.inf`` while it runs.
         outcome: Host, rank, status (0: not known), cause and text.
     """
@@ -90,10 +102,12 @@ class Starter(NamedTuple):
 
     Attributes:
         rank: The rank that it names as the first to fail; -1 if it names none.
-        sees_all_hosts: Its ranks are those of all hosts (mpirun); each torchrun knows those of its own host.
+        sees_all_hosts: Its ranks are those of all hosts (mpirun); each torchrun
+            knows those of its own host.
         kill_seconds: How long it waits after SIGTERM before it sends SIGKILL.
         ended_itself: It ended without naming a rank: somebody ended it, and it has ended its ranks.
-        ended_early: The rank that it names had ended with status 0, and it has ended the others for that (mpirun).
+        ended_early: The rank that it names had ended with status 0, and it has
+            ended the others for that (mpirun).
     """
 
     rank: int = -1
@@ -108,8 +122,8 @@ class First(NamedTuple):
 
     Attributes:
         cause: What came first.
-        failed: The failure that shows it: ``cause`` itself, or, where that is a rank that had left, the one that
-            missed it.
+        failed: The failure that shows it: ``cause`` itself, or, where that is a rank that had left,
+            the one that missed it.
     """
 
     cause: Suspect
@@ -117,12 +131,16 @@ class First(NamedTuple):
 
 
 KILL_SECONDS = {"torchrun": 30.0, "mpirun": 1.0}
-"""Seconds from SIGTERM to SIGKILL. Source: torch/distributed/elastic/multiprocessing/api.py, PContext.close; Open MPI's
-parameter odls_base_sigkill_timeout."""
+"""Seconds from SIGTERM to SIGKILL. Source: torch/distributed/elastic/multiprocessing/api.py,
+PContext.close; Open MPI's parameter odls_base_sigkill_timeout.
+"""
 
 
 def kind_of(seen: Seen) -> Kind | None:
-    """Return the kind of evidence that one rank is; None if nothing says that it failed or ended."""
+    """Return the kind of evidence that one rank is.
+
+    None if nothing says that it failed or ended.
+    """
     if seen.of_sigterm and seen.noted:
         return Kind.TERMINATED
     if seen.blames:
@@ -139,7 +157,10 @@ def kind_of(seen: Seen) -> Kind | None:
 
 
 def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008  (a constant)
-    """Return what came first by the table; None if no host has seen a failure that counts: then row 4 does."""
+    """Return what came first by the table.
+
+    None if no host has seen a failure that counts: then row 4 does.
+    """
     early = suspect_of(suspects, starter.rank) if starter.ended_early else None
     if early is not None:
         suspects = [
@@ -167,10 +188,13 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
 
 
 def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
-    """Return the rank that had left before a failure that is about other processes (row 2); None for none.
+    """Return the rank that had left before a failure that is about other processes (row 2).
 
-    A rank that ends well after that failure was told to end, and has a handler of SIGTERM. One whose status is not
-    known has ended well if it ended before, and printed no error: starters report the first rank that fails.
+    None for none.
+
+    A rank that ends well after that failure was told to end, and has a handler of SIGTERM. One
+    whose status is not known has ended well if it ended before, and printed no error: starters
+    report the first rank that fails.
     """
     if failed.kind is not Kind.PEER and not has_waited(failed.outcome):
         return None
@@ -185,9 +209,10 @@ def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
 def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> bool:
     """Return whether a rank that SIGTERM or SIGKILL ended was told to end by its starter (row 5).
 
-    A starter acts on the end of a process: so some rank had failed, and its process had ended, before this one did. It
-    sends SIGTERM first, and SIGKILL to what does not end. Which of the ends on two hosts came first is not certain: an
-    own failure on another host is believed, unless a starter of all hosts names this rank.
+    A starter acts on the end of a process: so some rank had failed, and its process had ended,
+    before this one did. It sends SIGTERM first, and SIGKILL to what does not end. Which of the ends
+    on two hosts came first is not certain: an own failure on another host is believed, unless a
+    starter of all hosts names this rank.
 
     Args:
         ended: The rank.
@@ -210,7 +235,10 @@ def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> 
 
 
 def _earliest(suspects: Sequence[Suspect], starter: Starter) -> Suspect | None:
-    """Return the first in time; of those that were seen at one look the one that the starter names."""
+    """Return the first in time.
+
+    Of those that were seen at one look the one that the starter names.
+    """
     return min(suspects, key=lambda row: (row.at, not _is_named(row, starter)), default=None)
 
 
@@ -231,7 +259,8 @@ def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
     return next((row for row in reversed(suspects) if row.outcome.rank == rank), None)
 
 
-# ------------------------------------------------------------------------------------------------------- of other ranks
+# -------------------------------------------------------------------------------------------------------
+# of other ranks
 _PEER_LEFT = re.compile(
     r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit|communicator was aborted",
     re.IGNORECASE,
@@ -242,14 +271,18 @@ _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 def blames_a_peer(words: str) -> bool:
     """Return whether an exception is a broken connection: mostly another process ended before it.
 
-    The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote process exiting
-    prematurely", "communicator was aborted") and of PyTorch's TCPStore ("Connection was likely closed").
+    The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote
+    process exiting prematurely", "communicator was aborted") and of PyTorch's TCPStore ("Connection
+    was likely closed").
     """
     return _PEER_LEFT.search(words) is not None
 
 
 def tells_of_a_peer(failure: Outcome) -> bool:
-    """Return whether a failure is only that another process has gone; NCCL says so further down in its message."""
+    """Return whether a failure is only that another process has gone.
+
+    NCCL says so further down in its message.
+    """
     return blames_a_peer(failure.text if "NCCL" in failure.cause else failure.cause)
 
 
@@ -259,6 +292,8 @@ def has_waited(failure: Outcome) -> bool:
 
 
 def of_command(outcome: Outcome) -> Suspect:
-    """Return the failure of a host's command as evidence that any host's own observation beats (row 4)."""
+    """Return the failure of a host's command as evidence that any host's own
+    observation beats (row 4).
+    """
     kind = Kind.PEER if tells_of_a_peer(outcome) else Kind.DIED
     return Suspect(kind, math.inf, math.inf, outcome._replace(kind=FAILED))

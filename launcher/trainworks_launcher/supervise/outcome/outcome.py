@@ -1,4 +1,6 @@
-"""How a job ended: one record for every host, of which the text that a person reads is made at the end. Pure."""
+"""How a job ended: one record for every host, of which the text that a person
+reads is made at the end. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from typing import NamedTuple, Sequence
 from trainworks_launcher.contract import names
 
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
-"""The three ends. Stopped: a stop signal came, and the program ended within its grace or was killed after it."""
+"""The three ends.
+
+Stopped: a stop signal came, and the program ended within its grace or was killed after it.
+"""
 
 
 _PLACE = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
@@ -17,7 +22,9 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen
 
 
 class Outcome(NamedTuple):
-    """How a job ended. What is learned later is put into its field; the text is made where it is written.
+    """How a job ended.
+
+    What is learned later is put into its field; the text is made where it is written.
 
     Attributes:
         kind: SUCCEEDED, FAILED or STOPPED.
@@ -26,7 +33,8 @@ class Outcome(NamedTuple):
         cause: Why; ``""`` if nothing but the end of the program says it.
         rank: Process that failed first; -1 if that is not known.
         memory: What the kernel's counter says, before any cause; ``""`` if it says nothing.
-        place: The program that ended, its host, rank and mode; ``""`` if the end is not that of a program.
+        place: The program that ended, its host, rank and mode; ``""`` if the
+            end is not that of a program.
         end: How that program ended; UNKNOWN_END until its status is known.
         notes: Lines about the cause and the end.
         frames: Where an exception was raised.
@@ -61,7 +69,9 @@ class Outcome(NamedTuple):
 
     @property
     def account(self) -> str:
-        """What the launcher says of it: of what is too long the frames are cut first, then the message."""
+        """What the launcher says of it: of what is too long the frames are cut
+        first, then the message.
+        """
         end = f"{self.place}: {self.end}" if self.place else ""
         head = "\n".join(filter(None, (self.memory, self.cause, end, *self.notes)))
         frames, message = self.frames, self.message
@@ -74,7 +84,9 @@ class Outcome(NamedTuple):
 
     @property
     def retry(self) -> bool:
-        """Whether another try makes sense: the job was stopped, or what ended it is not of the script."""
+        """Whether another try makes sense: the job was stopped, or what ended
+        it is not of the script.
+        """
         if self.kind == STOPPED:
             return True
         if not self.place:
@@ -88,9 +100,11 @@ class Outcome(NamedTuple):
 
     @property
     def kind_of_failure(self) -> str:
-        """What two failures have in common that are one: the exception's type, and where the user's code raised it.
+        """What two failures have in common that are one: the exception's type,
+        and where the user's code raised it.
 
-        A message has addresses, times and sizes. Where no exception is known it is the cause, or the end.
+        A message has addresses, times and sizes. Where no exception is known it
+        is the cause, or the end.
         """
         places = _PLACE.findall(self.frames)
         own = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
@@ -114,11 +128,15 @@ class Outcome(NamedTuple):
 
 
 _FRAMES_LEAST = 200
-"""Characters that the innermost frames get in any case, where the message of the exception is long."""
+"""Characters that the innermost frames get in any case, where the message of
+the exception is long.
+"""
 
 
 def exit_status(wait_status: int) -> int:
-    """Return the status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
+    """Return the status to exit with, from a wait status: the program's own, or
+    128 + signal as a shell has it.
+    """
     if wait_status >= 0:
         return wait_status
     return 128 - wait_status
@@ -138,7 +156,8 @@ def describe_status(returncode: int, oom_kills: int | None = None) -> str:
 
     Args:
         returncode: Of the process, negative after a signal.
-        oom_kills: Processes of this host that the kernel killed during the job; None if it does not say.
+        oom_kills: Processes of this host that the kernel killed during the job;
+            None if it does not say.
     """
     number = signal_of(returncode)
     if not number:
@@ -152,7 +171,10 @@ def describe_status(returncode: int, oom_kills: int | None = None) -> str:
 
 
 def signal_of(returncode: int) -> int:
-    """Return the signal that ended a process; 0 for none. A shell tells of a signal by a status above 128."""
+    """Return the signal that ended a process; 0 for none.
+
+    A shell tells of a signal by a status above 128.
+    """
     if returncode < 0:
         return -returncode
     number = returncode - 128
@@ -186,7 +208,9 @@ def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
+    """Return the outcome of a rank whose host did not know its status, with the
+    status that another host knows.
+    """
     outcome = outcome._replace(status=exit_status(returncode))
     return (
         outcome._replace(end=describe_status(returncode, 0))
@@ -196,7 +220,9 @@ def with_status(outcome: Outcome, returncode: int) -> Outcome:
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:
-    """At most ``limit`` characters: the beginning (the cause) and the end (the innermost frames) are kept."""
+    """At most ``limit`` characters: the beginning (the cause) and the end (the
+    innermost frames) are kept.
+    """
     if len(text) <= limit:
         return text
     mark = "\n[...]\n"

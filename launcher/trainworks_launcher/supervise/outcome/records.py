@@ -1,8 +1,10 @@
-"""How the Pythons of a job ended, as each of them has noted it itself (``programs/python/sitecustomize.py``). Pure.
+"""How the Pythons of a job ended, as each of them has noted it itself
+(``programs/python/sitecustomize.py``). Pure.
 
-One line of JSON for each end, in order: which exception ended the process, or that none did; and one for each exception
-that ended a thread. A process that has peers notes as well that it has left its program: its exit handlers follow. A
-process that a signal or ``os._exit`` ended in its program has none, nor has what is not Python.
+One line of JSON for each end, in order: which exception ended the process, or that none did; and
+one for each exception that ended a thread. A process that has peers notes as well that it has left
+its program: its exit handlers follow. A process that a signal or ``os._exit`` ended in its program
+has none, nor has what is not Python.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ class Record(NamedTuple):
         origin: ``caused by`` another one, or ``while handling`` it; ``""`` for neither.
         thread: Name of the thread that it ended; ``""``: the whole program.
         rank: What the process's variables say; -1 if nothing.
-        inner: Of a group of exceptions the first one that is not a group itself; ``""`` for another exception.
-        guessed: No hook of ours saw the exception: it is what ``sys.last_value`` had at the end, where the program had
-            replaced the hook.
+        inner: Of a group of exceptions the first one that is not a group
+            itself; ``""`` for another exception.
+        guessed: No hook of ours saw the exception: it is what ``sys.last_value`` had at the end,
+            where the program had replaced the hook.
         left: It had left its program, and its exit handlers followed.
-        exit_status: What ``sys.exit`` was told, as the status of the process; -1: nothing that is known.
+        exit_status: What ``sys.exit`` was told, as the status of the process;
+            -1: nothing that is known.
         said: The text that ``sys.exit`` was told; ``""`` for none.
-        of_sigterm: It is of the program's own handler of SIGTERM: somebody had told the process to end.
+        of_sigterm: It is of the program's own handler of SIGTERM: somebody had
+            told the process to end.
         brief: The whole record follows, unless its process is ended before.
     """
 
@@ -68,10 +73,13 @@ class Record(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """The first line of the message; of a group its first exception; with the direct cause, if it has one.
+        """The first line of the message; of a group its first exception.
 
-        A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on with that, and an
-        exception of another process that is told in the message is named by its last line.
+        With the direct cause, if it has one.
+
+        A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on
+        with that, and an exception of another process that is told in the message is named by its
+        last line.
         """
         first = self._first_line
         if self.inner:
@@ -82,7 +90,10 @@ class Record(NamedTuple):
 
     @property
     def handled(self) -> str:
-        """The process's own exception, where a peer was missed while that one was handled; ``""`` for none."""
+        """The process's own exception, where a peer was missed while that one was handled.
+
+        ``""`` for none.
+        """
         handled = (
             self.origin[len(WHILE_HANDLING) :] if self.origin.startswith(WHILE_HANDLING) else ""
         )
@@ -110,7 +121,9 @@ class Record(NamedTuple):
 
     @property
     def tells_an_end(self) -> bool:
-        """Whether its time is that of the failure: an exception, the leaving, or what ``sys.exit`` was told."""
+        """Whether its time is that of the failure: an exception, the leaving,
+        or what ``sys.exit`` was told.
+        """
         return bool(self.message) or self.left or self.exit_status >= 0
 
     @property
@@ -120,7 +133,9 @@ class Record(NamedTuple):
 
 
 def read(data: bytes) -> list[Record]:
-    """Return the records of a file, without what is no record, and without a brief one that a whole one follows."""
+    """Return the records of a file, without what is no record, and without a
+    brief one that a whole one follows.
+    """
     found = []
     for line in data.splitlines():
         try:
@@ -182,6 +197,8 @@ def _seconds(value: Json) -> float:
 
 
 def first_of_the_last(records: Sequence[Record]) -> Record | None:
-    """Return the exception that came first of those that ended the last process and what ran beside it."""
+    """Return the exception that came first of those that ended the last process
+    and what ran beside it.
+    """
     died = [row for row in records if row.message and not row.thread and not row.is_of_a_child]
     return next((row for row in died if row.at >= died[-1].began), None)

@@ -1,6 +1,7 @@
 """What torchrun, mpirun and deepspeed say of the ranks that they started. Pure.
 
-The user's own script may have started them: so each is read in every mode. Loaded only when something fails.
+The user's own script may have started them: so each is read in every mode.
+Loaded only when something fails.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Report(NamedTuple):
         rank: Its global rank; -1 if the starter does not say.
         code: Its return code, negative after a signal.
         host: Its host; "" if the starter does not say.
-        ended_early: It ended with status 0 while others went on, and the starter ended the job for that.
+        ended_early: It ended with status 0 while others went on, and the
+            starter ended the job for that.
         starter: Who says so: ``torchrun``, ``mpirun`` or ``deepspeed``; "" for nobody.
     """
 
@@ -35,7 +37,8 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
 
     Args:
         tail: End of the output.
-        ranks_by: Who starts the ranks of this job: then only its words count. ``""``: whoever the script started.
+        ranks_by: Who starts the ranks of this job: then only its words count.
+            ``""``: whoever the script started.
     """
     words = tail.decode("utf-8", "replace")
     readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
@@ -47,7 +50,9 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
 
 
 def printed_code(number: int) -> int:
-    """Return the return code in a number that a starter prints; some print the wait status itself, with a minus too.
+    """Return the return code in a number that a starter prints.
+
+    Some print the wait status itself, with a minus too.
 
     >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
     (-9, 1, 9)
@@ -65,7 +70,8 @@ def _of_torchrun(words: str) -> Report:
 
 
 def torchrun_status(tail: bytes, pid: int) -> int | None:
-    """Return the return code of the process ``pid``, which torchrun logs as soon as it has taken it.
+    """Return the return code of the process ``pid``, which torchrun logs as
+    soon as it has taken it.
 
     None if it does not say so: it names only the process of its host that failed first.
     """
@@ -77,13 +83,16 @@ _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return co
 
 
 def _of_deepspeed(words: str) -> Report:
-    """Read the end of deepspeed's own launcher: it names the local rank, which is the rank of a job of one host."""
+    """Read the end of deepspeed's own launcher: it names the local rank, which
+    is the rank of a job of one host.
+    """
     found = _DEEPSPEED_REPORT.search(words)
     return Report(int(found[1]), int(found[2]), starter="deepspeed") if found else Report()
 
 
 _MPIRUN_REPORTS = (
-    # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes [prterun-host-77@1,2]
+    # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes
+    # [prterun-host-77@1,2]
     re.compile(
         r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)",
         re.DOTALL,
@@ -97,7 +106,8 @@ _MPIRUN_REPORTS = (
         r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)",
         re.DOTALL,
     ),
-    # The words are the same in 4.x and 5.x, but for the name of the program; lines break where they get too long.
+    # The words are the same in 4.x and 5.x, but for the name of the program;
+    # lines break where they get too long.
     re.compile(
         r"exited\s+due\s+to\s+process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(?P<host>\S+)"
         r"\s+exiting\s+improperly(?P<early>)"
@@ -128,7 +138,10 @@ _DAEMON_REPORTS = (
 
 
 def mpirun_daemon(tail: bytes) -> str:
-    """Return the host whose daemon mpirun lost or could not start, in its own words; "" if it does not say so."""
+    """Return the host whose daemon mpirun lost or could not start, in its own words.
+
+    "" if it does not say so.
+    """
     words = tail.decode("utf-8", "replace")
     found = [match for match in (pattern.search(words) for pattern in _DAEMON_REPORTS) if match]
     return printable(found[0][1]) if found else ""
@@ -140,7 +153,9 @@ _REASON_CHARACTERS = 300
 
 
 def mpirun_reason(tail: bytes) -> str:
-    """Return the first sentence of mpirun's own help about why it could not go on; "" if it printed none.
+    """Return the first sentence of mpirun's own help about why it could not go on.
+
+    "" if it printed none.
 
     It stands between two lines of dashes, and breaks its lines.
     """
@@ -161,7 +176,10 @@ _UNREACHED = (
 
 
 def mpirun_unreached(tail: bytes) -> str:
-    """Return which address a rank of Open MPI could not connect to, as a sentence; "" if it does not say so."""
+    """Return which address a rank of Open MPI could not connect to, as a sentence.
+
+    "" if it does not say so.
+    """
     words = tail.decode("utf-8", "replace")
     found = next(
         (match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None
@@ -174,7 +192,10 @@ def mpirun_unreached(tail: bytes) -> str:
 
 
 def mpirun_host(tail: bytes) -> str:
-    """Return the host of the process that failed first, in mpirun's own words; "" if it does not say."""
+    """Return the host of the process that failed first, in mpirun's own words.
+
+    "" if it does not say.
+    """
     found = re.search(
         r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
     )
@@ -186,7 +207,8 @@ _ABORTS = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before
 
 
 def without_help(lines: Sequence[str]) -> list[str]:
-    """Return lines with mpirun's help made empty: it stands between two lines of dashes, or to the end.
+    """Return lines with mpirun's help made empty: it stands between two lines
+    of dashes, or to the end.
 
     >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
     ['step 1', '', '', '']

@@ -1,7 +1,9 @@
-"""The reason of a failed preparation, as the tool or the program says it, in one line. Pure; loaded only for a failure.
+"""The reason of a failed preparation, as the tool or the program says it, in one line.
 
-The text is shown, and nothing is decided by it. uv prints ``error:`` and below it each ``cause:``, the innermost one
-last; pip and our own programs print a line.
+Pure; loaded only for a failure.
+
+The text is shown, and nothing is decided by it. uv prints ``error:`` and below it each ``cause:``,
+the innermost one last; pip and our own programs print a line.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _LONGEST = 400
 
 
 def reason_of(tail: bytes) -> str:
-    """Return why a preparation failed, from the end of its output; ``""`` if it does not say, or ends with a traceback.
+    """Return why a preparation failed, from the end of its output.
+
+    ``""`` if it does not say, or ends with a traceback.
 
     Args:
         tail: End of the output.

@@ -1,7 +1,7 @@
 """Prepares one host: its checks, then the steps one after the other, each a process of its own.
 
-A step that fails ends the job, with a reason in one line where its output has one. Every method runs in the loop's
-thread.
+A step that fails ends the job, with a reason in one line where its output has one. Every method
+runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict.verdict import Verdict
 
 Start = Callable[[Sequence[str], str, Callable[[int], None], int], None]
-"""Starts a command: its words, its directory, what is done when it has ended, the job's status if it cannot start."""
+"""Starts a command: its words, its directory, what is done when it has ended,
+the job's status if it cannot start.
+"""
 
 
 class Preparation:
@@ -79,7 +81,10 @@ class Preparation:
         self._steps: list[Step] = []
 
     def check(self) -> bool:
-        """Look at this host; False if it cannot take part. What may take longer is the first of the steps."""
+        """Look at this host; False if it cannot take part.
+
+        What may take longer is the first of the steps.
+        """
         asked = self._plan.checks
         if asked is None or asked.needs_process:
             return True
@@ -94,7 +99,10 @@ class Preparation:
         return not failed
 
     def begin(self) -> None:
-        """Do all steps. Raises RefusalError, as ``when_ended`` of a step does, if the code turns out to be unusable."""
+        """Do all steps.
+
+        Raises RefusalError, as ``when_ended`` of a step does, if the code turns out to be unusable.
+        """
         self._steps = list(steps(self._plan, self._launcher, self._environment.launcher_directory))
         self._next()
 
@@ -102,8 +110,8 @@ class Preparation:
         if self._phase() >= Phase.ENDING or self._stopping.signal:
             return
         if not self._steps and self._plan.code.fetch:
-            # The code is on this host: plan again with what it is. What refuses a local archive at the start refuses
-            # now, and only now is it known what is to be installed.
+            # The code is on this host: plan again with what it is. What refuses a local archive at
+            # the start refuses now, and only now is it known what is to be installed.
             self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
             self._steps = list(installation(self._plan))
         if not self._steps:
@@ -137,7 +145,10 @@ class Preparation:
         self._report(outcome._replace(kind=STOPPED if stopped else FAILED, status=status))
 
     def _check_ended(self, code: int) -> None:
-        """The process that checks this host has found something; a defect of its own does not end a job."""
+        """The process that checks this host has found something.
+
+        A defect of its own does not end a job.
+        """
         from trainworks_launcher.checks.run import failures_in
 
         failed = failures_in(self._running.tail.read())

@@ -1,7 +1,7 @@
 """What is done on a host before its command starts, as a list of child processes. Pure.
 
-Every step is a process of its own, never work in the launcher's thread: heartbeats and stop signals go on meanwhile. To
-add one: append it in ``steps``; what it needs to know comes with the plan.
+Every step is a process of its own, never work in the launcher's thread: heartbeats and stop signals
+go on meanwhile. To add one: append it in ``steps``; what it needs to know comes with the plan.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
 
 
 def installation(plan: NodePlan) -> tuple[Step, ...]:
-    """Return the step that installs what the code needs, if anything: the last one, once the code is there."""
+    """Return the step that installs what the code needs, if anything: the last
+    one, once the code is there.
+    """
     if not plan.requirements:
         return ()
     what = (

@@ -1,9 +1,11 @@
-"""ssh with the key pair that an operator mounts into every host of a job: MPIJob, and TrainJob with an MPI runtime.
+"""ssh with the key pair that an operator mounts into every host of a job:
+MPIJob, and TrainJob with an MPI runtime.
 
-The pair is ``~/.ssh`` of the launcher and of the workers: id_rsa, id_rsa.pub, and authorized_keys with the same public
-key. Source: kubeflow/mpi-operator, mpi_job_controller.go, setupSSHOnPod; kubeflow/trainer, plugins/mpi/mpi.go. Who has
-the private key is a host of the job, and every host has it. So a worker shows it as its host key, and the launcher
-accepts this key only: no host key is in the image, and none is believed unseen.
+The pair is ``~/.ssh`` of the launcher and of the workers: id_rsa, id_rsa.pub, and authorized_keys
+with the same public key. Source: kubeflow/mpi-operator, mpi_job_controller.go, setupSSHOnPod;
+kubeflow/trainer, plugins/mpi/mpi.go. Who has the private key is a host of the job, and every host
+has it. So a worker shows it as its host key, and the launcher accepts this key only: no host key is
+in the image, and none is believed unseen.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class Keys(NamedTuple):
 
 
 def find() -> Keys | None:
-    """Return the mounted pair of this process's user; None if there is none, or if it does not open this host."""
+    """Return the mounted pair of this process's user.
+
+    None if there is none, or if it does not open this host.
+    """
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir  # where sshd and ssh look, whatever HOME says
     except KeyError:
@@ -72,15 +77,20 @@ def required() -> Keys:
 
 
 def private_copy(keys: Keys, path: Path) -> None:
-    """Copy the private key to a new file of mode 0600: ssh and sshd refuse one that a group can read."""
+    """Copy the private key to a new file of mode 0600: ssh and sshd refuse one
+    that a group can read.
+    """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(keys.private.read_bytes())
 
 
 def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
-    """Return (options for an sshd that has no host key, what to say about them); a key is made, or the job's is used.
+    """Return (options for an sshd that has no host key, what to say about them).
 
-    Nothing is returned where the caller has chosen the keys, or the host has some. Raises OSError or RefusalError.
+    A key is made, or the job's is used.
+
+    Nothing is returned where the caller has chosen the keys, or the host has
+    some. Raises OSError or RefusalError.
 
     Args:
         given: sshd's words.
@@ -95,7 +105,8 @@ def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
     options = ["-h", str(file)]
     if keys is not None:
         private_copy(keys, file)
-        # The folder is a volume that everyone in the container may write to, and its files are links.
+        # The folder is a volume that everyone in the container may write to,
+        # and its files are links.
         options += ["-o", "StrictModes=no"]
         said = f"sshd's host key is the job's own key, {keys.private}"
     else:
@@ -125,7 +136,9 @@ def _make_key(ssh_keygen: str, path: Path) -> None:
 
 
 def _are_decided(given: Sequence[str]) -> bool:
-    """Return whether sshd's words say which keys it has, or start no server, or are wrong (which sshd says)."""
+    """Return whether sshd's words say which keys it has, or start no server, or
+    are wrong (which sshd says).
+    """
     try:
         pairs, _ = getopt.getopt(list(given), _SERVERS_OPTIONS)
     except getopt.GetoptError:

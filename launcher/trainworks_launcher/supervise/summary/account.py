@@ -1,4 +1,6 @@
-"""The figures of this host and, on the leader, those of the others: one line of the log at the end of the job."""
+"""The figures of this host and, on the leader, those of the others: one line of
+the log at the end of the job.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MESSAGE = "figures"
 """The kind of this room's message to the leader: the fields of ``Figures``."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two looks at the GPUs: each pause is twice the one before, so that a short job has some, too."""
+"""Seconds between two looks at the GPUs: each pause is twice the one before, so
+that a short job has some, too.
+"""
 
 _GPUS = 64
 _END_SECONDS = 0.2
@@ -33,9 +37,10 @@ class Figures(NamedTuple):
         first_output: Seconds from the start of the program to its first output.
         restarts: How often its ranks were started again.
         idle: Seconds without progress.
-        memory: Bytes that its container used at most, with the page cache; 0 where the kernel does not say, or the
-            figure is not the job's own.
-        gpus: Percent of the time in which each GPU computed, on average; () where there are none, or they do not say.
+        memory: Bytes that its container used at most, with the page cache; 0 where the kernel does
+            not say, or the figure is not the job's own.
+        gpus: Percent of the time in which each GPU computed, on average; ()
+            where there are none, or they do not say.
     """
 
     first_output: float | None = None
@@ -60,7 +65,10 @@ def read_figures(message: Mapping[str, Json]) -> Figures:
 
 
 def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
-    """Return what a job took, for people. took: seconds; hosts: host -> its figures, None for one that told nothing."""
+    """Return what a job took, for people. took: seconds.
+
+    Hosts: host -> its figures, None for one that told nothing.
+    """
     known = [figures for figures in hosts.values() if figures is not None]
     said = [f"{_duration(took)} on {len(hosts)} host{'' if len(hosts) == 1 else 's'}"]
     first = [figures.first_output for figures in known if figures.first_output is not None]
@@ -100,12 +108,17 @@ def _duration(value: float) -> str:
 
 
 class Account:
-    """The account of one run, from the start of the program. Every method runs in the loop's thread."""
+    """The account of one run, from the start of the program.
+
+    Every method runs in the loop's thread.
+    """
 
     def __init__(
         self, loop: Loop, member: str, hosts: Sequence[str], log: Callable[[str], None]
     ) -> None:
-        """The program starts now. member: this launcher's name. hosts: those of the job. log: prints a line."""
+        """The program starts now. member: this launcher's name. hosts: those of
+        the job. log: prints a line.
+        """
         self._loop = loop
         self._member = member
         self._hosts = hosts
@@ -117,7 +130,8 @@ class Account:
         self._samples: dict[int, list[int]] = {}
 
     def watch_gpus(self, program: Sequence[str], visible: Sequence[str]) -> None:
-        """Ask for the use of the GPUs from now on: in a program of its own, for a broken driver may end its caller.
+        """Ask for the use of the GPUs from now on: in a program of its own, for
+        a broken driver may end its caller.
 
         program: the command that prints it. visible: the GPUs that the job may use; (): all.
         """

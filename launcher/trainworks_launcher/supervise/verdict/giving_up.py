@@ -1,11 +1,13 @@
-"""When restarts lead nowhere: every host tells the leader how many of its rounds in a row got no step further.
+"""When restarts lead nowhere: every host tells the leader how many of its
+rounds in a row got no step further.
 
-On the leader a round got further also if the job ended in another way than in the round before: another exception, or
-the same one in another place (``Outcome.kind_of_failure``).
+On the leader a round got further also if the job ended in another way than in the round before:
+another exception, or the same one in another place (``Outcome.kind_of_failure``).
 
-The leader ends the job when no host that has had a restart got further in ``names.FRUITLESS_RESTARTS`` rounds in a row:
-progress is mostly printed on one host, and saved on one. A host that has not told yet of the last round holds the end
-up, and one that was lost begins the count anew. What counts as a step further: ``children.rounds``.
+The leader ends the job when no host that has had a restart got further in
+``names.FRUITLESS_RESTARTS`` rounds in a row: progress is mostly printed on one host, and saved on
+one. A host that has not told yet of the last round holds the end up, and one that was lost begins
+the count anew. What counts as a step further: ``children.rounds``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class GivingUp:
             tell: Tells the leader of this host's count.
             end: Ends the job.
             log: Prints a line.
-            known: Returns the first failure that some host has told of since the last round of this one.
+            known: Returns the first failure that some host has told of since
+                the last round of this one.
         """
         self._known = known
         self._host = host
@@ -54,7 +57,9 @@ class GivingUp:
         self._kind = ""
 
     def judged(self, further: bool, failure: Outcome | None) -> None:
-        """A round of this host is over. further: it got a step further. failure: why, as far as that is known here."""
+        """A round of this host is over. further: it got a step further.
+        failure: why, as far as that is known here.
+        """
         kind = failure.kind_of_failure if failure is not None else ""
         if self._leads and kind:
             further = further or bool(self._kind and kind != self._kind)

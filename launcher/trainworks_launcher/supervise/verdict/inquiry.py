@@ -1,11 +1,14 @@
-"""At the first failure of a job every host is asked what its ranks have noted so far, before the cause is told.
+"""At the first failure of a job every host is asked what its ranks have noted
+so far, before the cause is told.
 
-The process of a rank may outlive its connections by far: exit handlers, threads, the tear-down of a GPU. Its peers see
-a broken connection and fail at once. So the leader asks, and each host answers at once with the records that are there,
-also of ranks that still run, and with the number of ranks that have neither ended nor noted anything. Where a failure
-only blames another process, these are awaited; a host tells of each as soon as it has ended or noted something.
+The process of a rank may outlive its connections by far: exit handlers, threads, the tear-down of a
+GPU. Its peers see a broken connection and fail at once. So the leader asks, and each host answers
+at once with the records that are there, also of ranks that still run, and with the number of ranks
+that have neither ended nor noted anything. Where a failure only blames another process, these are
+awaited; a host tells of each as soon as it has ended or noted something.
 
-Nothing is decided by a time: the table in ``outcome.evidence`` decides, by what has come. The limits bound the waiting.
+Nothing is decided by a time: the table in ``outcome.evidence`` decides, by what has come. The
+limits bound the waiting.
 """
 
 from __future__ import annotations
@@ -16,14 +19,19 @@ from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.loop import Loop
 
 KIND = "noted"
-"""The kind of the messages: the leader's question, and each host's answers with ``waiting``, how many ranks may still
-note something."""
+"""The kind of the messages: the leader's question, and each host's answers with ``waiting``, how
+many ranks may still note something.
+"""
 
 ANSWER_SECONDS = 2.0
-"""How long the leader waits for a host that does not answer, where the cause is certain otherwise."""
+"""How long the leader waits for a host that does not answer, where the cause is
+certain otherwise.
+"""
 
 AWAITED_SECONDS = 5.0
-"""How long it waits for ranks that have noted nothing: they may be blocked for ever in a call to a lost peer."""
+"""How long it waits for ranks that have noted nothing: they may be blocked for
+ever in a call to a lost peer.
+"""
 
 _LOOK_SECONDS = 0.1
 _WEIGH_SECONDS = 0.01
@@ -43,9 +51,10 @@ class Inquiry:
 
         Args:
             loop: The loop of the run.
-            look: Tells the leader of what the ranks of this host have noted since the last look; returns how many may
-                still note something.
-            tell: Sends a message of this kind: the leader's to all other hosts, another host's to the leader.
+            look: Tells the leader of what the ranks of this host have noted since the last look;
+                returns how many may still note something.
+            tell: Sends a message of this kind: the leader's to all other hosts,
+                another host's to the leader.
             is_certain: Whether a failure is known that tells of itself.
         """
         self._loop = loop
@@ -61,7 +70,8 @@ class Inquiry:
         self._late = False
         self._over = False
 
-    # ------------------------------------------------------------------------------------------------------ the leader
+    # ------------------------------------------------------------------------------------------------------
+    # the leader
     def begin(self, hosts: Mapping[str, str], then: Callable[[], None]) -> None:
         """Ask all hosts, and call ``then`` when enough is known, at once if that is so already."""
         if self._over:
@@ -77,7 +87,10 @@ class Inquiry:
         self._begin_to_look()
 
     def moved(self) -> None:
-        """Evidence has come: weigh it soon, once for all that comes together. A job may have thousands of hosts."""
+        """Evidence has come: weigh it soon, once for all that comes together.
+
+        A job may have thousands of hosts.
+        """
         if self._then is not None and not self._over and not self._is_planned:
             self._is_planned = True
             self._loop.after(_WEIGH_SECONDS, self._weigh)
@@ -100,7 +113,8 @@ class Inquiry:
             self._over = True
             self._then()
 
-    # ------------------------------------------------------------------------------------------------------- each host
+    # -------------------------------------------------------------------------------------------------------
+    # each host
     def heard(self, host: str, message: Mapping[str, Json]) -> None:
         """The leader asks, or another host answers."""
         if "waiting" in message:

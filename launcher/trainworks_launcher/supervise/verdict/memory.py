@@ -9,9 +9,12 @@ from trainworks_launcher.given.limits import groups
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return how many processes of this control group were killed so far for lack of memory; None if that is not known.
+    """Return how many processes of this control group were killed so far for lack of memory.
 
-    Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
+    None if that is not known.
+
+    Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control
+    (version 1, Linux 4.13 and newer).
     """
     for directory, version in groups("memory", membership, root):
         rows = text_of(

@@ -18,16 +18,22 @@ from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Ou
 
 
 def clear(output: str) -> None:
-    """Remove the files that an earlier run left: they would speak for this one. ``""``: there is no such place."""
+    """Remove the files that an earlier run left: they would speak for this one.
+
+    ``""``: there is no such place.
+    """
     for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if output else ():
         with contextlib.suppress(OSError):
             Path(output, name).unlink()
 
 
 def users_own_failure(output: str, masker: Masker) -> str:
-    """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none.
+    """Return the failure text that the user's program wrote itself, without secrets and shortened.
 
-    What a launcher wrote, maybe that of another job with the same directory, is in FAILURE_JSON too.
+    ``""`` for none.
+
+    What a launcher wrote, maybe that of another job with the same directory, is
+    in FAILURE_JSON too.
     """
     text = _read(Path(output, names.FAILURE_FILE)).strip()
     with contextlib.suppress(ValueError):
@@ -37,7 +43,10 @@ def users_own_failure(output: str, masker: Masker) -> str:
 
 
 def _smdistributed(manifest: Manifest | None) -> str | None:
-    """Return the version of this project's smdistributed, else that of AWS's smp or smddp; None if there is none."""
+    """Return the version of this project's smdistributed, else that of AWS's smp or smddp.
+
+    None if there is none.
+    """
     if manifest is None:
         return None
     found = (
@@ -55,7 +64,10 @@ def _read(path: Path) -> str:
 
 
 def _tell_kubernetes(text: str) -> None:
-    """Write a failure where Kubernetes reads it for ``kubectl describe pod``, if that file exists; it takes 4 KiB."""
+    """Write a failure where Kubernetes reads it for ``kubectl describe pod``, if that file exists.
+
+    It takes 4 KiB.
+    """
     with contextlib.suppress(OSError):
         opened = os.open(names.TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC)
         os.write(opened, text.encode("utf-8", "replace")[:4096])
@@ -67,7 +79,8 @@ def write(
 ) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
-    A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
+    A failure text of the user's own is kept; its secrets are masked, and it is
+    shortened to what the platform shows.
 
     Args:
         output: Directory of the job's output; ``""``: nothing is written.

@@ -1,8 +1,10 @@
-"""A job ends when its ranks have: a starter that outlives them is ended, and what the hosts have seen is the outcome.
+"""A job ends when its ranks have: a starter that outlives them is ended, and what the hosts have
+seen is the outcome.
 
-A failed rank that torchrun may start again is not the end, nor is a rank that ended well while others run. torchrun
-itself ends the other ranks of its host within 30 s, so its time begins with the end of the last one; mpirun's with that
-of the one that failed, unless the user's options let the others go on.
+A failed rank that torchrun may start again is not the end, nor is a rank that ended well while
+others run. torchrun itself ends the other ranks of its host within 30 s, so its time begins with
+the end of the last one; mpirun's with that of the one that failed, unless the user's options let
+the others go on.
 """
 
 from __future__ import annotations

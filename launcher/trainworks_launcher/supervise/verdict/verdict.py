@@ -1,7 +1,9 @@
-"""What a host can say of a failure: from its ranks' last words, from the starter's report, from what other hosts sent.
+"""What a host can say of a failure: from its ranks' last words, from the starter's report, from
+what other hosts sent.
 
-Each host makes evidence of what it has seen of its own ranks (``of_rank``, ``of_running``). Which evidence counts, the
-table of ``outcome.evidence`` says; the leader has the evidence of all hosts when it asks that table.
+Each host makes evidence of what it has seen of its own ranks (``of_rank``, ``of_running``). Which
+evidence counts, the table of ``outcome.evidence`` says; the leader has the evidence of all hosts
+when it asks that table.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.outcome.starters import Report
 
 DAEMON_SECONDS = 5.0
-"""How long the end of a daemon beside the program (Ray's, mpirun's) is waited for, which may be the reason."""
+"""How long the end of a daemon beside the program (Ray's, mpirun's) is waited
+for, which may be the reason.
+"""
 
 
 class Verdict:
@@ -67,7 +71,8 @@ class Verdict:
         killed: The command outlived the grace of a stop signal.
         overdue: The starter outlived its ranks.
         started_at: When the program was started, in seconds since 1970; 0: it was not.
-        full: A line about places of the job without space, at this host's last failure; ``""`` for none.
+        full: A line about places of the job without space, at this host's last
+            failure; ``""`` for none.
     """
 
     def __init__(
@@ -80,7 +85,8 @@ class Verdict:
     ) -> None:
         """At the start of a job: what the kernel has killed before does not count.
 
-        runtime: the directory in which Pythons note their ends; None: there is none. oom_kills: the kernel's count.
+        runtime: the directory in which Pythons note their ends; None: there is
+        none. oom_kills: the kernel's count.
         """
         self._ends = runtime and runtime / "ends"  # records.FILE, which only a failure needs
         self.ranks: Ranks | None = None
@@ -95,7 +101,8 @@ class Verdict:
         self._oom_kills = oom_kills()
         self._by_rank: dict[tuple[str, int], Suspect] = {}
 
-    # ---------------------------------------------------------------------------------------------- before the end
+    # ----------------------------------------------------------------------------------------------
+    # before the end
     def of_rank(self, rank: Rank) -> Suspect:
         """Return what to tell the other hosts about a rank that has just ended.
 
@@ -123,7 +130,8 @@ class Verdict:
         )
 
     def of_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
-        """Return the failed program of this host as evidence, where the launcher knows of no ranks below it.
+        """Return the failed program of this host as evidence, where the
+        launcher knows of no ranks below it.
 
         Args:
             outcome: Its end.
@@ -145,7 +153,10 @@ class Verdict:
         return Suspect(kind, began_at(said, code), said.ended_at, outcome)
 
     def of_running_program(self, tail: Tail, pid: int) -> Suspect | None:
-        """Return what the record of a program says that still runs; None if it has noted nothing."""
+        """Return what the record of a program says that still runs.
+
+        None if it has noted nothing.
+        """
         return self._suspect(self._of_own(tail, pid, math.inf), None, self._plan.rank)
 
     def _of_own(self, tail: Tail, pid: int, ended_at: float) -> Said:
@@ -200,12 +211,17 @@ class Verdict:
         return first
 
     def first(self, host: str = "") -> Outcome | None:
-        """Return the first failure of the ranks that run now, of one host or of all; None if none is known."""
+        """Return the first failure of the ranks that run now, of one host or of all.
+
+        None if none is known.
+        """
         found = self._first([row for row in self._suspects if host in ("", row.outcome.host)])
         return found.failed.outcome if found is not None else None
 
     def is_certain(self) -> bool:
-        """Return whether a failure is known that tells of itself: not of a peer, nor of a wait that took too long."""
+        """Return whether a failure is known that tells of itself: not of a
+        peer, nor of a wait that took too long.
+        """
         found = self._first(self._suspects)
         if found is None or found.cause.kind not in (Kind.RECORDED, Kind.DIED):
             return False
@@ -219,14 +235,19 @@ class Verdict:
         return first_failure(suspects, known)
 
     def knows_all(self) -> bool:
-        """Return whether the end of every rank is known: of all hosts under mpirun, else of this host."""
+        """Return whether the end of every rank is known: of all hosts under
+        mpirun, else of this host.
+        """
         return len({rank for _, rank in self._by_rank}) >= self._plan.processes
 
-    # ------------------------------------------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------------------------------------------
+    # the end
     def reported(self, tail: Tail, pid: int = 0) -> Report:
-        """Return what the command says of the rank that failed first, also a starter that the user's script started.
+        """Return what the command says of the rank that failed first, also a starter that the
+        user's script started.
 
-        A command that died of an exception of its own started none, whatever it printed. pid: its process id.
+        A command that died of an exception of its own started none, whatever it
+        printed. pid: its process id.
         """
         from trainworks_launcher.supervise.outcome.starters import (
             Report,
@@ -300,14 +321,18 @@ class Verdict:
         return found._replace(kind=STOPPED if stop_signal else FAILED, status=exit_status(code))
 
     def of_ranks(self, tail: Tail) -> Outcome:
-        """Return the outcome by what the hosts have seen of the ranks, whose starter does not end."""
+        """Return the outcome by what the hosts have seen of the ranks, whose
+        starter does not end.
+        """
         self.overdue = True
         if all(row.outcome.kind == SUCCEEDED and not row.outcome.status for row in self._suspects):
             return Outcome(SUCCEEDED, 0, self._plan.host)
         return self.of_command(name_of_program(self._plan), 1, tail)
 
     def _as_seen(self, report: Report, tail: Tail) -> Report:
-        """Return a starter's report as the hosts have seen it: which rank failed first, and how it ended."""
+        """Return a starter's report as the hosts have seen it: which rank
+        failed first, and how it ended.
+        """
         ended_itself = not report.starter and not self.overdue
         first = self._first(
             self._suspects,
@@ -386,7 +411,9 @@ class Verdict:
             return []
 
     def unheard(self, pid: int) -> str:
-        """Return what the last Python of a command died of that ended with 0, and is no Python itself."""
+        """Return what the last Python of a command died of that ended with 0,
+        and is no Python itself.
+        """
         if self._ends is None or not self._ends.exists():
             return ""
         from trainworks_launcher.supervise.outcome.records import first_of_the_last
@@ -403,7 +430,9 @@ class Verdict:
         return self._masker.text(died.cause)
 
     def _masked(self, said: Said) -> Said:
-        """Return what was printed without secrets: before it is shortened, which may cut one in two."""
+        """Return what was printed without secrets: before it is shortened,
+        which may cut one in two.
+        """
 
         def without_secrets(data: bytes) -> bytes:
             return self._masker.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
@@ -431,7 +460,9 @@ class Verdict:
         )
 
     def seconds_for_daemon(self, outcome: Outcome) -> float:
-        """Return how long to wait for the end of Ray's daemon, before a failure is told that may be only its effect."""
+        """Return how long to wait for the end of Ray's daemon, before a failure
+        is told that may be only its effect.
+        """
         from trainworks_launcher.supervise.outcome.cause import tells_of_ray
 
         return DAEMON_SECONDS if self._plan.auxiliaries and tells_of_ray(outcome) else 0.0
@@ -467,16 +498,20 @@ class Verdict:
         return after_leaving(failed, first.cause)
 
     def _is_stronger(self, failed: Suspect, outcome: Outcome) -> bool:
-        """Return whether a failure that a host has seen is stronger than the reported end of a command (row 4).
+        """Return whether a failure that a host has seen is stronger than the
+        reported end of a command (row 4).
 
-        A starter that names no rank has an end of its own, which its host has seen: only a record is stronger.
+        A starter that names no rank has an end of its own, which its host has
+        seen: only a record is stronger.
         """
         if self.ranks is None or outcome.rank >= 0 or tells_of_a_peer(outcome):
             return True
         return failed.kind is Kind.RECORDED
 
     def _with_checkpoints(self, outcome: Outcome) -> Outcome:
-        """Say in the first line if nothing was saved that a next job could go on from, where that is known in time."""
+        """Say in the first line if nothing was saved that a next job could go
+        on from, where that is known in time.
+        """
         directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         if not directory or not self.started_at:
             return outcome
@@ -489,7 +524,10 @@ class Verdict:
         )
 
     def lost_daemon(self, tail: Tail) -> str:
-        """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""
+        """Return the host whose daemon mpirun lost; "" if that is not what it says.
+
+        It may end with status 0 then.
+        """
         if self._plan.ranks_by != "mpirun":
             return ""
         from trainworks_launcher.supervise.outcome.starters import mpirun_daemon
@@ -542,7 +580,9 @@ def _is_python(what: str) -> bool:
 
 
 def _full_memory(code: int | None) -> str:
-    """Return what a death by SIGBUS mostly means where /dev/shm is small, as the end of a sentence."""
+    """Return what a death by SIGBUS mostly means where /dev/shm is small, as
+    the end of a sentence.
+    """
     if code is None or signal_of(code) != signal.SIGBUS:
         return ""
     from trainworks_launcher.checks.look import size_of
@@ -555,7 +595,9 @@ def _full_memory(code: int | None) -> str:
 
 
 def _full_disks(told: Mapping[str, str]) -> str:
-    """Return which places of the job have no space left, ``""`` for none. told: the job's variables."""
+    """Return which places of the job have no space left, ``""`` for none. told:
+    the job's variables.
+    """
     from trainworks_launcher.checks.look import is_full
 
     named = (

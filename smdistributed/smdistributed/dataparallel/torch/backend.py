@@ -1,9 +1,9 @@
 """The backend ``smddp`` of torch.distributed: NCCL for tensors on GPUs and gloo for those on CPUs.
 
-``import torch`` (2.5 and later) calls ``autoload``, the entry point ``torch.backends``, in every process. So nothing is
-loaded that torch has not loaded, nothing is set but in a job of smddp, and there is no error: it would be a failed
-``import torch``. This module does not import torch itself: where it is imported first, torch would call a function that
-is not there yet.
+``import torch`` (2.5 and later) calls ``autoload``, the entry point ``torch.backends``, in every
+process. So nothing is loaded that torch has not loaded, nothing is set but in a job of smddp, and
+there is no error: it would be a failed ``import torch``. This module does not import torch itself:
+where it is imported first, torch would call a function that is not there yet.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ __all__ = ["NAME", "autoload", "register"]
 NAME = "smddp"
 
 _kept: list[Any] = []
-"""gloo's groups of this process. Who drops the last reference to one joins its threads, and these may need the GIL to
-drop their tensors. torch's ``DistributedDataParallel`` drops it with the GIL held: a job that had ended well would then
-never end. Python's own reference is dropped without the GIL, so it must be the last.
+"""gloo's groups of this process.
+
+Who drops the last reference to one joins its threads, and these may need the GIL to drop their
+tensors. torch's ``DistributedDataParallel`` drops it with the GIL held: a job that had ended well
+would then never end. Python's own reference is dropped without the GIL, so it must be the last.
 """
 
 
@@ -46,7 +48,10 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Let torch.distributed know the backend, and emulate CUDA where that is asked for. A second time does nothing."""
+    """Let torch.distributed know the backend, and emulate CUDA where that is asked for.
+
+    A second time does nothing.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
@@ -105,8 +110,8 @@ def _create(options: Any, nccl_options: Any) -> Any:
 def _drop_groups() -> None:
     """End gloo's threads while the interpreter lives.
 
-    Left to the end of the process, they aborted it about once in a hundred times. ``DistributedDataParallel`` keeps its
-    group in a circle of references.
+    Left to the end of the process, they aborted it about once in a hundred times.
+    ``DistributedDataParallel`` keeps its group in a circle of references.
     """
     import torch.distributed as dist
 
@@ -117,7 +122,10 @@ def _drop_groups() -> None:
 
 
 def _both(options: Any, *backends: tuple[str, Any, Any]) -> Any:
-    """Return a process group with a backend for each device; the last one is for what has no device."""
+    """Return a process group with a backend for each device.
+
+    The last one is for what has no device.
+    """
     import torch
     import torch.distributed as dist
 

@@ -75,7 +75,10 @@ def all_to_all_single(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give each rank its part of the input; the output is what the others gave to this one. As torch's."""
+    """Give each rank its part of the input; the output is what the others gave to this one.
+
+    As torch's.
+    """
     return dist.all_to_all_single(
         output_t, input_t, output_split_sizes, input_split_sizes, group, async_op
     )

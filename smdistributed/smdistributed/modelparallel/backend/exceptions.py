@@ -1,4 +1,6 @@
-"""Errors of the library, whatever the framework. sagemaker-training looks for the names of these classes in a log."""
+"""Errors of the library, whatever the framework. sagemaker-training looks for
+the names of these classes in a log.
+"""
 
 __all__ = ["SMPRuntimeError"]
 

@@ -1,4 +1,6 @@
-"""An independent implementation of smdistributed.modelparallel.torch, version 1: what scripts import as ``smp``."""
+"""An independent implementation of smdistributed.modelparallel.torch, version
+1: what scripts import as ``smp``.
+"""
 
 from trainworks_smdistributed import emulation, legacy
 

@@ -22,7 +22,8 @@ class GradScaler(torch.amp.GradScaler):
         growth_factor: Factor of growth after ``growth_interval`` good steps.
         backoff_factor: Factor after a step with infinite gradients.
         growth_interval: Number of good steps before growth.
-        enabled: False makes every method a plain pass-through. The default is True with CUDA and False on CPUs.
+        enabled: False makes every method a plain pass-through. The default is
+            True with CUDA and False on CPUs.
     """
 
     def __init__(

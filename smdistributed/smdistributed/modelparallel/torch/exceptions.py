@@ -1,4 +1,6 @@
-"""Errors that scripts can meet. sagemaker-training looks for the names of these classes in a log."""
+"""Errors that scripts can meet. sagemaker-training looks for the names of these
+classes in a log.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class SMPConfigError(ValueError):
 
 
 class StepError(SMPRuntimeError):
-    """A function decorated with ``smp.step``, or what it calls, failed on some rank or cannot run."""
+    """A function decorated with ``smp.step``, or what it calls, failed on some
+    rank or cannot run.
+    """
 
 
 class PeerError(StepError):

@@ -66,7 +66,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     rank, size = ranks.rank, ranks.size
     cfg = Config.resolve(config, os.environ, size)
     set_rendezvous(os.environ, cfg.ddp_port)
-    # Read when CUDA starts. With fewer queues than streams, a receive may stand in the way of the send it waits for.
+    # Read when CUDA starts. With fewer queues than streams, a receive may stand
+    # in the way of the send it waits for.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     topology = Topology(
         size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank
@@ -122,7 +123,9 @@ def _connect(cfg: Config, topology: Topology) -> None:
 
 
 def _payload(topology: Topology) -> GroupPayload | None:
-    """Return what carries tensors between the ranks of a pipeline; None: all go through host memory.
+    """Return what carries tensors between the ranks of a pipeline.
+
+    None: all go through host memory.
 
     `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. NCCL where it is there.
     """
@@ -145,7 +148,8 @@ def _name(topology: Topology, rank: int) -> str:
     return f"rank {rank} (pp_rank {topology.coords(rank)['P']})"
 
 
-# ---- the end of a process ------------------------------------------------------------------------------------------
+# ---- the end of a process
+# ------------------------------------------------------------------------------------------
 
 
 def _at_exit() -> None:
@@ -157,7 +161,9 @@ def _at_exit() -> None:
 
 
 def _shutdown() -> None:
-    """End everything in the order in which nothing aborts: no thread may be left in torch when the interpreter goes."""
+    """End everything in the order in which nothing aborts: no thread may be
+    left in torch when the interpreter goes.
+    """
     global _watch
     if os.getpid() != _process:
         return
@@ -174,7 +180,8 @@ def _shutdown() -> None:
         use(None)
         runtime.close()
     if dist.is_initialized():
-        # gloo's threads end with the last reference. Left to static destruction they abort the process, 1 in 100.
+        # gloo's threads end with the last reference. Left to static destruction
+        # they abort the process, 1 in 100.
         state.groups = None  # type: ignore[assignment]
         _end_groups(abort=watch is not None and watch.failed)
         gc.collect()
@@ -183,7 +190,10 @@ def _shutdown() -> None:
 
 
 def _end_groups(*, abort: bool) -> None:
-    """End all process groups. After a failure NCCL's would wait for ranks that are gone: they are aborted."""
+    """End all process groups.
+
+    After a failure NCCL's would wait for ranks that are gone: they are aborted.
+    """
     if abort:
         with contextlib.suppress(
             AttributeError, RuntimeError
@@ -206,8 +216,12 @@ def _install_hook(watch: Watch) -> None:
 
 
 def _failed(watch: Watch, error: BaseException) -> bool:
-    """Tell the job that this rank ends by an error. Return whether another rank is the cause, and was named."""
-    # What the watch knows came first: the connection of a rank that ended for the same reason may be lost, too.
+    """Tell the job that this rank ends by an error.
+
+    Return whether another rank is the cause, and was named.
+    """
+    # What the watch knows came first: the connection of a rank that ended for
+    # the same reason may be lost, too.
     lost = _is_collective(error) or (isinstance(error, PeerError) and not error.trace)
     failure: Failure | None = watch.wait_for_failure(2.0 if lost else 0.0)
     if failure is not None:

@@ -52,7 +52,9 @@ Hook = Callable[["DistributedModel", Any], Any]
 
 
 class _Once(abc.ABCMeta):
-    """Makes the class return the wrapper again for the module that is wrapped: transformers does that to evaluate."""
+    """Makes the class return the wrapper again for the module that is wrapped:
+    transformers does that to evaluate.
+    """
 
     def __call__(cls, module: tnn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
         model = cast("DistributedModel | None", wrapped.model)
@@ -66,26 +68,29 @@ class _Once(abc.ABCMeta):
 class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     """Wrap the model of a script. There is one in a process.
 
-    With a pipeline degree above 1 the model is divided when the first step function runs. Until then ``to()`` and
-    ``cuda()`` do nothing, and ``smp.set_partition`` counts. Then each rank keeps only the parameters of its own
-    partition. Hooks of a module fire on the rank that owns it.
+    With a pipeline degree above 1 the model is divided when the first step function runs. Until
+    then ``to()`` and ``cuda()`` do nothing, and ``smp.set_partition`` counts. Then each rank keeps
+    only the parameters of its own partition. Hooks of a module fire on the rank that owns it.
 
     Args:
         module: The model, whole and equal on all ranks of a pipeline.
         trace_device: ``gpu`` or ``cpu``: where the traced forward pass runs, on machines with GPUs.
-        trace_execution_times: Divide by measured seconds instead of counted floating-point operations.
+        trace_execution_times: Divide by measured seconds instead of counted
+            floating-point operations.
         overlapping_allreduce: Average gradients over replicas while the backward pass runs.
-        backward_passes_per_step: Passes (calls of the step function) whose gradients add up before they are averaged.
+        backward_passes_per_step: Passes (calls of the step function) whose
+            gradients add up before they are averaged.
         average_grads_across_microbatches: ``backward`` divides by the number of microbatches.
         bucket_cap_mb: Size of a message with gradients, in MiB.
         trace_memory_usage: Accepted. Memory is always counted.
         broadcast_buffers: Replicas take the buffers of the first one before each training step.
         gradient_as_bucket_view: Accepted, without effect.
-        find_unused_parameters: Parameters without a gradient are always found; with sharded data parallelism only if
-            this is set, where ranks use different ones, and then all have one.
+        find_unused_parameters: Parameters without a gradient are always found; with sharded data
+            parallelism only if this is set, where ranks use different ones, and then all have one.
 
     Raises:
-        SMPConfigError: ``smp.init`` was not called, another model is wrapped, or the model cannot be divided.
+        SMPConfigError: ``smp.init`` was not called, another model is wrapped,
+            or the model cannot be divided.
     """
 
     def __init__(
@@ -105,7 +110,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         super().__init__()
         Joinable.__init__(self)
         _check(module, trace_device, backward_passes_per_step)
-        # Old scripts write model.module.module.module: there were more wrappers, and some have one of their own.
+        # Old scripts write model.module.module.module: there were more
+        # wrappers, and some have one of their own.
         innermost = module
         while (
             isinstance(inner := getattr(innermost, "module", None), tnn.Module)
@@ -151,7 +157,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             self._place(dict.fromkeys((name for name, _ in self.module.named_modules()), 0))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled, as ``torch.save(model)`` does: parts of the model are on other ranks.
+        """Refuse to be pickled, as ``torch.save(model)`` does: parts of the
+        model are on other ranks.
 
         Raises:
             SMPRuntimeError: The model is on several ranks.
@@ -200,7 +207,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         return self._cast(runtime.model_call(args, kwargs), torch.float32)
 
     def _cast(self, values: Any, dtype: torch.dtype | None) -> Any:
-        """Return values with floating-point tensors in another type, if the configuration asks for half precision."""
+        """Return values with floating-point tensors in another type, if the
+        configuration asks for half precision.
+        """
         if self._half is None:
             return values
         return nested.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
@@ -210,7 +219,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         tensors: torch.Tensor | Iterable[torch.Tensor],
         grad_tensors: torch.Tensor | Iterable[torch.Tensor | None] | None = None,
     ) -> None:
-        """Run the backward pass of one microbatch: call it in the step function in the place of ``loss.backward()``.
+        """Run the backward pass of one microbatch: call it in the step function in the place of
+        ``loss.backward()``.
 
         Args:
             tensors: The loss, or several tensors.
@@ -247,11 +257,16 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     @property
     def is_spread(self) -> bool:
-        """Whether the gradients are complete only after the step: of several microbatches, or of several ranks."""
+        """Whether the gradients are complete only after the step: of several
+        microbatches, or of several ranks.
+        """
         return state.cfg.microbatches > 1 or dist.get_world_size() > 1
 
     def begin_step(self, first: Callable[[], Any]) -> None:
-        """Divide the model if it is not yet, and make ready for a step. ``first`` is the first microbatch's call."""
+        """Divide the model if it is not yet, and make ready for a step.
+
+        ``first`` is the first microbatch's call.
+        """
         if not self.partitioned:
             self._partition(first)
         self._did_backward = False
@@ -260,7 +275,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             self._reducer.begin_step()
 
     def begin_microbatch(self, *, last: bool) -> None:
-        """Say, where there is one partition, that a microbatch of the step begins, and whether it is the last."""
+        """Say, where there is one partition, that a microbatch of the step
+        begins, and whether it is the last.
+        """
         if self._passes is not None and self._reducer is not None:
             self._passes.begin(sums=last and self._reducer.last_pass)
 
@@ -290,7 +307,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     @property
     def pass_no(self) -> int:
-        """Number of backward passes so far: of step functions, and of ``loss.backward()`` outside them."""
+        """Number of backward passes so far: of step functions, and of
+        ``loss.backward()`` outside them.
+        """
         return 0 if self._reducer is None else self._reducer.done_passes
 
     # -- partition
@@ -301,8 +320,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             owner: The partition of each module, by its name.
 
         Raises:
-            SMPConfigError: It is of another model or of a higher pipeline degree, or the model is divided already in
-                another way.
+            SMPConfigError: It is of another model or of a higher pipeline degree, or the model is
+                divided already in another way.
         """
         owner = dict(owner)
         highest = max(owner.values(), default=0)
@@ -328,7 +347,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         return self._parameter_owner.get(id(parameter))
 
     def partition_of_module(self, module: tnn.Module) -> int | None:
-        """Return on which partition a module is; None: it is not the model's, or the model is not divided yet."""
+        """Return on which partition a module is.
+
+        None: it is not the model's, or the model is not divided yet.
+        """
         return self._module_owner.get(id(module))
 
     def _partition(self, run: Callable[[], Any]) -> None:
@@ -349,7 +371,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._place(owner)
 
     def _automatic(self, run: Callable[[], Any]) -> dict[str, int]:
-        """Let rank 0 decide. Its tensor-parallel peers trace with it, as their modules communicate."""
+        """Let rank 0 decide.
+
+        Its tensor-parallel peers trace with it, as their modules communicate.
+        """
         self._trace = {}
         answer: list[Any] = [None]
         failure: BaseException | None = None
@@ -391,7 +416,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
 
     def _place(self, owner: dict[str, int]) -> None:
-        """Keep what is this rank's, free the rest, give all replicas the same values, and install the runtime."""
+        """Keep what is this rank's, free the rest, give all replicas the same
+        values, and install the runtime.
+        """
         me, self.owner = pp_rank(), owner
         mine: set[int] = set()
         tensors: dict[int, tuple[str, int, torch.Tensor]] = {}
@@ -454,7 +481,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             self._announce()
 
     def _shard(self, owner: dict[str, int]) -> None:
-        """Share the parameters out over the ranks, and put what is shared into the optimizers that are wrapped."""
+        """Share the parameters out over the ranks, and put what is shared into
+        the optimizers that are wrapped.
+        """
         gpu = placement.device()
 
         def ready(named: list[tuple[str, torch.Tensor]]) -> None:
@@ -474,7 +503,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             optimizer.smp_take_shards()
 
     def _announce(self) -> None:
-        """Call the hooks that wait for the partition. The degree is 1: when the first step or call begins."""
+        """Call the hooks that wait for the partition.
+
+        The degree is 1: when the first step or call begins.
+        """
         if self._announced:
             return
         self._announced = True
@@ -482,7 +514,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             hook(self, _optimizer())
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
-        """Call ``hook(model, optimizer)`` after the partition, before the first forward pass; now, if that is over."""
+        """Call ``hook(model, optimizer)`` after the partition, before the first forward pass.
+
+        Now, if that is over.
+        """
         if self._announced:
             hook(self, _optimizer())
         handle = RemovableHandle(self._post_partition)
@@ -558,7 +593,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
         """Return the state of the whole model, as the plain module would.
 
-        Every rank of the model-parallel group must call it; with sharded data parallelism every rank of the job.
+        Every rank of the model-parallel group must call it; with sharded data
+        parallelism every rank of the job.
 
         Args:
             args: As of ``torch.nn.Module.state_dict``, when nothing is divided.
@@ -592,10 +628,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         Partial states are merged first: every rank of the group must call it then.
 
         Args:
-            state_dict: From ``state_dict()`` of this model or of the plain module, or from ``local_state_dict()``.
+            state_dict: From ``state_dict()`` of this model or of the plain module, or from
+                ``local_state_dict()``.
             strict: Refuse missing and unexpected names.
-            same_partition_load: The partial state is of the same partition: it is not merged, and is loaded after the
-                partition.
+            same_partition_load: The partial state is of the same partition: it is not merged, and
+                is loaded after the partition.
 
         Returns:
             What torch returns; None if it will be loaded after the partition.
@@ -634,21 +671,25 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     # -- gradients
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients of the whole model so that their norm is at most ``max_norm``; return the norm.
+        """Scale the gradients of the whole model so that their norm is at most ``max_norm``.
 
-        Every rank of the model-parallel group must call it. ``torch.nn.utils.clip_grad_norm_(model.parameters(), ...)``
-        does the same.
+        Return the norm.
+
+        Every rank of the model-parallel group must call it.
+        ``torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`` does the same.
         """
         return gradient_norm.clip(self.local_parameters(), max_norm, norm_type)
 
     def register_comm_hook(self, hook_state: Any, hook: CommHook) -> None:
-        """Let ``hook(hook_state, bucket)`` average gradients over replicas, as torch's DistributedDataParallel does.
+        """Let ``hook(hook_state, bucket)`` average gradients over replicas, as torch's
+        DistributedDataParallel does.
 
-        The hook must reduce over ``smp.get_dp_process_group()``. Parameters that are split over tensor ranks do not
-        use it.
+        The hook must reduce over ``smp.get_dp_process_group()``. Parameters that are split over
+        tensor ranks do not use it.
 
         Raises:
-            SMPConfigError: There is a hook already, or sharded data parallelism sums gradients in its own way.
+            SMPConfigError: There is a hook already, or sharded data parallelism
+                sums gradients in its own way.
         """
         if mesh.degree() > 1:
             raise SMPConfigError(
@@ -666,11 +707,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context in which replicas may have different numbers of batches, as DistributedDataParallel's.
+        """Return a context in which replicas may have different numbers of batches, as
+        DistributedDataParallel's.
 
         Raises:
-            SMPConfigError: ``divide_by_initial_world_size`` is false: gradients are divided by the number of replicas.
-                Or ranks share parameters: each needs the others for every batch.
+            SMPConfigError: ``divide_by_initial_world_size`` is false: gradients are divided by the
+                number of replicas. Or ranks share parameters: each needs the others for every
+                batch.
         """
         if enable and mesh.degree() > 1:
             raise SMPConfigError(
@@ -731,7 +774,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         )
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, tnn.Parameter]]:
-        """Yield the parameters whose gradients are averaged over the reduced-data-parallel group."""
+        """Yield the parameters whose gradients are averaged over the
+        reduced-data-parallel group.
+        """
         return (
             (n, p) for n, p in self.local_named_parameters() if self.is_scaled_batch_parameter(p)
         )
@@ -756,7 +801,9 @@ class _Root(tnn.Module):
 
 
 class _Joined(JoinHook):
-    """A replica without batches takes part in the messages of the others, and gets the last one's values in the end."""
+    """A replica without batches takes part in the messages of the others, and
+    gets the last one's values in the end.
+    """
 
     def __init__(self, model: DistributedModel) -> None:
         self.model = model

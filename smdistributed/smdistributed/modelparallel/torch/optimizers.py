@@ -1,4 +1,6 @@
-"""`smp.optimizers`: Adam, LAMB and NovoGrad, with the arguments of Apex's fused ones and norms over all partitions."""
+"""`smp.optimizers`: Adam, LAMB and NovoGrad, with the arguments of Apex's fused
+ones and norms over all partitions.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,16 @@ class _Fused(torch.optim.Optimizer):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """Return what is subtracted from a weight, times the learning rate. ``one`` is the parameter's state."""
+        """Return what is subtracted from a weight, times the learning rate.
+
+        ``one`` is the parameter's state.
+        """
         raise NotImplementedError
 
 
 class FusedAdam(_Fused):
-    """Adam, or AdamW: the updates of ``torch.optim.Adam`` and ``torch.optim.AdamW``, with the options of Apex's class.
+    """Adam, or AdamW: the updates of ``torch.optim.Adam`` and ``torch.optim.AdamW``, with the
+    options of Apex's class.
 
     Args:
         params: Parameters, or groups of them.
@@ -119,8 +125,9 @@ class FusedAdam(_Fused):
 class FusedLAMB(_Fused):
     """LAMB: Adam whose step of each tensor is as long as the tensor's norm allows.
 
-    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2.
-    Gradients are first scaled down to a global norm of ``max_grad_norm``, which is taken over all partitions.
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes",
+    algorithm 2. Gradients are first scaled down to a global norm of ``max_grad_norm``, which is
+    taken over all partitions.
 
     Args:
         params: Parameters, or groups of them.
@@ -192,15 +199,18 @@ class FusedLAMB(_Fused):
 
 
 class FusedNovoGrad(_Fused):
-    """NovoGrad: the first moment of gradients that are divided by a running norm, one number for each tensor.
+    """NovoGrad: the first moment of gradients that are divided by a running
+    norm, one number for each tensor.
 
-    Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training of Deep
-    Networks", algorithm 1. The paper puts the weight decay into the moment (``reg_inside_moment``).
+    Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+    Training of Deep Networks", algorithm 1. The paper puts the weight decay into the moment
+    (``reg_inside_moment``).
 
     Args:
         params: Parameters, or groups of them.
         lr: Learning rate.
-        bias_correction: Correct the first moment for its start at zero, and the second if it starts there.
+        bias_correction: Correct the first moment for its start at zero, and the
+            second if it starts there.
         betas: Decay of the first and the second moment.
         eps: Added to the norm.
         weight_decay: Factor of the parameters in the update.
@@ -285,7 +295,8 @@ FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
 def _adam_direction(
     group: dict[str, Any], one: dict[str, Any], gradient: Tensor, *, added: float
 ) -> Tensor:
-    """Move both moments of a parameter by its gradient, and return the first over the root of the second.
+    """Move both moments of a parameter by its gradient, and return the first
+    over the root of the second.
 
     Args:
         group: The options.
@@ -324,7 +335,9 @@ def _global_norm(parameters: list[Tensor]) -> Tensor:
 
 
 def _whole_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:
-    """Return the norm of a tensor that is shaped as its parameter, over the tensor ranks if that is split."""
+    """Return the norm of a tensor that is shaped as its parameter, over the
+    tensor ranks if that is split.
+    """
     norm: Tensor = torch.linalg.vector_norm(value, power)
     if getattr(parameter, "_smp_distributed", False) and tp_size() > 1:
         group = state.groups[CommGroup.TP_GROUP]

@@ -28,10 +28,14 @@ from .pipeline.runtime import present
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
 
 DEBUG_VARIABLE = "SMP_DEBUG"
-"""With this variable the batches of every step are compared over ranks, not only those of the first two."""
+"""With this variable the batches of every step are compared over ranks, not
+only those of the first two.
+"""
 
 _COMPARED = 2
-"""How many calls of a step function have their batches compared: a script's mistake is in the first one already."""
+"""How many calls of a step function have their batches compared: a script's
+mistake is in the first one already.
+"""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +91,9 @@ class StepOutput:
 
 
 class StepFunction(Generic[P]):
-    """A function that splits its arguments, runs once for each microbatch, and gathers what it returned."""
+    """A function that splits its arguments, runs once for each microbatch, and
+    gathers what it returned.
+    """
 
     def __init__(
         self,
@@ -112,12 +118,12 @@ class StepFunction(Generic[P]):
         """Run all microbatches.
 
         Returns:
-            What the function returns, with a ``StepOutput`` for each tensor, and a list with an item for each
-            microbatch for everything else. None stays None.
+            What the function returns, with a ``StepOutput`` for each tensor, and a list with an
+            item for each microbatch for everything else. None stays None.
 
         Raises:
-            ValueError: A batch does not divide by the number of microbatches, or an argument is not a batch but
-                where batches come from.
+            ValueError: A batch does not divide by the number of microbatches, or an argument is not
+                a batch but where batches come from.
             SMPRuntimeError: ``smp.init`` has not been called.
             StepError: A rank of the pipeline failed.
         """
@@ -194,9 +200,10 @@ def step(
 ) -> Any:
     """Decorate a function or a method that runs the model and its backward pass for one microbatch.
 
-    Every tensor in its arguments, also inside lists, tuples, dictionaries and sets, is split into as many equal parts
-    as there are microbatches. Tensors without dimensions are passed whole, and so is every other object, unless it has
-    a method ``smp_slice(num_mb, mb, axis)``, which returns its part.
+    Every tensor in its arguments, also inside lists, tuples, dictionaries and sets, is split into
+    as many equal parts as there are microbatches. Tensors without dimensions are passed whole, and
+    so is every other object, unless it has a method ``smp_slice(num_mb, mb, axis)``, which returns
+    its part.
 
     Args:
         function: The function, where the decorator has no arguments.
@@ -246,7 +253,10 @@ class _CannotSplitError(Exception):
 
 
 def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
-    """Return the parts of a value, one for each microbatch; what has no tensor in it is the same object in all."""
+    """Return the parts of a value, one for each microbatch.
+
+    What has no tensor in it is the same object in all.
+    """
     if isinstance(value, torch.Tensor):
         return _split_tensor(value, count, axis, path)
     if callable(part := getattr(value, "smp_slice", None)):
@@ -268,7 +278,10 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
 
 
 def _has_batches(value: Any) -> bool:
-    """Return whether a value is where batches come from. A file and a counter are iterators, too."""
+    """Return whether a value is where batches come from.
+
+    A file and a counter are iterators, too.
+    """
     if isinstance(value, torch.utils.data.DataLoader | torch.utils.data.Dataset):
         return True
     return isinstance(value, Iterator) and not isinstance(value, io.IOBase | itertools.count)

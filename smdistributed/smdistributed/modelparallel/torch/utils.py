@@ -15,5 +15,8 @@ def rmsg(text: object) -> str:
 
 
 def get_distribution_axis(tensor: torch.Tensor) -> int | None:
-    """Return the axis on which a parameter or buffer is split over tensor ranks; None if it is whole."""
+    """Return the axis on which a parameter or buffer is split over tensor ranks.
+
+    None if it is whole.
+    """
     return getattr(tensor, "_smp_axis", None)

@@ -1,8 +1,9 @@
-"""The commands of ``build.py``, one file each: ``parser()`` returns its grammar, ``run(options, root)`` runs it.
+"""The commands of ``build.py``, one file each: ``parser()`` returns its
+grammar, ``run(options, root)`` runs it.
 
-``run`` returns the exit status, writes its result with ``terminal.output.put``, and raises a ``TrainworksError`` for
-every problem that a user can act on. Imports that take long stand inside ``run``, because ``help`` asks every command
-for its grammar.
+``run`` returns the exit status, writes its result with ``terminal.output.put``, and raises a
+``TrainworksError`` for every problem that a user can act on. Imports that take long stand inside
+``run``, because ``help`` asks every command for its grammar.
 """
 
 from __future__ import annotations

@@ -270,7 +270,9 @@ FILTERS = {
 
 
 def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
-    """Return everything that is wrong with the options: those that do not go together, and unknown names."""
+    """Return everything that is wrong with the options: those that do not go
+    together, and unknown names.
+    """
     from trainworks.facts.load import load
 
     facts = load(root)
@@ -290,7 +292,9 @@ def _not_for_list(options: Namespace) -> list[str]:
 
 
 def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[UnknownNameError]]:
-    """Return the rows that ``--list`` shows, and unknown names among the values that choose them."""
+    """Return the rows that ``--list`` shows, and unknown names among the values
+    that choose them.
+    """
     from trainworks.plan.select import matching_rows, rows_like
 
     wanted = {

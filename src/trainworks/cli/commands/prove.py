@@ -1,4 +1,6 @@
-"""``build.py prove``: writes the bills of materials and the provenance of an image, and signs them."""
+"""``build.py prove``: writes the bills of materials and the provenance of an
+image, and signs them.
+"""
 
 from __future__ import annotations
 

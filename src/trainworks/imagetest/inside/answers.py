@@ -1,4 +1,6 @@
-"""Answers all questions of an image's checks: what is wrong, check by check, and what else was asked."""
+"""Answers all questions of an image's checks: what is wrong, check by check,
+and what else was asked.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,12 @@ from trainworks.imagetest.inside.packages import PackagesAnswer, all_packages
 class Request(TypedDict, total=False):
     """All questions of one run.
 
-    ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
-    ``checks`` are fields of ``trainworks.plan.checks``, of the kinds in ``QUESTIONS``. ``files`` asks what is wrong
-    with the files: patterns of those whose owner is known, and the fields of a ``DeliveredFilesCheck``, or nothing.
-    ``lists`` asks for the packages' own lists, with the Debian packages that the plan asks for.
-    ``contents`` asks for all files: ``files`` (with their owners) or ``digests`` (with what is in them too).
+    ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the
+    image's environment. ``checks`` are fields of ``trainworks.plan.checks``, of the kinds in
+    ``QUESTIONS``. ``files`` asks what is wrong with the files: patterns of those whose owner is
+    known, and the fields of a ``DeliveredFilesCheck``, or nothing. ``lists`` asks for the packages'
+    own lists, with the Debian packages that the plan asks for. ``contents`` asks for all files:
+    ``files`` (with their owners) or ``digests`` (with what is in them too).
     """
 
     root: str
@@ -114,7 +117,9 @@ QUESTIONS: dict[str, Callable[[dict[str, Any], Image], list[str]]] = {
 
 
 def largest(image: Image) -> list[tuple[str, int]]:
-    """Return the ten largest components: Python packages each for itself, everything else by folder."""
+    """Return the ten largest components: Python packages each for itself,
+    everything else by folder.
+    """
     totals: dict[str, int] = {}
     for path, status in image.files():
         if stat.S_ISREG(status.st_mode):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from trainworks.imagetest.inside.files import Image, ask
 
-# Runs under the Python whose bytecode it is: sent as text. Another version compiles to other code, so the name of each
-# file says which Python reads it.
+# Runs under the Python whose bytecode it is: sent as text. Another version compiles to other code,
+# so the name of each file says which Python reads it.
 _COMPILED = r"""
 import sys
 # The folder of -c is the current one, which is not part of the environment.
@@ -97,10 +97,11 @@ SECONDS = 900.0
 
 
 def bytecode_problems(image: Image) -> Iterator[tuple[str, str]]:
-    """Yield files of bytecode, or their sources, and what is wrong: each source is compiled again, and compared.
+    """Yield files of bytecode, or their sources, and what is wrong: each source
+    is compiled again, and compared.
 
-    Python takes bytecode of the kind that these images have without a look at its source. The image has the system's
-    Python, which runs this, and that of its environment.
+    Python takes bytecode of the kind that these images have without a look at its source. The image
+    has the system's Python, which runs this, and that of its environment.
     """
     told: list[tuple[str, str]] = []
     for python in dict.fromkeys((sys.executable, image.python)):

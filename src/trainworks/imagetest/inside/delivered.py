@@ -1,4 +1,5 @@
-"""Which files of an image are not as they were delivered: by sums, links, rights, accounts and bytecode.
+"""Which files of an image are not as they were delivered: by sums, links,
+rights, accounts and bytecode.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -202,7 +203,9 @@ def _starts(path: str, *beginnings: bytes) -> bool:
 
 
 def _is_program(path: str) -> bool:
-    """Say whether a file is a program of this machine that a loader starts, and is not called a library."""
+    """Say whether a file is a program of this machine that a loader starts, and
+    is not called a library.
+    """
     if ".so" in os.path.basename(path) or not _starts(path, b"\x7fELF"):
         return False
     try:

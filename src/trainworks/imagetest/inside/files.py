@@ -41,7 +41,8 @@ _RECORD = re.compile(
 class DamagedFile(TypedDict):
     """A file that is not as its maker delivered it.
 
-    ``owner`` is ``package NAME``, ``python NAME``, ``recipe NAME`` or nothing; ``problem`` goes on after the path.
+    ``owner`` is ``package NAME``, ``python NAME``, ``recipe NAME`` or nothing;
+    ``problem`` goes on after the path.
     """
 
     owner: str
@@ -50,7 +51,10 @@ class DamagedFile(TypedDict):
 
 
 class PrivilegedFile(TypedDict):
-    """A file that runs with other rights than its user's; ``package`` is the system package with it, or nothing."""
+    """A file that runs with other rights than its user's.
+
+    ``package`` is the system package with it, or nothing.
+    """
 
     path: str
     rights: str
@@ -60,9 +64,10 @@ class PrivilegedFile(TypedDict):
 class InstalledFiles(TypedDict):
     """What was found in one walk.
 
-    ``files`` is how many files and links were looked at, ``packages`` how many system packages there are: none of
-    either is an inventory that looked at nothing. ``open`` has the paths that everybody may write to, with their modes.
-    ``damaged`` are the files that are not as they were delivered, sorted, where that was asked.
+    ``files`` is how many files and links were looked at, ``packages`` how many system packages
+    there are: none of either is an inventory that looked at nothing. ``open`` has the paths that
+    everybody may write to, with their modes. ``damaged`` are the files that are not as they were
+    delivered, sorted, where that was asked.
     """
 
     files: int
@@ -77,9 +82,10 @@ class InstalledFiles(TypedDict):
 class ImageContents(TypedDict):
     """Everything in an image.
 
-    ``files`` are path, bytes on disk (a second hard link has none), mode, what is in it (``-> TARGET`` of a link, the
-    SHA-256 of a file where digests were asked for) and its owner: ``package NAME``, ``python NAME`` or nothing.
-    ``packages`` are those of dpkg, ``python`` the distributions of all environments: name and version, sorted.
+    ``files`` are path, bytes on disk (a second hard link has none), mode, what is in it (``->
+    TARGET`` of a link, the SHA-256 of a file where digests were asked for) and its owner: ``package
+    NAME``, ``python NAME`` or nothing. ``packages`` are those of dpkg, ``python`` the distributions
+    of all environments: name and version, sorted.
     """
 
     files: list[tuple[str, int, int, str, str]]
@@ -103,7 +109,10 @@ def told(problems: list[str], advice: str) -> list[str]:
 
 
 def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
-    """Run a child; return what it printed to stdout, and why it failed: what it printed to stderr, or its status."""
+    """Run a child.
+
+    Return what it printed to stdout, and why it failed: what it printed to stderr, or its status.
+    """
     try:
         child = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
@@ -119,7 +128,10 @@ def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
 def ask(
     python: str, program: str, *arguments: str, seconds: float = IMPORT_TIMEOUT
 ) -> tuple[Any, str]:
-    """Run a program that prints JSON between two marks, its first argument; return that, and why there is none."""
+    """Run a program that prints JSON between two marks, its first argument.
+
+    Return that, and why there is none.
+    """
     mark = os.urandom(16).hex()
     output, error = run([python, "-c", program, mark, *arguments], seconds)
     if error:
@@ -136,7 +148,8 @@ def ask(
 def matching(root: str, pattern: str) -> list[str]:
     """Return the paths that fit a pattern, dangling links too."""
     found = glob.glob(glob.escape(root) + pattern, recursive=True)
-    # Some versions of glob answer FOLDER/ to FOLDER/** without looking whether there is such a folder.
+    # Some versions of glob answer FOLDER/ to FOLDER/** without looking whether
+    # there is such a folder.
     return sorted(path[len(root) :] for path in found if os.path.lexists(path))
 
 
@@ -173,7 +186,9 @@ class Image:
         return debian_fields(self.root)
 
     def distributions(self) -> tuple[list[ProbedDistribution], str]:
-        """Return the distributions of the environment's Python, ``PYTHONPATH`` too, or why it does not list them."""
+        """Return the distributions of the environment's Python, ``PYTHONPATH``
+        too, or why it does not list them.
+        """
         if self._distributions is None:
             listed, error = ask(self.python, _DISTRIBUTIONS)
             found: list[ProbedDistribution] = listed or []
@@ -198,7 +213,10 @@ print("\\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 
 
 def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every path of the image, folders too; links are not followed, kernel file systems left out."""
+    """Yield every path of the image, folders too.
+
+    Links are not followed, kernel file systems left out.
+    """
     pending = [root or "/"]
     while pending:
         folder = pending.pop()
@@ -215,20 +233,24 @@ def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
             yield path, entry.stat(follow_symlinks=False)
 
 
-# --- owners ----------------------------------------------------------------------------------------------------------
+# --- owners
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Owners:
     """Which package, Python distribution or pattern a path belongs to."""
 
     def __init__(self, image: Image) -> None:
-        """Read the databases of the package manager, and the list of files of each Python distribution."""
+        """Read the databases of the package manager, and the list of files of
+        each Python distribution.
+        """
         self.root = root = image.root
         self.packages: dict[str, str] = {}
         self.others: dict[str, str] = {}
         self.names: set[str] = set()
         self.error = ""
-        # Owner, path, algorithm, digest (hexadecimal, or base64url without padding as in RECORD), size or -1.
+        # Owner, path, algorithm, digest (hexadecimal, or base64url without
+        # padding as in RECORD), size or -1.
         self.sums: list[tuple[str, str, str, str, int]] = []
         self.problems: list[DamagedFile] = []
         # Link in /etc/alternatives, the link to it, and what the first may lead to.
@@ -247,7 +269,9 @@ class Owners:
                 self._add_distribution(path)
 
     def real(self, path: str) -> str:
-        """Return the path with links of its folder resolved: a package's ``/bin/ls`` is ``/usr/bin/ls``."""
+        """Return the path with links of its folder resolved: a package's
+        ``/bin/ls`` is ``/usr/bin/ls``.
+        """
         folder, name = os.path.split(path)
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(self.root + folder)[
@@ -265,7 +289,8 @@ class Owners:
         diversions = lines_of(self.root + "/var/lib/dpkg/diversions")
         for index in range(0, len(diversions) - 2, 3):
             place, instead, by = diversions[index : index + 3]
-            # What any other package brings as `place` lies at `instead`; only the one that diverts may bring `place`.
+            # What any other package brings as `place` lies at `instead`; only
+            # the one that diverts may bring `place`.
             diverted = self.packages.get(self.real(place), "")
             if diverted and diverted != by:
                 del self.packages[self.real(place)]
@@ -292,7 +317,10 @@ class Owners:
                 self.packages[self.real(path)] = name
 
     def read_sums(self) -> None:
-        """Take dpkg's sums of the files of every package, and those of their configuration; RPM's are not read."""
+        """Take dpkg's sums of the files of every package, and those of their configuration.
+
+        RPM's are not read.
+        """
         for path in sorted(glob.glob(glob.escape(self.root) + "/var/lib/dpkg/info/*.list")):
             sums = path[: -len("list")] + "md5sums"
             name = os.path.basename(path)[: -len(".list")].partition(":")[0]
@@ -319,7 +347,9 @@ class Owners:
             self._check_folders()
 
     def _check_folders(self) -> None:
-        """Find folders of packages that were moved away behind a link, but for those that are links into /usr."""
+        """Find folders of packages that were moved away behind a link, but for
+        those that are links into /usr.
+        """
         for folder, name in sorted(self._folders.items()):
             place = self.root + folder
             if os.path.islink(place) and os.readlink(place) not in (
@@ -330,10 +360,11 @@ class Owners:
                 self.problems.append(damaged("package " + name, folder, problem))
 
     def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
-        """Find links of packages that lead to other software, and files in the place of links: neither has a sum.
+        """Find links of packages that lead to other software, and files in the
+        place of links: neither has a sum.
 
-        A link leads to a file of its own source package, or of that of a package which its package needs or recommends,
-        itself or by way of others; or to one in /etc.
+        A link leads to a file of its own source package, or of that of a package which its package
+        needs or recommends, itself or by way of others; or to one in /etc.
         """
         summed = {path for _, path, *_ in self.sums}
         lists = {owner[len("package ") :] for owner, *_ in self.sums}
@@ -374,8 +405,11 @@ class Owners:
             self.sums.append(("package " + name, path, "md5", digest, -1))
 
     def _add_alternatives(self, name: str, lines: list[str]) -> None:
-        """Take the links of one group: its name is the file's, its link the second line, then pairs of name, link."""
-        # Behind an empty line, each choice has its path, its priority and one line for each further link.
+        """Take the links of one group: its name is the file's, its link the
+        second line, then pairs of name, link.
+        """
+        # Behind an empty line, each choice has its path, its priority and one
+        # line for each further link.
         end = lines.index("") if "" in lines else len(lines)
         choices = lines[end + 1 :: 2 + (end - 2) // 2]
         self.alternatives += [
@@ -412,7 +446,8 @@ class Owners:
                         self.problems.append(
                             damaged("python " + name, path, "has no sum in the list of its wheel")
                         )
-                    # The distributions of system packages are changed by their makers; those have sums of their own.
+                    # The distributions of system packages are changed by their
+                    # makers; those have sums of their own.
                     if (
                         digest
                         and algorithm in hashlib.algorithms_guaranteed
@@ -424,7 +459,9 @@ class Owners:
             pass
 
     def owns(self, path: str) -> bool:
-        """Say whether a package or a distribution brings the file, or Python made it from one that is there."""
+        """Say whether a package or a distribution brings the file, or Python
+        made it from one that is there.
+        """
         source = self.source(path)
         return source in self.packages or source in self.others
 
@@ -436,7 +473,9 @@ class Owners:
         return "package " + self.packages[path] if path in self.packages else ""
 
     def source(self, path: str) -> str:
-        """Return the file itself, or the source that Python compiled it from where only that has an owner."""
+        """Return the file itself, or the source that Python compiled it from
+        where only that has an owner.
+        """
         if path in self.packages or path in self.others:
             return path
         compiled = COMPILED.fullmatch(path)
@@ -449,7 +488,9 @@ def damaged(owner: str, path: str, problem: str) -> DamagedFile:
 
 
 def distribution_of(folder: str) -> tuple[str, str]:
-    """Return the normalised name and the version of a Python distribution, from its folder of metadata."""
+    """Return the normalised name and the version of a Python distribution, from
+    its folder of metadata.
+    """
     name, _, version = os.path.basename(folder).rpartition(".")[0].partition("-")
     return re.sub(r"[-_.]+", "-", name).lower(), re.sub(r"-py\d.*", "", version)
 
@@ -466,11 +507,15 @@ def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(translated) if translated else "(?!)")
 
 
-# --- rights ----------------------------------------------------------------------------------------------------------
+# --- rights
+# ----------------------------------------------------------------------------------------------------------
 
 
 def needed_by(name: str, installed: dict[str, dict[str, str]]) -> set[str]:
-    """Return the installed packages that a package needs or recommends, and those that they do; and itself."""
+    """Return the installed packages that a package needs or recommends, and those that they do.
+
+    And itself.
+    """
     found, left = {name}, [name]
     while left:
         fields = installed[left.pop()]
@@ -500,7 +545,8 @@ def rights_of(path: str, status: os.stat_result) -> str:
     return ", ".join(found)
 
 
-# --- contents --------------------------------------------------------------------------------------------------------
+# --- contents
+# --------------------------------------------------------------------------------------------------------
 
 
 def contents_of(image: Image, owners: Owners, *, digests: bool) -> ImageContents:

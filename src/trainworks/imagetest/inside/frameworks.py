@@ -1,6 +1,7 @@
 """Says which Python runs, and which torch and NCCL it finds.
 
-Sent into an image; see ``trainworks.imagetest.inside``. An older Python than the others need answers for its version.
+Sent into an image; see ``trainworks.imagetest.inside``. An older Python than the others need
+answers for its version.
 """
 
 import ctypes

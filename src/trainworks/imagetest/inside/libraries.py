@@ -1,4 +1,5 @@
-"""What the dynamic loader of an image finds: its own answer to ``LD_TRACE_LOADED_OBJECTS``, as ldd(1) asks it.
+"""What the dynamic loader of an image finds: its own answer to
+``LD_TRACE_LOADED_OBJECTS``, as ldd(1) asks it.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -55,7 +56,9 @@ class Elf(NamedTuple):
 
 
 def read_elf(path: str) -> Elf | None:
-    """Read a program or library; ``None`` for what the loader passes by, also another machine's (GPU code is ELF too).
+    """Read a program or library.
+
+    ``None`` for what the loader passes by, also another machine's (GPU code is ELF too).
 
     Raises:
         DamagedElfError: The file is damaged.
@@ -90,7 +93,8 @@ def read_elf(path: str) -> Elf | None:
                     break
                 tags.append((tag, value))
             found = dict(tags)
-            # The table is given by its address in memory; its place in the file is by the segment that holds it.
+            # The table is given by its address in memory; its place in the file
+            # is by the segment that holds it.
             strings = [
                 found[DT_STRTAB] - address + offset
                 for kind, offset, address, length in segments
@@ -140,7 +144,9 @@ def _unprotected(rights: dict[int, int], tags: dict[int, int]) -> tuple[str, ...
 
 
 def loadable_files(roots: Iterable[str], below: str = "") -> tuple[dict[str, Elf], list[str]]:
-    """Return each program and library under the roots (folders or files), and a line for each that is damaged."""
+    """Return each program and library under the roots (folders or files), and a
+    line for each that is damaged.
+    """
     entries: dict[str, Elf] = {}
     damaged = []
     for path in (each for root in roots for each in _plain_files(below + os.path.normpath(root))):
@@ -168,9 +174,11 @@ def _plain_files(root: str) -> Iterator[str]:
 
 
 class Process(NamedTuple):
-    """What comes into a process when one file is loaded: where each name is found, and which names are not.
+    """What comes into a process when one file is loaded: where each name is
+    found, and which names are not.
 
-    ``error`` is what the loader says where it does not load the file itself, or something that it found.
+    ``error`` is what the loader says where it does not load the file itself, or
+    something that it found.
     """
 
     found: dict[str, str]
@@ -182,11 +190,15 @@ _LISTED = re.compile(r"\t(.+?)(?: => (.+?))?(?: \(0x[0-9a-f]+\))?")
 
 
 def trace(program: str, *, preload: str = "") -> Process:
-    """Let the loader list what it loads for a program or library, and for one that is preloaded; nothing starts."""
+    """Let the loader list what it loads for a program or library, and for one that is preloaded.
+
+    Nothing starts.
+    """
     own = read_elf("/proc/self/exe")
     assert own is not None
     child = subprocess.run(
-        # musl's loader does not know the variable, and would start the program; its option ends at what is missing.
+        # musl's loader does not know the variable, and would start the program;
+        # its option ends at what is missing.
         [own.loader, *(["--list"] if "ld-musl" in own.loader else []), program],
         env={
             **os.environ,
@@ -211,8 +223,8 @@ def trace(program: str, *, preload: str = "") -> Process:
 def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
     """Return the process of each program and library.
 
-    What site-packages holds is loaded by the environment's Python: its libraries are there already, and its RPATH holds
-    for all.
+    What site-packages holds is loaded by the environment's Python: its libraries are there already,
+    and its RPATH holds for all.
     """
     loaded_by_python = os.path.exists(python) and not trace(python).error
 
@@ -247,7 +259,9 @@ class Distributions:
     """Which Python distribution owns a file, and which distributions that one requires."""
 
     def __init__(self, paths: Iterable[str], below: str = "") -> None:
-        """Read the metadata of every distribution in the ``site-packages`` folders of these paths."""
+        """Read the metadata of every distribution in the ``site-packages``
+        folders of these paths.
+        """
         self.owners: dict[str, str] = {}
         self.requires: dict[str, set[str]] = {}
         for folder in sorted({site_packages_of(path) for path in paths} - {""}):
@@ -263,7 +277,10 @@ class Distributions:
                 )
 
     def owner(self, path: str) -> str:
-        """Return the distribution, or for a file in no record its top folder in ``site-packages``; else nothing."""
+        """Return the distribution, or for a file in no record its top folder in ``site-packages``.
+
+        Else nothing.
+        """
         if path in self.owners:
             return self.owners[path]
         match = re.match(r".*/(?:site|dist)-packages/([^/]+)", path)
@@ -282,16 +299,19 @@ class Distributions:
 
 
 def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
-    """Let the loader load every program and library under the roots, and return which names it does not find.
+    """Let the loader load every program and library under the roots, and return
+    which names it does not find.
 
-    A name that is not found is found all the same when a library of this name is in the process already. Two ways to
-    get there are accepted, and no other:
+    A name that is not found is found all the same when a library of this name is in the process
+    already. Two ways to get there are accepted, and no other:
 
-    1. nothing loads the file by itself: it is a dependency of a library, and that library's process misses nothing;
-    2. Python code loads it after another library that finds the name by its own RPATH (or another library with that
-       name): one of the same distribution, or of a distribution that this one requires (torchvision's extension comes
-       after ``import torch``). This is how torch brings the CUDA libraries of the nvidia wheels: it loads them first,
-       its own RPATH names their folders, and the files that come later name none.
+    1. nothing loads the file by itself: it is a dependency of a library, and
+       that library's process misses nothing;
+    2. Python code loads it after another library that finds the name by its own RPATH (or another
+       library with that name): one of the same distribution, or of a distribution that this one
+       requires (torchvision's extension comes after ``import torch``). This is how torch brings the
+       CUDA libraries of the nvidia wheels: it loads them first, its own RPATH names their folders,
+       and the files that come later name none.
     """
     roots = [os.path.normpath(root) for root in check["roots"]]
     entries, damaged = loadable_files(roots)
@@ -386,9 +406,11 @@ def check_elf_needs(check: dict[str, Any], image: Image) -> list[str]:
 
 
 def other_cuda(name: str, version: str, cuda: str) -> str:
-    """Return the CUDA version that a distribution's name or local version names, if its major is not that of ``cuda``.
+    """Return the CUDA version that a distribution's name or local version names, if its major is
+    not that of ``cuda``.
 
-    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12`` and ``cupy-cuda12x`` are for 12.
+    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12``
+    and ``cupy-cuda12x`` are for 12.
     """
     for text in (*name.split("-"), version.partition("+")[2]):
         match = re.match(r"cu(?:da)?(\d{2})(\d?)(?!\d)", text)
@@ -397,8 +419,9 @@ def other_cuda(name: str, version: str, cuda: str) -> str:
     return ""
 
 
-# Runs under the environment's own Python: sent as text. Each library is opened in a process of its own. What it needs
-# may lie beside it: then a library of that folder opens it, so that the needed one is open before (libcufile_rdma).
+# Runs under the environment's own Python: sent as text. Each library is opened in a process of its
+# own. What it needs may lie beside it: then a library of that folder opens it, so that the needed
+# one is open before (libcufile_rdma).
 _OPEN = """
 import ctypes, json, os, sys
 def opened(path, before=()):
@@ -487,7 +510,9 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
 
 
 def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list[str]:
-    """Return why libraries cannot be opened; where one of the driver's is missing, what the loader misses besides.
+    """Return why libraries cannot be opened.
+
+    Where one of the driver's is missing, what the loader misses besides.
 
     Args:
         places: What to open, and the path to tell.
@@ -524,7 +549,9 @@ print("\\n" + sys.argv[1] + json.dumps(sorted(paths)) + sys.argv[1])
 
 
 def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
-    """Import the module in a child and read from its memory map which files of the library's name it holds."""
+    """Import the module in a child and read from its memory map which files of
+    the library's name it holds.
+    """
     mapped, error = ask(image.python, _IMPORT, check["module"])
     if error:
         return [f"import {check['module']} does not succeed:", error]
@@ -546,7 +573,9 @@ def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
 
 
 def check_single_library(check: dict[str, Any], image: Image) -> list[str]:
-    """Find every distinct ELF file that goes by the soname, also under a name that auditwheel gave it."""
+    """Find every distinct ELF file that goes by the soname, also under a name
+    that auditwheel gave it.
+    """
     stem, dot, rest = check["soname"].partition(".so")
     pattern = re.compile(re.escape(stem) + "(-[0-9a-f]{8})?" + re.escape(dot + rest) + r"(\..+)?")
     found: dict[tuple[int, int], str] = {}
@@ -560,7 +589,9 @@ def check_single_library(check: dict[str, Any], image: Image) -> list[str]:
 
 
 def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
-    """Find distributions that are installed twice, Debian packages of two architectures, libraries of two versions."""
+    """Find distributions that are installed twice, Debian packages of two
+    architectures, libraries of two versions.
+    """
     installed, error = image.distributions()
     problems = [error] if error else []
     places: dict[str, list[str]] = {}
@@ -587,7 +618,9 @@ def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
 
 
 def library_majors(image: Image, names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """Return, by name without ``.so``, which major versions of a library there are, and where each lies."""
+    """Return, by name without ``.so``, which major versions of a library there
+    are, and where each lies.
+    """
     found: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for path, _ in image.plain_libraries():
         match = SONAME.fullmatch(path.rsplit("/", 1)[-1])

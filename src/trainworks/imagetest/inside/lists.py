@@ -1,4 +1,5 @@
-"""What packages of an image say of themselves: their lists of files, to be compared with those of their makers.
+"""What packages of an image say of themselves: their lists of files, to be
+compared with those of their makers.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -19,7 +20,9 @@ _RECORD = re.compile(r".*/site-packages/[^/]+\.dist-info/RECORD")
 
 
 class PythonList(TypedDict):
-    """The list of a Python distribution: ``files`` are absolute paths to sums as RECORD has them, ``""`` for none."""
+    """The list of a Python distribution: ``files`` are absolute paths to sums
+    as RECORD has them, ``""`` for none.
+    """
 
     name: str
     version: str
@@ -30,8 +33,8 @@ class PythonList(TypedDict):
 class DebianList(TypedDict):
     """What dpkg keeps of a package.
 
-    ``members`` are the files that came beside its content, by their names there: its list of sums, its scripts; with
-    their SHA-256. ``conffiles`` are paths to MD5 sums.
+    ``members`` are the files that came beside its content, by their names there: its list of sums,
+    its scripts; with their SHA-256. ``conffiles`` are paths to MD5 sums.
     """
 
     name: str
@@ -51,7 +54,10 @@ class PackageLists(TypedDict):
 
 
 def lists_of(image: Image, wanted: list[str]) -> PackageLists:
-    """Return the lists of all packages; ``wanted`` are the Debian packages that the plan asks for."""
+    """Return the lists of all packages.
+
+    ``wanted`` are the Debian packages that the plan asks for.
+    """
     installed = [*debian_fields(image.root)]
     records = [
         path
@@ -112,7 +118,8 @@ def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
 def unneeded(installed: list[dict[str, str]], wanted: list[str]) -> list[str]:
     """Return the packages that no wanted one needs or recommends, itself or by way of others.
 
-    A distribution cannot be without those that are essential or required, and has apt to install others.
+    A distribution cannot be without those that are essential or required, and
+    has apt to install others.
     """
     rows = {fields.get("Package", ""): fields for fields in installed}
     providers: dict[str, set[str]] = {name: {name} for name in rows}

@@ -19,7 +19,10 @@ SUPPLIERS = ("Author", "Author-email", "Maintainer", "Maintainer-email")
 """Fields of a Python distribution's metadata that say whose it is, the plainest first."""
 
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
-"""Where Debian packages install their Python distributions; the list of system packages has these already."""
+"""Where Debian packages install their Python distributions.
+
+The list of system packages has these already.
+"""
 
 
 class SystemPackage(TypedDict):
@@ -40,9 +43,10 @@ class SystemPackage(TypedDict):
 class PythonDistribution(TypedDict):
     """One Python distribution.
 
-    ``supplier`` is the author or maintainer. ``expression``, ``license`` and ``classifiers`` are what its metadata says
-    of licences. ``inside`` is the folder of the package that carries a copy of it, such as ``setuptools``; ``""`` for
-    one of its own. ``sboms`` are the bills of materials that its wheel brought (PEP 770).
+    ``supplier`` is the author or maintainer. ``expression``, ``license`` and ``classifiers`` are
+    what its metadata says of licences. ``inside`` is the folder of the package that carries a copy
+    of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of materials
+    that its wheel brought (PEP 770).
     """
 
     name: str
@@ -57,7 +61,10 @@ class PythonDistribution(TypedDict):
 
 
 class PackagesAnswer(TypedDict):
-    """All packages; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` come from ``os-release``."""
+    """All packages.
+
+    ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` come from ``os-release``.
+    """
 
     kind: str
     distribution: str
@@ -120,9 +127,12 @@ def debian_packages(root: str) -> Iterator[SystemPackage]:
 
 
 def debian_licenses(text: str) -> list[str]:
-    """Return the short names of the licences in a copyright file; none if it is not machine-readable.
+    """Return the short names of the licences in a copyright file.
 
-    The paragraphs of ``debian/`` files are left out: they are about the packaging, which is not in the package.
+    None if it is not machine-readable.
+
+    The paragraphs of ``debian/`` files are left out: they are about the
+    packaging, which is not in the package.
     """
     paragraphs = re.split(r"\n\s*\n", text.strip())
     if "copyright-format" not in paragraphs[0].split("\n", 1)[0]:
@@ -183,7 +193,9 @@ def rpm_listing(text: str) -> list[SystemPackage]:
 
 
 def python_distributions(root: str) -> list[PythonDistribution]:
-    """Return every Python distribution that does not come from a system package, also those inside other packages."""
+    """Return every Python distribution that does not come from a system
+    package, also those inside other packages.
+    """
     found: list[PythonDistribution] = []
     for folder, folders, _ in os.walk(root or "/"):
         place = folder[len(root) :] if root else folder

@@ -1,4 +1,5 @@
-"""What programs make of a distribution's settings: accounts, logins, certificates, environments, rights.
+"""What programs make of a distribution's settings: accounts, logins,
+certificates, environments, rights.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -20,7 +21,9 @@ FIRST_SUBORDINATE = 100_000
 
 
 def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield what gives access: a password, a second root, a member of a group with rights; and what is missing.
+    """Yield what gives access: a password, a second root, a member of a group with rights.
+
+    And what is missing.
 
     Args:
         groups: The groups that have rights of their own, besides root's.
@@ -62,7 +65,9 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def package_problems(root: str) -> Iterator[tuple[str, str]]:
-    """Yield what dpkg would change at its next run: rights and places of files that are not what they are now."""
+    """Yield what dpkg would change at its next run: rights and places of files
+    that are not what they are now.
+    """
     path = "/var/lib/dpkg/statoverride"
     for line in lines_of(root + path):
         # dpkg-statoverride(1): USER GROUP MODE FILE
@@ -83,7 +88,8 @@ def package_problems(root: str) -> Iterator[tuple[str, str]]:
 
 
 def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
-    """Yield files of PAM that pam-auth-update(8) would write otherwise: other modules, or in another order.
+    """Yield files of PAM that pam-auth-update(8) would write otherwise: other
+    modules, or in another order.
 
     Its state has the modules; behind the first of them it puts a refusal, and what takes that back.
     """
@@ -106,7 +112,10 @@ _FALLBACK = [("requisite", "pam_deny.so"), ("required", "pam_permit.so")]
 
 
 def _module(line: str) -> tuple[str, str]:
-    """Return control and name of a module, without its arguments; how many lines a success skips is left out."""
+    """Return control and name of a module, without its arguments.
+
+    How many lines a success skips is left out.
+    """
     match = re.match(r"\s*(\[[^\]]*\]|\S+)\s+(\S+)", line)
     if match is None:
         return "", line
@@ -126,7 +135,9 @@ def locale_problems(root: str) -> Iterator[tuple[str, str]]:
 
 
 def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
-    """Yield what update-ca-certificates(8) would make otherwise of the distribution's certificates."""
+    """Yield what update-ca-certificates(8) would make otherwise of the
+    distribution's certificates.
+    """
     bundle = "/etc/ssl/certs/ca-certificates.crt"
     parts: list[str] = []
     names: list[str] = []
@@ -152,7 +163,9 @@ def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _hashed_problems(root: str, certificates: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield certificates that OpenSSL does not find in its folder of hashes, by which programs ask for one of them."""
+    """Yield certificates that OpenSSL does not find in its folder of hashes, by
+    which programs ask for one of them.
+    """
     folder = "/etc/ssl/certs"
     names: dict[str, set[str]] = {}
     for path in glob.glob(glob.escape(root + folder) + "/*.[0-9]"):
@@ -175,7 +188,9 @@ def _hashed_problems(root: str, certificates: list[str]) -> Iterator[tuple[str, 
 
 
 def environment_problems(image: Image) -> Iterator[tuple[str, str]]:
-    """Yield what venv made otherwise of the environment that the image's contract gives to its users."""
+    """Yield what venv made otherwise of the environment that the image's
+    contract gives to its users.
+    """
     root, folder = image.root, "/opt/venv"
     settings = {
         key: value for key, equals, value in _settings(f"{root}{folder}/pyvenv.cfg") if equals
@@ -206,7 +221,8 @@ def _settings(path: str) -> list[tuple[str, str, str]]:
     return [line.partition(" = ") for line in lines_of(path)]
 
 
-# Runs under the environment's own Python: sent as text. It makes another environment, whose scripts name its folder.
+# Runs under the environment's own Python: sent as text. It makes another
+# environment, whose scripts name its folder.
 _SCRIPTS = r"""
 import sys
 sys.path = [entry for entry in sys.path if entry]
@@ -228,7 +244,8 @@ print("\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 def more_rights(path: str) -> list[str]:
     """Return the names of a file's extended attributes, lists of access among them.
 
-    Capabilities have a promise of their own. What hosts and engines set for themselves is not the image's.
+    Capabilities have a promise of their own. What hosts and engines set for
+    themselves is not the image's.
     """
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -249,10 +266,12 @@ def rights_problems(
     closed: re.Pattern[str],
     files: list[tuple[str, os.stat_result]],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the files and folders that another user or group than root may change, or read where it should not.
+    """Yield the files and folders that another user or group than root may
+    change, or read where it should not.
 
     Args:
-        rights: Rows of the table of rights: ``paths``, the most that their ``mode`` may be, and their ``group``.
+        rights: Rows of the table of rights: ``paths``, the most that their
+            ``mode`` may be, and their ``group``.
         closed: Paths that packages keep from users; their owners may be users of services.
         files: All paths with their status.
     """

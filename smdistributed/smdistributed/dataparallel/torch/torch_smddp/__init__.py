@@ -1,6 +1,8 @@
-"""Import this to use the backend ``smddp``: it is registered, and the variables that scripts read are set.
+"""Import this to use the backend ``smddp``: it is registered, and the variables
+that scripts read are set.
 
-Accelerate imports it, and reads ``LOCAL_RANK`` afterwards; transformers then reads ``SMDATAPARALLEL_LOCAL_RANK``.
+Accelerate imports it, and reads ``LOCAL_RANK`` afterwards; transformers then reads
+``SMDATAPARALLEL_LOCAL_RANK``.
 """
 
 import os

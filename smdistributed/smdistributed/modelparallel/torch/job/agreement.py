@@ -1,6 +1,8 @@
-"""What must be the same on all ranks and is compared: the configuration, and the shapes of the first batches.
+"""What must be the same on all ranks and is compared: the configuration, and
+the shapes of the first batches.
 
-A job whose ranks differ in these waits for ever, or trains with half of its data, and nothing says so.
+A job whose ranks differ in these waits for ever, or trains with half of its
+data, and nothing says so.
 """
 
 from __future__ import annotations
@@ -117,7 +119,10 @@ def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, 
 
 
 def _shapes(name: str, value: Any) -> Iterator[tuple[str, list[int]]]:
-    """Yield the names and shapes of all tensors of nested arguments. Containers of other types are not looked into."""
+    """Yield the names and shapes of all tensors of nested arguments.
+
+    Containers of other types are not looked into.
+    """
     if isinstance(value, torch.Tensor):
         yield name, list(value.shape)
     elif isinstance(value, Mapping):

@@ -1,11 +1,13 @@
 """The calls of this rank that all ranks of a group must make: their names, in their order.
 
-A script that calls such a function on one rank only, as ``if smp.rank() == 0: model.state_dict()`` does, leaves this
-rank waiting for ever, and soon the others, too. So each of these functions says here which call it is. Nothing is sent
-for it. A rank that waits for long tells its calls to rank 0 (wire/watch.py), which compares those of all ranks.
+A script that calls such a function on one rank only, as ``if smp.rank() == 0: model.state_dict()``
+does, leaves this rank waiting for ever, and soon the others, too. So each of these functions says
+here which call it is. Nothing is sent for it. A rank that waits for long tells its calls to rank 0
+(wire/watch.py), which compares those of all ranks.
 
 Two comparisons show that ranks cannot go on:
-- The same call of a group, counted from the start, has two names: some rank left one out, or made one more.
+- The same call of a group, counted from the start, has two names: some rank
+  left one out, or made one more.
 - Two ranks wait in calls of two groups, and neither has come to the other's call.
 """
 
@@ -22,7 +24,10 @@ from .state import state
 from .topology import CommGroup
 
 REMEMBERED = 16
-"""How many of the last calls of a group a rank remembers. More than one: the call that differs may have returned."""
+"""How many of the last calls of a group a rank remembers.
+
+More than one: the call that differs may have returned.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class Report:
         return cls(waits_in, said["counts"], said["names"])
 
     def name_of(self, group: str, number: int) -> str | None:
-        """Return the name of one call of a group, or None if it was not made yet, or is forgotten."""
+        """Return the name of one call of a group, or None if it was not made
+        yet, or is forgotten.
+        """
         names = self.names.get(group, [])
         place = number - 1 - (self.counts.get(group, 0) - len(names))
         if 0 <= place < len(names):
@@ -93,10 +100,13 @@ class CollectiveCalls:
 
     @contextlib.contextmanager
     def inside(self, name: str, kind: CommGroup) -> Iterator[Call | None]:
-        """Note that this rank is in a call until the block ends. Yield the call; None: this rank is alone in its group.
+        """Note that this rank is in a call until the block ends.
+
+        Yield the call; None: this rank is alone in its group.
 
         Args:
-            name: The function that is called. Within ``part_of`` the outer function's name stands instead.
+            name: The function that is called. Within ``part_of`` the outer
+                function's name stands instead.
             kind: Whose ranks must make this call.
 
         Raises:
@@ -115,7 +125,8 @@ class CollectiveCalls:
         try:
             yield call
         except BaseException:
-            # Ranks that fail in two calls, and whose scripts go on, were not in the same ones: begin anew.
+            # Ranks that fail in two calls, and whose scripts go on, were not in
+            # the same ones: begin anew.
             self._names.clear()
             raise
         finally:
@@ -131,7 +142,10 @@ class CollectiveCalls:
             self._outer.pop()
 
     def since(self) -> float | None:
-        """Return when this rank entered the innermost call (monotonic clock); None outside of all."""
+        """Return when this rank entered the innermost call (monotonic clock).
+
+        None outside of all.
+        """
         try:
             _, since = self._entered[-1]
         except IndexError:
@@ -169,7 +183,8 @@ class Difference:
 def first_difference(reports: Mapping[int, Report]) -> Difference | None:
     """Return two ranks whose calls cannot meet, or None.
 
-    Each rank is compared with the first one of each of its groups, and not with all: a job may have thousands of ranks.
+    Each rank is compared with the first one of each of its groups, and not with
+    all: a job may have thousands of ranks.
 
     Args:
         reports: What ranks said of their calls, by global rank.

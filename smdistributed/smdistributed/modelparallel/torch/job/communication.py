@@ -1,8 +1,8 @@
 """Objects sent between ranks outside steps.
 
-Every call returns when its part is done. Objects travel between two ranks on a group that nothing else uses: what a
-rank sends cannot meet the barrier that another rank is in. They are pickled: the ranks of a job trust each other, and
-whoever reaches the job's store.
+Every call returns when its part is done. Objects travel between two ranks on a group that nothing
+else uses: what a rank sends cannot meet the barrier that another rank is in. They are pickled: the
+ranks of a job trust each other, and whoever reaches the job's store.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Return the objects that the ranks of a group pass, in the order of their ranks; all of them call this."""
+    """Return the objects that the ranks of a group pass, in the order of their ranks.
+
+    All of them call this.
+    """
     members = _members(group)
     packed = _packed(obj).numpy().tobytes()
     found: list[Any] = [None] * len(members)

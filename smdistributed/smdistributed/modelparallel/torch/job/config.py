@@ -1,8 +1,10 @@
-"""What a job asks for, as one value: the dictionary of ``smp.init`` under the JSON of ``SM_HP_MP_PARAMETERS``.
+"""What a job asks for, as one value: the dictionary of ``smp.init`` under the JSON of
+``SM_HP_MP_PARAMETERS``.
 
-Keys, types, ranges and rules between keys are in parameters.json, which the launcher reads, too. They are those of the
-public documentation (the SageMaker Python SDK, ``smd_model_parallel_general.rst``; the ranges are those that its
-``fw_utils.validate_mp_config`` checks), and the few more that AWS's own scripts pass.
+Keys, types, ranges and rules between keys are in parameters.json, which the launcher reads, too.
+They are those of the public documentation (the SageMaker Python SDK,
+``smd_model_parallel_general.rst``; the ranges are those that its ``fw_utils.validate_mp_config``
+checks), and the few more that AWS's own scripts pass.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 __all__ = ["Config", "SMPConfigError"]
 
 VARIABLE = "SM_HP_MP_PARAMETERS"
-"""The environment variable with the job's parameters, as a JSON object. It wins over the script's."""
+"""The environment variable with the job's parameters, as a JSON object.
+
+It wins over the script's.
+"""
 
 _TABLE = json.loads(Path(__file__).with_name("parameters.json").read_text(encoding="utf-8"))
 
@@ -32,7 +37,9 @@ IGNORED = frozenset(_TABLE["without_effect"])
 """Keys that public scripts pass and that have no effect here."""
 
 NEEDS_TORCH: Mapping[str, str] = _TABLE["needs_torch"]
-"""The first PyTorch with which a degree can be above 1: 2.6 brought fully_shard to torch.distributed.fsdp."""
+"""The first PyTorch with which a degree can be above 1: 2.6 brought fully_shard to
+torch.distributed.fsdp.
+"""
 
 REFUSED: Mapping[str, Mapping[str, str]] = _TABLE["refused"]
 """Switches that cannot be on: the reason, and what to do instead."""
@@ -43,7 +50,10 @@ IDLE_SHARDING = frozenset(
 """Keys of sharded data parallelism to which nothing corresponds in PyTorch's fully_shard."""
 
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
-"""Names of placements, as letters: data, pipeline and tensor parallelism. The last letter varies fastest over ranks."""
+"""Names of placements, as letters: data, pipeline and tensor parallelism.
+
+The last letter varies fastest over ranks.
+"""
 
 ORDERS = tuple("".join(letters) for letters in permutations("DPT"))
 
@@ -104,7 +114,9 @@ UNSET = frozenset(key for key, row in _TABLE["keys"].items() if row.get("may_be_
 
 @dataclass(frozen=True)
 class Config:
-    """A valid configuration: the keys of parameters.json, with the defaults of docs/smdistributed-names.md."""
+    """A valid configuration: the keys of parameters.json, with the defaults of
+    docs/smdistributed-names.md.
+    """
 
     pipeline_parallel_degree: int = 1
     microbatches: int = 1
@@ -213,7 +225,10 @@ def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], lis
 
 
 def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values under the keys' new names, without those that are not set; and what is wrong with them."""
+    """Return the values under the keys' new names, without those that are not set.
+
+    And what is wrong with them.
+    """
     if not isinstance(values, Mapping):
         return {}, [f"{source} was given {values!r}: must be a dictionary"]
     problems = [
@@ -231,7 +246,9 @@ def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]
 
 
 def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:
-    """Return what keys ask of each other: the keys, whether it is broken, and the sentence that says so."""
+    """Return what keys ask of each other: the keys, whether it is broken, and
+    the sentence that says so.
+    """
     return [
         ((key, other), *_rule(kind, key, other, config, given))
         for kind, key, other in _TABLE["rules"]

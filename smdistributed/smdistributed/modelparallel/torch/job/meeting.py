@@ -1,4 +1,6 @@
-"""Calls that all ranks of a group must make: wait for the others, and say which ranks are missing."""
+"""Calls that all ranks of a group must make: wait for the others, and say which
+ranks are missing.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ _Answers = tuple[
 
 
 def _answers(kind: CommGroup, who: str) -> _Answers:
-    """Return what tells this process's rank in a group of a kind, the size of the group, its ranks, and itself."""
+    """Return what tells this process's rank in a group of a kind, the size of
+    the group, its ranks, and itself.
+    """
 
     def rank_in() -> int:
         return _topology().group_rank(kind)

@@ -17,11 +17,12 @@ class State:
     """What the parts of the library, and some public scripts, look up.
 
     Attributes:
-        cfg: The configuration. Like ``topo`` and ``groups`` it is None before ``smp.init``; ask ``initialized``.
+        cfg: The configuration. Like ``topo`` and ``groups`` it is None before
+            ``smp.init``; ask ``initialized``.
         topo: Which rank is where.
         groups: The process groups of this rank.
-        module_manager: Of scripts, for ``smp.save_checkpoint``: ``translate_functions`` are to and from Hugging Face's
-            names.
+        module_manager: Of scripts, for ``smp.save_checkpoint``: ``translate_functions`` are to and
+            from Hugging Face's names.
     """
 
     cfg: Config

@@ -1,4 +1,6 @@
-"""Which rank is where: coordinates and groups, from the number of ranks, the degrees and the placement."""
+"""Which rank is where: coordinates and groups, from the number of ranks, the
+degrees and the placement.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,8 @@ class Topology:
         return places
 
     def members(self, group: CommGroup, rank: int | None = None) -> tuple[int, ...]:
-        """Return the global ranks of a group in ascending order, which is the order of the ranks in the group.
+        """Return the global ranks of a group in ascending order, which is the
+        order of the ranks in the group.
 
         Args:
             group: The kind of the group.

@@ -1,7 +1,7 @@
 """What the script has wrapped: one model, and its optimizers.
 
-A step function, an optimizer and torch's `clip_grad_norm_` are not told which model they are for, and there is one in a
-process. None of those who ask imports its class.
+A step function, an optimizer and torch's `clip_grad_norm_` are not told which model they are for,
+and there is one in a process. None of those who ask imports its class.
 """
 
 from __future__ import annotations

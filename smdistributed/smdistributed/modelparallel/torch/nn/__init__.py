@@ -1,4 +1,6 @@
-"""Tensor parallelism: modules split over the tensor ranks, and how a model's own modules become these."""
+"""Tensor parallelism: modules split over the tensor ranks, and how a model's
+own modules become these.
+"""
 
 from . import huggingface
 from .embedding import DistributedEmbedding

@@ -1,7 +1,7 @@
 """What modules split over tensor ranks exchange, with the gradients of each exchange.
 
-All ranks of a group must call the same exchanges in the same order, with tensors of one shape. The pipeline keeps
-that order; see the runtime.
+All ranks of a group must call the same exchanges in the same order, with tensors of one shape. The
+pipeline keeps that order; see the runtime.
 """
 
 from __future__ import annotations
@@ -37,12 +37,17 @@ def exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def slice_last(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's part of the last axis of ``x``, which is the same on all ranks of the group."""
+    """Return this rank's part of the last axis of ``x``, which is the same on
+    all ranks of the group.
+    """
     return _both(x, lambda t: _mine(t, -1, group), lambda t: _gathered(t, -1, group))
 
 
 def gather_last(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the parts of all ranks, side by side on the last axis. Every rank goes on with the same result."""
+    """Return the parts of all ranks, side by side on the last axis.
+
+    Every rank goes on with the same result.
+    """
     return _both(x, lambda t: _gathered(t, -1, group), lambda t: _mine(t, -1, group))
 
 
@@ -62,7 +67,8 @@ def gather_weight(
 ) -> torch.Tensor:
     """Return a whole weight of which every rank holds a part of ``axis``.
 
-    The gradient of this rank's part is summed over the ranks, unless all work on the ``same_samples``.
+    The gradient of this rank's part is summed over the ranks, unless all work
+    on the ``same_samples``.
     """
 
     def summed(gradient: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,13 @@
 """Parameters that take no memory until the model is partitioned.
 
-Inside ``delayed()``, the memory that ``torch.empty`` returns (all layers of torch begin so) is mapped but not used:
-the operations that would fill it are noted instead. ``materialize`` gives memory to what a rank owns and runs them.
+Inside ``delayed()``, the memory that ``torch.empty`` returns (all layers of torch begin so) is
+mapped but not used: the operations that would fill it are noted instead. ``materialize`` gives
+memory to what a rank owns and runs them.
 
-The random generator moves on as if every operation had run, and each noted one keeps the state that it found: the
-values are those of a plain construction, on every rank and however the model is cut. What cannot be noted, such as
-reading the values, fills the memory at once; then only the saving is lost.
+The random generator moves on as if every operation had run, and each noted one keeps the state that
+it found: the values are those of a plain construction, on every rank and however the model is cut.
+What cannot be noted, such as reading the values, fills the memory at once; then only the saving is
+lost.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class _Place:
 
 @dataclass
 class _Blank:
-    """A storage that was not filled: its element type and number, and what would fill it, in order."""
+    """A storage that was not filled: its element type and number, and what
+    would fill it, in order.
+    """
 
     dtype: torch.dtype
     count: int
@@ -115,7 +119,9 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = T
 def put_slice(
     target: torch.Tensor, source: torch.Tensor, axis: int, degree: int, index: int
 ) -> None:
-    """Copy part ``index`` of ``degree`` equal parts of an axis, now, or when the target is materialized."""
+    """Copy part ``index`` of ``degree`` equal parts of an axis, now, or when
+    the target is materialized.
+    """
     blank = _blanks.get(_address(source))
     if blank is None:
         with torch.no_grad():

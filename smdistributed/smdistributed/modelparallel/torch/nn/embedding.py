@@ -16,14 +16,15 @@ __all__ = ["DistributedEmbedding"]
 class DistributedEmbedding(DistributedModule):
     """``nn.Embedding`` with ``embedding_dim / tensor_parallel_degree`` columns on each tensor rank.
 
-    Each rank has its own samples (the same ones with ``prescaled_batch``) and gets the vectors of its own samples;
-    all ranks of a group must call with tensors of one shape.
+    Each rank has its own samples (the same ones with ``prescaled_batch``) and gets the vectors of
+    its own samples; all ranks of a group must call with tensors of one shape.
 
     Attributes:
         num_embeddings: Rows.
         embedding_dim: Columns of all ranks together.
         padding_idx: Row that gets no gradient.
-        scale_grad_by_freq: Whether gradients are divided by how often a row occurs in the group's samples.
+        scale_grad_by_freq: Whether gradients are divided by how often a row
+            occurs in the group's samples.
     """
 
     weight: nn.Parameter
@@ -39,7 +40,8 @@ class DistributedEmbedding(DistributedModule):
         sparse: bool = False,
         initializer_range: float = 0.02,
     ) -> None:
-        """Make the embedding, with normal values of this standard deviation (``initializer_range``).
+        """Make the embedding, with normal values of this standard deviation
+        (``initializer_range``).
 
         Raises:
             NotSplitError: ``max_norm`` (no rank sees a whole row) or ``sparse`` is set.

@@ -14,8 +14,8 @@ __all__ = ["FlashAttentionLayer"]
 class FlashAttentionLayer(nn.Module):
     """Scaled dot-product attention of packed queries, keys and values.
 
-    Torch picks the kernel; ``triton_flash_attention`` is accepted and does nothing. Every device and floating type
-    works, a mask needs no ALiBi, and dropout is the same with each.
+    Torch picks the kernel; ``triton_flash_attention`` is accepted and does nothing. Every device
+    and floating type works, a mask needs no ALiBi, and dropout is the same with each.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class FlashAttentionLayer(nn.Module):
 
         Args:
             qkv: (batch, sequence, 3, heads, channels).
-            attn_mask: Added to the scores; of a shape that expands to (batch, heads, sequence, sequence).
+            attn_mask: Added to the scores; of a shape that expands to (batch,
+                heads, sequence, sequence).
             causal: No position sees a later one.
         """
         query, key, value = qkv.permute(2, 0, 3, 1, 4)

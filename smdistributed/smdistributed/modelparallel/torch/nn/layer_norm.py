@@ -19,10 +19,11 @@ class FusedLayerNorm(nn.LayerNorm):
 
 
 class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
-    """``nn.LayerNorm`` whose weight and bias are split over tensor ranks, and gathered for each use.
+    """``nn.LayerNorm`` whose weight and bias are split over tensor ranks, and
+    gathered for each use.
 
-    Parameters, gradients and optimizer states are split. Every rank normalizes its own samples: the statistics need
-    no exchange. With ``optimize: speed`` a LayerNorm is left whole.
+    Parameters, gradients and optimizer states are split. Every rank normalizes its own samples: the
+    statistics need no exchange. With ``optimize: speed`` a LayerNorm is left whole.
     """
 
     def __init__(

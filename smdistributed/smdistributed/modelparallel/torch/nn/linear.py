@@ -13,10 +13,12 @@ __all__ = ["DistributedConv1D", "DistributedLinear"]
 
 
 class DistributedLinear(DistributedModule):
-    """``nn.Linear`` with ``in_features / tensor_parallel_degree`` input channels on each tensor rank.
+    """``nn.Linear`` with ``in_features / tensor_parallel_degree`` input
+    channels on each tensor rank.
 
-    Each rank has its own samples (the same ones with ``prescaled_batch``) and gets the outputs of its own samples;
-    all ranks of a group must call with tensors of one shape. The bias is whole on every rank.
+    Each rank has its own samples (the same ones with ``prescaled_batch``) and gets the outputs of
+    its own samples; all ranks of a group must call with tensors of one shape. The bias is whole on
+    every rank.
 
     Attributes:
         in_features: Input channels of all ranks together.
@@ -44,7 +46,10 @@ class DistributedLinear(DistributedModule):
 
 
 class DistributedConv1D(DistributedModule):
-    """The linear layer of Hugging Face's GPT-2, ``Conv1D``, whose weight is transposed; see ``DistributedLinear``."""
+    """The linear layer of Hugging Face's GPT-2, ``Conv1D``, whose weight is transposed.
+
+    See ``DistributedLinear``.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter

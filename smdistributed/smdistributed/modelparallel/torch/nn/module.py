@@ -26,13 +26,16 @@ class NotSplitError(SMPConfigError):
 class DistributedModule(nn.Module):
     """A module that works with the other ranks of its tensor-parallel group.
 
-    A subclass that replaces another class's modules takes the arguments of that class (or what an ``init_hook`` makes
-    of them), names its parameters alike, and calls ``mark`` on those that it splits: replacing copies the values.
+    A subclass that replaces another class's modules takes the arguments of that class (or what an
+    ``init_hook`` makes of them), names its parameters alike, and calls ``mark`` on those that it
+    splits: replacing copies the values.
     """
 
     @classmethod
     def arguments(cls, _module: nn.Module) -> Arguments | None:
-        """Return the arguments that the module was made with, as far as its attributes tell; None if they do not.
+        """Return the arguments that the module was made with, as far as its attributes tell.
+
+        None if they do not.
 
         Raises:
             NotSplitError: Such a module is not split.

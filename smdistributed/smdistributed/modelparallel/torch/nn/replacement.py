@@ -67,12 +67,14 @@ _open: list[tuple[bool, dict[str, object]]] = []
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]:
-    """Split supported modules that are made in this context over the tensor ranks. The innermost context counts.
+    """Split supported modules that are made in this context over the tensor ranks.
+
+    The innermost context counts.
 
     Args:
         enabled: Whether to split.
-        config: Arguments of the distributed modules, instead of those of the originals. Arguments that a module does
-            not have are ignored.
+        config: Arguments of the distributed modules, instead of those of the originals. Arguments
+            that a module does not have are ignored.
     """
     _open.append((enabled, config))
     try:
@@ -82,7 +84,9 @@ def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: object) -> None:
-    """Split the supported modules of a tree over the tensor ranks, or do not. The last call for a module counts.
+    """Split the supported modules of a tree over the tensor ranks, or do not.
+
+    The last call for a module counts.
 
     Args:
         module: Root of the tree.
@@ -118,8 +122,8 @@ def tp_register_with_module(
     Args:
         module_cls: The original. Its instances are replaced, those of its subclasses are not.
         dist_module: The replacement.
-        init_hook: Takes the arguments of the original's ``__init__`` (without ``self``), and returns
-            ``(args, kwargs)`` for the replacement's.
+        init_hook: Takes the arguments of the original's ``__init__`` (without ``self``), and
+            returns ``(args, kwargs)`` for the replacement's.
         forward_hook: The same for ``forward``.
         return_hook: Takes what the replacement returns, and returns what the original would.
 
@@ -149,7 +153,8 @@ def tp_register(
 
 
 def distribute(root: nn.Module, degree: int) -> nn.Module:
-    """Replace the modules of a tree that are to be split, outermost first, and return the root or its replacement.
+    """Replace the modules of a tree that are to be split, outermost first, and
+    return the root or its replacement.
 
     A module that cannot be split stays as it is. Rank 0 says which and why, one line each.
     """
@@ -265,7 +270,9 @@ def _replacement(
 
 
 def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
-    """Copy the values of tensors of one name, whole or sliced, and return whether all of ``new`` were copied."""
+    """Copy the values of tensors of one name, whole or sliced, and return
+    whether all of ``new`` were copied.
+    """
     sources = {**dict(old.named_parameters()), **dict(old.named_buffers())}
     index, complete = tensor_group().rank(), True
     for name, tensor in [*new.named_parameters(), *new.named_buffers()]:
@@ -290,7 +297,9 @@ def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
 
 
 def _keep_arguments(cls: type[nn.Module]) -> None:
-    """Let new instances of a class remember the arguments that they were made with, for an ``init_hook``."""
+    """Let new instances of a class remember the arguments that they were made
+    with, for an ``init_hook``.
+    """
     init = cls.__init__
 
     @functools.wraps(init)

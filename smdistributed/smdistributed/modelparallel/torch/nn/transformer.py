@@ -1,4 +1,7 @@
-"""The names of smp's own transformer modules. They can be imported and registered; making one raises."""
+"""The names of smp's own transformer modules.
+
+They can be imported and registered; making one raises.
+"""
 
 from __future__ import annotations
 

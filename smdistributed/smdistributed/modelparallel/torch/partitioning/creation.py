@@ -17,10 +17,11 @@ __all__ = ["delay_param_initialization", "model_creation"]
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Give parameters made in this context memory and values only on the rank that owns them, after the partition.
+    """Give parameters made in this context memory and values only on the rank
+    that owns them, after the partition.
 
-    The values are those of a construction without this context. Until the partition, the parameters read as zeros;
-    to write them, stay in the context.
+    The values are those of a construction without this context. Until the partition, the parameters
+    read as zeros; to write them, stay in the context.
     """
     with delayed(enabled):
         yield
@@ -32,7 +33,8 @@ def model_creation(
     dtype: torch.dtype | None = None,
     **tensor_parallel_config: object,
 ) -> Iterator[None]:
-    """Make a model in this context: of one data type, with tensor parallelism, and delayed where configured.
+    """Make a model in this context: of one data type, with tensor parallelism,
+    and delayed where configured.
 
     Args:
         tensor_parallelism: Whether supported modules are split over tensor ranks.

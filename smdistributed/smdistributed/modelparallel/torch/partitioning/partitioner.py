@@ -2,7 +2,8 @@
 
 Pure: values in, values out. ``tracing.describe`` makes the tree from modules.
 
-cost = memory_weight * (parameters + activations) + (1 - memory_weight) * work, each a share of the whole model's.
+cost = memory_weight * (parameters + activations) + (1 - memory_weight) * work,
+each a share of the whole model's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Node:
     Attributes:
         name: Its name in the root, as ``named_modules`` gives it.
         children: Its children, in the order of their definition.
-        parameters: Bytes of its own parameters and buffers by key. What two modules share has one key.
+        parameters: Bytes of its own parameters and buffers by key. What two
+            modules share has one key.
         activations: Bytes of its outputs in one forward pass.
         work: Seconds or operations of one forward pass, with those of its children.
         order: When it was called first in the traced forward pass; None: it was never called.
@@ -48,9 +50,10 @@ class Node:
 def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
     """Return the partition of each module, by its name.
 
-    The tree is split from the root until each part costs at most one device's share. These parts are then divided
-    among the devices in the order of their execution, so that the costliest device costs as little as possible.
-    A module that was split is where its first part is: the root is on 0. Modules that share a parameter are together.
+    The tree is split from the root until each part costs at most one device's share. These parts
+    are then divided among the devices in the order of their execution, so that the costliest device
+    costs as little as possible. A module that was split is where its first part is: the root is on
+    0. Modules that share a parameter are together.
 
     Args:
         root: The tree.
@@ -69,10 +72,12 @@ def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
 
 
 def split(costs: Sequence[float], degree: int) -> list[int]:
-    """Divide a sequence into at most ``degree`` contiguous runs that are not empty; return the run of each item.
+    """Divide a sequence into at most ``degree`` contiguous runs that are not empty.
 
-    The largest sum of a run is as small as possible. Among these divisions the one with the smallest sum of squares
-    is taken.
+    Return the run of each item.
+
+    The largest sum of a run is as small as possible. Among these divisions the one with the
+    smallest sum of squares is taken.
     """
     count, runs = len(costs), min(degree, len(costs))
     before = [0.0]
@@ -101,7 +106,10 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
 
 
 def _smallest_largest(before: Sequence[float], runs: int) -> float:
-    """Return the largest sum of a run in the division in which that is smallest; ``before`` has the sums so far."""
+    """Return the largest sum of a run in the division in which that is smallest.
+
+    ``before`` has the sums so far.
+    """
 
     def fits(bound: float) -> bool:
         end = 0
@@ -119,9 +127,11 @@ def _smallest_largest(before: Sequence[float], runs: int) -> float:
 def _one_more_run(
     before: Sequence[float], squares: Mapping[int, float], first: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, int]]:
-    """Return the smallest sum of squares for each end that one more run can have, and where that run starts.
+    """Return the smallest sum of squares for each end that one more run can
+    have, and where that run starts.
 
-    A later end never has an earlier start. So the end in the middle says where to look for those on both sides of it.
+    A later end never has an earlier start. So the end in the middle says where
+    to look for those on both sides of it.
     """
     best: dict[int, float] = {}
     start_of: dict[int, int] = {}
@@ -188,7 +198,9 @@ class _Tree:
         self.atom_cost: dict[str, float] = {}
 
     def parts(self, node: Node) -> list[Node]:
-        """Return the children that can be elsewhere than their parent, in the order of their execution."""
+        """Return the children that can be elsewhere than their parent, in the
+        order of their execution.
+        """
         found = [c for c in node.children if not c.attached and self.order[c.name] is not None]
         return sorted(found, key=lambda c: (self.order[c.name] or 0, self.index[c.name]))
 
@@ -196,7 +208,9 @@ class _Tree:
         return not node.whole and bool(self.parts(node))
 
     def divides_shared(self, node: Node) -> bool:
-        """Is something below this node shared with something outside? Then only that part has to go there."""
+        """Is something below this node shared with something outside? Then only
+        that part has to go there.
+        """
         subtree = {n.name for n in node.walk()}
         keys = self.inside[node.name] - set(node.parameters)
         return any(
@@ -225,7 +239,10 @@ class _Tree:
         return atoms
 
     def _divide(self, node: Node, extra: float) -> list[tuple[Node, float]]:
-        """Return the parts of a node. The first has the node's own cost, as it runs on the same device."""
+        """Return the parts of a node.
+
+        The first has the node's own cost, as it runs on the same device.
+        """
         parts = self.parts(node)
         names = {part.name for part in parts}
         attached = sum(self.cost[c.name] for c in node.children if c.name not in names)
@@ -234,7 +251,10 @@ class _Tree:
 
 
 def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
-    """Return the atom that each module goes with; that of a module that was split is its first part's."""
+    """Return the atom that each module goes with.
+
+    That of a module that was split is its first part's.
+    """
     found: dict[str, int] = {}
 
     def visit(node: Node, inherited: int | None) -> int:
@@ -255,7 +275,10 @@ def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
 
 
 def _groups(tree: _Tree, atom_of: Mapping[str, int], count: int) -> list[set[int]]:
-    """Return sets of atoms that must be together, as they share parameters; every atom is in one."""
+    """Return sets of atoms that must be together, as they share parameters.
+
+    Every atom is in one.
+    """
     group_of = {i: {i} for i in range(count)}
     for holders in tree.holders.values():
         groups = [group_of[atom] for atom in {atom_of[name] for name in holders}]

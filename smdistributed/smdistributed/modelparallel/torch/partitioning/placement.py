@@ -1,4 +1,6 @@
-"""On which partition a module is: `smp.partition`, `smp.set_partition` and the decision for a whole model."""
+"""On which partition a module is: `smp.partition`, `smp.set_partition` and the
+decision for a whole model.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ tnn.Module.__init__ = _tagging_init  # type: ignore[method-assign]
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Put modules that are made in this context on partition ``index``. The innermost context counts.
+    """Put modules that are made in this context on partition ``index``.
+
+    The innermost context counts.
 
     With ``auto_partition`` it has no effect.
 
@@ -53,10 +57,13 @@ def partition(index: int) -> Iterator[None]:
 
 
 def set_partition(module: tnn.Module, index: int) -> None:
-    """Put a module and all modules in it on partition ``index``. With ``auto_partition`` it has no effect.
+    """Put a module and all modules in it on partition ``index``.
+
+    With ``auto_partition`` it has no effect.
 
     Raises:
-        SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is partitioned already.
+        SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is
+            partitioned already.
     """
     _check(index)
     if (
@@ -100,7 +107,9 @@ def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
 
 
 def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
-    """See that all ranks have the same parameters, and the same partition for each. Collective over all ranks.
+    """See that all ranks have the same parameters, and the same partition for each.
+
+    Collective over all ranks.
 
     Raises:
         SMPConfigError: They have not. It names the first parameter that differs.
@@ -152,5 +161,8 @@ def device() -> torch.device | None:
 
 
 def gpu_of(local_rank: int, visible: int) -> int:
-    """Return which of the GPUs that a rank sees is its own. Schedulers let each rank see one, or all of its host."""
+    """Return which of the GPUs that a rank sees is its own.
+
+    Schedulers let each rank see one, or all of its host.
+    """
     return local_rank % visible

@@ -1,4 +1,6 @@
-"""Modules, parameters and buffers of other partitions: no memory, no hooks, and an error for those who read them."""
+"""Modules, parameters and buffers of other partitions: no memory, no hooks, and
+an error for those who read them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 
-# What can be asked of a tensor without its values. Optimizers, clip_grad_norm_ and load_state_dict need no more.
+# What can be asked of a tensor without its values. Optimizers, clip_grad_norm_
+# and load_state_dict need no more.
 _ALLOWED = frozenset(
     """
     shape size numel nelement dim ndim ndimension stride storage_offset is_contiguous dtype device layout names
@@ -106,7 +109,9 @@ def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
 
 
 class _Kept(dict[str, Any]):
-    """The parameters of a remote module: nobody changes them in a step, as the owner would not know."""
+    """The parameters of a remote module: nobody changes them in a step, as the
+    owner would not know.
+    """
 
     where: str
     in_step: Callable[[], bool]
@@ -124,8 +129,8 @@ class _Kept(dict[str, Any]):
 def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> None:
     """Make a module of another partition only forward calls.
 
-    Its hooks and its own ``__call__`` run on its owner, once, and not also at the caller. ``to()``, ``half()`` and the
-    like skip its tensors.
+    Its hooks and its own ``__call__`` run on its owner, once, and not also at the caller. ``to()``,
+    ``half()`` and the like skip its tensors.
 
     Args:
         module: The module.

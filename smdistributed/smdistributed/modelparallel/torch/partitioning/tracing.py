@@ -18,8 +18,8 @@ from smdistributed.modelparallel.torch.wire import mutable, nested
 
 from .partitioner import Node
 
-# Modules of torch that never read a child's parameters: they can be split. Others of torch do, such as
-# MultiheadAttention with out_proj.
+# Modules of torch that never read a child's parameters: they can be split. Others of torch do, such
+# as MultiheadAttention with out_proj.
 _DIVISIBLE = (
     nn.Sequential,
     nn.ModuleList,
@@ -74,7 +74,8 @@ Trace = dict[str, Call]
 class _Whole:
     """What torch's counter asks for the modules that run: it counts the whole here.
 
-    Its own looks for gradients, and ends where a module is given a part of a parameter, which has none in this pass.
+    Its own looks for gradients, and ends where a module is given a part of a
+    parameter, which has none in this pass.
     """
 
     parents = frozenset({"Global"})
@@ -97,7 +98,8 @@ def trace_forward(
         module: The root.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        seconds: Measure time, after one more call to warm up. Otherwise operations are counted: the same in every run.
+        seconds: Measure time, after one more call to warm up. Otherwise
+            operations are counted: the same in every run.
     """
     trace: Trace = {}
     begun: dict[str, list[float]] = {}
@@ -140,7 +142,9 @@ def trace_forward(
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore what a module and its parts keep, and the states of all random number generators, at the end."""
+    """Restore what a module and its parts keep, and the states of all random
+    number generators, at the end.
+    """
     attributes = [(part, dict(part.__dict__)) for part in module.modules()]
     held = [
         (cell, mutable.content(cell))
@@ -184,7 +188,8 @@ def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
 
     Args:
         root: The model.
-        trace: What ``trace_forward`` returned; empty: the modules run in the order of their definition.
+        trace: What ``trace_forward`` returned; empty: the modules run in the
+            order of their definition.
     """
     seen: set[int] = set()
 

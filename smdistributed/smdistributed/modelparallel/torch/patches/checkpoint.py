@@ -1,4 +1,7 @@
-"""Checkpointing by call, where the guide has scripts import it from. The signatures are not torch's."""
+"""Checkpointing by call, where the guide has scripts import it from.
+
+The signatures are not torch's.
+"""
 
 from smdistributed.modelparallel.torch.training.activation_checkpointing import (
     checkpoint,

@@ -1,8 +1,10 @@
-"""What of a Hugging Face cache goes to other ranks in training: the entries of the layers that are called.
+"""What of a Hugging Face cache goes to other ranks in training: the entries of
+the layers that are called.
 
-Causal language models train with a cache unless they are told not to. Each layer adds its entry, so all that came
-before would travel to each layer. A layer reads its own: of the others it gets tensors on the meta device, which have a
-shape and no values. So do the other ranks' step functions with the model's outputs.
+Causal language models train with a cache unless they are told not to. Each layer adds its entry, so
+all that came before would travel to each layer. A layer reads its own: of the others it gets
+tensors on the meta device, which have a shape and no values. So do the other ranks' step functions
+with the model's outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ __all__ = ["hollow", "is_cache", "trimmed"]
 def trimmed(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a remote call, with copies of caches that have only what the module reads.
+    """Return the arguments of a remote call, with copies of caches that have
+    only what the module reads.
 
     Raises:
         StepError: That was written by an earlier call, and stayed on the module's rank.

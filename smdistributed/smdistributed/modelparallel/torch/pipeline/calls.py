@@ -1,4 +1,6 @@
-"""Calls of remote modules: one autograd function for each, whose forward and backward run on the owner."""
+"""Calls of remote modules: one autograd function for each, whose forward and
+backward run on the owner.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,10 @@ class RemoteCall:
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)  # noqa: SLF001
-"""Whether a running pass leaves its graph. PyTorch 2.4 does not say; a second pass over a call is an error there."""
+"""Whether a running pass leaves its graph.
+
+PyTorch 2.4 does not say; a second pass over a call is an error there.
+"""
 
 
 def _check_transforms(title: str) -> None:
@@ -141,8 +146,8 @@ def _check_transforms(title: str) -> None:
 class _Remote(torch.autograd.Function):
     """Records a remote call in the graph.
 
-    `tie` is a tensor that requires a gradient: the parameters are remote, so the result may need a gradient although no
-    argument does.
+    `tie` is a tensor that requires a gradient: the parameters are remote, so the result may need a
+    gradient although no argument does.
     """
 
     @staticmethod
@@ -174,7 +179,8 @@ class _Remote(torch.autograd.Function):
         ]
         if all(g is None for g in wanted):
             return (None,) * (3 + call.count)
-        # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the first of the inputs.
+        # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the
+        # first of the inputs.
         mode = Mode(
             bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
             bool(_keeps_graph()),
@@ -203,7 +209,9 @@ class Caller:
         return self._call(number, args, kwargs, None)
 
     def chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a Sequential of this rank that spans ranks: the result of each segment goes to the next owner."""
+        """Call a Sequential of this rank that spans ranks: the result of each
+        segment goes to the next owner.
+        """
         if kwargs or len(args) != 1:
             raise TypeError(f"{self.port.modules.title(number)} takes one argument")
         value = args[0]
@@ -295,7 +303,9 @@ class Caller:
         return result
 
     def _tail(self, context: Context, number: int) -> int | None:
-        """Return the number of the model call whose result this call's will be, if that is certain."""
+        """Return the number of the model call whose result this call's will be,
+        if that is certain.
+        """
         port = self.port
         path = port.modules.tails.get(number)
         if path is None or not self.tail_calls or context.key[0] != "S" or not context.in_model:

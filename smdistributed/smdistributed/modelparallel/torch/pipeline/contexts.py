@@ -1,8 +1,8 @@
 """Contexts and the threads that run them.
 
-A context is one run of the user's step function on a microbatch, or one served request. It may wait for another rank
-in the middle of a Python call, so each context that waits has a thread. Exactly one thread of a rank runs at any time:
-the one that was handed the baton. So contexts need no locks.
+A context is one run of the user's step function on a microbatch, or one served request. It may wait
+for another rank in the middle of a Python call, so each context that waits has a thread. Exactly
+one thread of a rank runs at any time: the one that was handed the baton. So contexts need no locks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Context:
     """One run of a step function, or one served request.
 
     Attributes:
-        key: What it is: ("S", microbatch), ("F", call, segment) or ("B", call, segment). Equal on tensor peers.
+        key: What it is: ("S", microbatch), ("F", call, segment) or ("B", call,
+            segment). Equal on tensor peers.
         microbatch: Its microbatch.
         body: What it runs.
         flags: Modes of torch that hold in it.
@@ -56,7 +57,8 @@ class Context:
         seat: The thread it runs on; None before its start.
         buried: Another context runs on its thread, above it, so it cannot go on.
         calls: Number of model calls so far.
-        produced: Results of remote calls of this context, by identity: the tensor, the rank, its hop, the position.
+        produced: Results of remote calls of this context, by identity: the
+            tensor, the rank, its hop, the position.
         in_model: It runs the root module.
         tail: The tensors of the tail call of the present model call.
         place: Its place in the step, for its random numbers.
@@ -114,8 +116,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Wait for the first context, and run contexts until the end."""
         self.seat.ident = threading.get_ident()
-        # The question gives this thread what torch.set_num_threads said. Without it the first parallel loop would, and
-        # a product of matrices is none: it would use as many threads as OMP_NUM_THREADS says, or as there are cores.
+        # The question gives this thread what torch.set_num_threads said. Without it the first
+        # parallel loop would, and a product of matrices is none: it would use as many threads as
+        # OMP_NUM_THREADS says, or as there are cores.
         torch.get_num_threads()
         self.seat.sleep()
         if not self.seat.closed:

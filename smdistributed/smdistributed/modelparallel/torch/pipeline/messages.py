@@ -23,7 +23,9 @@ CallId = tuple[int, int]
 """The rank that called a remote module, and the number of the call on that rank."""
 
 Hop = tuple[CallId, "int | None"]
-"""One served part of a call: the call, and the segment of a Sequential chain (None: a whole module)."""
+"""One served part of a call: the call, and the segment of a Sequential chain
+(None: a whole module).
+"""
 
 
 class Forward(NamedTuple):
@@ -42,7 +44,8 @@ class Forward(NamedTuple):
         needs: For each tensor whether the caller wants its gradient.
         before: The rank and segment that gets these gradients.
         tail: If the result is the model's own: the number of the model call; else None.
-        checkpoint: Set where `patches.checkpoint` runs the module: how it runs again in the backward pass.
+        checkpoint: Set where `patches.checkpoint` runs the module: how it runs
+            again in the backward pass.
         notes: What the microbatch has written; the values are beside the arguments.
     """
 
@@ -112,14 +115,19 @@ class Backward(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The end of a call's backward pass, for the caller. Tensors: the gradients of its arguments, or None."""
+    """The end of a call's backward pass, for the caller.
+
+    Tensors: the gradients of its arguments, or None.
+    """
 
     step: int
     call: CallId
 
 
 class NotStarted(NamedTuple):
-    """The last owner of a tail call has not started the backward pass: the caller must ask for it."""
+    """The last owner of a tail call has not started the backward pass: the
+    caller must ask for it.
+    """
 
     step: int
     call: CallId
@@ -134,7 +142,8 @@ class Outputs(NamedTuple):
         microbatch: The microbatch.
         number: Number of the model call within the microbatch.
         value: The value without tensors.
-        sources: For each tensor None if it is sent along, else hop and position of a result that the receiver served.
+        sources: For each tensor None if it is sent along, else hop and position of a result that
+            the receiver served.
         differentiable: For each tensor whether it requires a gradient.
         tail: For the last owner of a tail call its own hop and the number of its module.
         notes: What the microbatch has written; the values are beside the value.
@@ -152,7 +161,10 @@ class Outputs(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """The next context that the first of several tensor-parallel peers runs. The others do the same."""
+    """The next context that the first of several tensor-parallel peers runs.
+
+    The others do the same.
+    """
 
     step: int
     key: tuple[Any, ...]
@@ -204,7 +216,9 @@ def beside(
 
 
 class Arguments:
-    """The arguments of a call as they were before it: the owner sees what it writes, and the caller repeats that."""
+    """The arguments of a call as they were before it: the owner sees what it
+    writes, and the caller repeats that.
+    """
 
     def __init__(
         self,
@@ -225,7 +239,9 @@ class Arguments:
         self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
 
     def known(self) -> dict[int, tuple[str, int]]:
-        """Return, by the identity of each tensor and container, its kind and number: the caller has them, too."""
+        """Return, by the identity of each tensor and container, its kind and
+        number: the caller has them, too.
+        """
         found = {
             id(tensor): ("tensor", number) for number, (tensor, _, _) in enumerate(self.tensors)
         }

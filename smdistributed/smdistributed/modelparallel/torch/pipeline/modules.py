@@ -33,7 +33,8 @@ class Modules:
         owner: The rank that owns it.
         chains: Numbers of the Sequential modules that span ranks, with their segments.
         local: Whether a call of the module stays on this rank whatever it does.
-        tails: Remote modules and chains whose result is the model's own, with the modules that pass it on.
+        tails: Remote modules and chains whose result is the model's own, with
+            the modules that pass it on.
     """
 
     def __init__(self, root: nn.Module, owner: Mapping[str, int], me: int) -> None:
@@ -68,13 +69,16 @@ class Modules:
         return all(self.local[self.number[id(m)]] for m in self.chains[number][segment].modules)
 
     def bind(self, remote: Call, chain: Call) -> None:
-        """Replace the forward of each module at which work leaves this rank. All others stay as they are.
+        """Replace the forward of each module at which work leaves this rank.
+
+        All others stay as they are.
 
         Args:
             remote: Called with the number of a remote module, and arguments.
             chain: The same for a Sequential of this rank that spans ranks.
         """
-        # What a torch.compile around a remote module traces ends before the call: the scheduler cannot be compiled.
+        # What a torch.compile around a remote module traces ends before the
+        # call: the scheduler cannot be compiled.
         if "torch._dynamo" in sys.modules:
             untraced: Any = torch.compiler.disable
             why = {"reason": _PARTED} if "reason" in inspect.signature(untraced).parameters else {}
@@ -101,7 +105,9 @@ class Modules:
         return tuple(Segment(owner, tuple(children)) for owner, children in groups)
 
     def _tails(self) -> dict[int, tuple[nn.Module, ...]]:
-        """Find the remote calls whose result the root returns unchanged, whatever happens before."""
+        """Find the remote calls whose result the root returns unchanged,
+        whatever happens before.
+        """
         found: dict[int, tuple[nn.Module, ...]] = {}
         if self.owner[0] != self.me:
             return found
@@ -146,7 +152,10 @@ class _Entrance:
 
 
 def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) -> Any:
-    """Run neighbours of a Sequential. Activation checkpointing of groups replaces how (activation_checkpointing.py)."""
+    """Run neighbours of a Sequential.
+
+    Activation checkpointing of groups replaces how (activation_checkpointing.py).
+    """
     replaced = chain.__dict__.get("_smp_run_children")
     if replaced is not None:
         return replaced(children, value)

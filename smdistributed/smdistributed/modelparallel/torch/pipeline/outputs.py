@@ -20,8 +20,8 @@ from .serving import Server, fresh
 class Model:
     """The root module, as the user's step function calls it.
 
-    The root's owner runs it and sends what it returns to all others. A tensor that another rank computed is not sent
-    back to it. After a tail call the last owner has sent the outputs already.
+    The root's owner runs it and sends what it returns to all others. A tensor that another rank
+    computed is not sent back to it. After a tail call the last owner has sent the outputs already.
     """
 
     def __init__(self, port: Port, server: Server) -> None:
@@ -94,8 +94,8 @@ class Model:
     ) -> None:
         """Run the backward pass of a loss.
 
-        The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after a tail call the
-        last owner starts at once.
+        The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after
+        a tail call the last owner starts at once.
         """
         port = self.port
         context = port.context()

@@ -1,7 +1,9 @@
-"""What the code of modules writes outside of them: module-level variables, and attributes of classes.
+"""What the code of modules writes outside of them: module-level variables, and
+attributes of classes.
 
-Python does not tell who reads such a variable. But a write is an instruction that names it. So what the methods of the
-modules call is looked through for these, and what they name is watched as the containers of modules are (views.py).
+Python does not tell who reads such a variable. But a write is an instruction that names it. So what
+the methods of the modules call is looked through for these, and what they name is watched as the
+containers of modules are (views.py).
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class Outside:
         self._names: dict[int, mutable.Names] = {}
 
     def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield what a module can reach, with names: containers, and what stands for variables that are written."""
+        """Yield what a module can reach, with names: containers, and what
+        stands for variables that are written.
+        """
         code = self._code.get(id(module))
         if code is None:
             return
@@ -138,7 +142,9 @@ class Outside:
 
 
 def _stays(value: Any) -> bool:
-    """Return whether a value is code or plain: a variable that is never stored to stays what it is."""
+    """Return whether a value is code or plain: a variable that is never stored
+    to stays what it is.
+    """
     return isinstance(value, mutable.WHOLE) and not isinstance(
         value, torch.Tensor | torch.Generator
     )
@@ -160,7 +166,9 @@ def _is_watched(value: Any, home: str) -> bool:
 
 
 def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
-    """Return the names in a class or a Python module that code reads, and that may have a container or an object."""
+    """Return the names in a class or a Python module that code reads, and that
+    may have a container or an object.
+    """
     found = []
     for name, value in sorted(vars(holder).items()):
         if name not in read or name.startswith("__"):
@@ -182,7 +190,9 @@ def _is_code(value: Any) -> bool:
 
 
 def package(kind: type) -> str:
-    """Return the package of a class: what belongs to another one, such as a log or a writer, is left alone."""
+    """Return the package of a class: what belongs to another one, such as a log
+    or a writer, is left alone.
+    """
     return kind.__module__.partition(".")[0]
 
 
@@ -191,7 +201,9 @@ def _installed(kind: Any) -> bool:
 
 
 def _own(kind: Any) -> _Code:
-    """Return what the forward of an installed class names itself: its package has registries of its own."""
+    """Return what the forward of an installed class names itself: its package
+    has registries of its own.
+    """
     found = _nothing()
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
@@ -201,7 +213,8 @@ def _own(kind: Any) -> _Code:
 
 
 def _stored(start: Sequence[Any], kind: type) -> set[str]:
-    """Return the names of attributes that functions write, and what they call: methods of a class, and own functions.
+    """Return the names of attributes that functions write, and what they call:
+    methods of a class, and own functions.
 
     Args:
         start: The functions.
@@ -273,7 +286,9 @@ def _walk(start: Sequence[Any], home: str) -> _Code:
 
 
 def _generators(value: Any) -> Iterator[str]:
-    """Yield the package of a generator of random numbers, if a value is that package or belongs to it."""
+    """Yield the package of a generator of random numbers, if a value is that
+    package or belongs to it.
+    """
     # A function of the generator, such as random.random or numpy.random.rand, is bound to it.
     owner = type(getattr(value, "__self__", None)).__module__
     name = value.__name__ if isinstance(value, types.ModuleType) else owner

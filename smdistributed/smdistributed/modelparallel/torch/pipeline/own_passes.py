@@ -1,9 +1,10 @@
 """What a step function must not do itself: run the model's backward pass, or its optimizer.
 
-``model.backward`` divides the gradients by the number of microbatches and scales them. The optimizer's step waits for
-all microbatches, on all ranks. A script that was ported by hand may still have ``loss.backward()``: its gradients were
-too large, and nothing said so. torch has no place that sees every pass, so ``torch.autograd.backward`` is replaced when
-this module is imported: it is what ``Tensor.backward`` calls.
+``model.backward`` divides the gradients by the number of microbatches and scales them. The
+optimizer's step waits for all microbatches, on all ranks. A script that was ported by hand may
+still have ``loss.backward()``: its gradients were too large, and nothing said so. torch has no
+place that sees every pass, so ``torch.autograd.backward`` is replaced when this module is imported:
+it is what ``Tensor.backward`` calls.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def script(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def inside() -> contextlib.AbstractContextManager[None]:
-    """Return a context for the forward and the backward pass of the model: what they run inside is their own."""
+    """Return a context for the forward and the backward pass of the model: what
+    they run inside is their own.
+    """
     return _set(in_script=False)
 
 
@@ -91,7 +94,9 @@ def _check_backward(roots: Sequence[Any], given: Any) -> None:
 
 
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
-    """Return whether a backward pass adds to a gradient of the model, on this rank or on another."""
+    """Return whether a backward pass adds to a gradient of the model, on this
+    rank or on another.
+    """
     todo = [
         each if each.grad_fn is None else each.grad_fn
         for each in roots
@@ -118,7 +123,9 @@ def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
 
 
 def _in_function() -> bool:
-    """Return whether a Function of the script runs, in its forward or backward: what it returns is divided later."""
+    """Return whether a Function of the script runs, in its forward or backward:
+    what it returns is divided later.
+    """
     own = {
         torch.autograd.Function.apply.__code__,
         torch.autograd.function.BackwardCFunction.apply.__code__,

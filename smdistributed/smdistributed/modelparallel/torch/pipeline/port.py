@@ -1,4 +1,6 @@
-"""What all parts of a rank's pipeline have in hand: who the rank is, which step runs, and how messages leave."""
+"""What all parts of a rank's pipeline have in hand: who the rank is, which step
+runs, and how messages leave.
+"""
 
 from __future__ import annotations
 

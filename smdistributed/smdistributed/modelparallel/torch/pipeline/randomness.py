@@ -1,14 +1,16 @@
 """Random numbers that do not depend on which message came first.
 
-A rank has one generator, and its contexts take turns as messages arrive. So each context has a stream of its own: it
-starts from the step's seed and from the context's place in the step, and goes on where it stopped when the context
-waited. The place is the number of the microbatch, or for a remote call a number that the caller draws from its stream:
-so a caller that puts its generator back, as torch's checkpoint does, gets what it got before. The script's own stream
-advances by one number in a step, on every rank.
+A rank has one generator, and its contexts take turns as messages arrive. So each context has a
+stream of its own: it starts from the step's seed and from the context's place in the step, and goes
+on where it stopped when the context waited. The place is the number of the microbatch, or for a
+remote call a number that the caller draws from its stream: so a caller that puts its generator
+back, as torch's checkpoint does, gets what it got before. The script's own stream advances by one
+number in a step, on every rank.
 
-So it is with the generators of Python's ``random`` and of numpy, for models that draw from them. To put these back
-takes some 50 us whenever contexts change, so others are spared that: a model draws if its code names the generator, or
-if the generator was moved in a step. The script's own streams of these two do not advance.
+So it is with the generators of Python's ``random`` and of numpy, for models that draw from them. To
+put these back takes some 50 us whenever contexts change, so others are spared that: a model draws
+if its code names the generator, or if the generator was moved in a step. The script's own streams
+of these two do not advance.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _SEEDS = 1 << 63
 
 
 def place(*numbers: int) -> int:
-    """Return one number for several: the same in every process, as Python gives integers no random hash."""
+    """Return one number for several: the same in every process, as Python gives
+    integers no random hash.
+    """
     return hash(numbers)
 
 
@@ -72,7 +76,8 @@ def _mark(name: str, generator: _Generator) -> Any:
 
 
 class Streams:
-    """The streams of a step, on the generators that this rank uses: that of the CPU, and of its GPU if it has one.
+    """The streams of a step, on the generators that this rank uses: that of the
+    CPU, and of its GPU if it has one.
 
     Args:
         drawn: Names of the other packages whose generators the model uses.
@@ -103,5 +108,7 @@ class Streams:
             generator.set(state)
 
     def moved(self) -> set[str]:
-        """Return the packages whose generators were moved in the step, and were not known to be used."""
+        """Return the packages whose generators were moved in the step, and were
+        not known to be used.
+        """
         return {name for name, (each, before) in self._rest.items() if _mark(name, each) != before}

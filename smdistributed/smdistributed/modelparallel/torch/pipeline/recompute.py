@@ -19,7 +19,9 @@ WITHOUT_CACHE: Mapping[str, Any] = {
     "past_key_value": None,
     "layer_past": None,
 }
-"""Named arguments that Hugging Face's layers get when they run again: their own checkpointing gives them too."""
+"""Named arguments that Hugging Face's layers get when they run again: their own
+checkpointing gives them too.
+"""
 
 
 class Again(NamedTuple):

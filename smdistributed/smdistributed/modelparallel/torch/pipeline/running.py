@@ -1,11 +1,14 @@
-"""The running statistics of batch normalization: each microbatch updates its own, and a step joins them in order.
+"""The running statistics of batch normalization: each microbatch updates its
+own, and a step joins them in order.
 
-In training, batch normalization normalizes by the batch. It takes its running statistics only to move them by a fixed
-share. So microbatches may overlap, if their updates are put in the order of the microbatches afterwards. Each
-microbatch gets tensors of zeros to update. One update makes ``share * value`` of zero, and ``n`` updates in a row make
-``(1 - share) ** n * before + made`` of what was there before, where ``made`` is what they made of zero.
+In training, batch normalization normalizes by the batch. It takes its running statistics only to
+move them by a fixed share. So microbatches may overlap, if their updates are put in the order of
+the microbatches afterwards. Each microbatch gets tensors of zeros to update. One update makes
+``share * value`` of zero, and ``n`` updates in a row make ``(1 - share) ** n * before + made`` of
+what was there before, where ``made`` is what they made of zero.
 
-Without a momentum the share is computed from the number of batches so far, which is read: that is not followed here.
+Without a momentum the share is computed from the number of batches so far,
+which is read: that is not followed here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The pipeline of one rank: a server of modules, and the microbatches of the user's step function as its clients.
+"""The pipeline of one rank: a server of modules, and the microbatches of the
+user's step function as its clients.
 
-Every rank runs the user's step function on each microbatch. Where that calls a module of another rank, the arguments go
-there, and the context waits (calls.py). The owner runs the module and sends the result back, later the gradients
-(serving.py). What the root module returns goes to all ranks (outputs.py). scheduler.py decides what runs when.
+Every rank runs the user's step function on each microbatch. Where that calls a module of another
+rank, the arguments go there, and the context waits (calls.py). The owner runs the module and sends
+the result back, later the gradients (serving.py). What the root module returns goes to all ranks
+(outputs.py). scheduler.py decides what runs when.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Runtime:
         Args:
             cfg: The configuration.
             transport: The link with the other ranks of the pipeline.
-            peers: The link with ranks of this stage that must run contexts in the same order, with the same inbox.
+            peers: The link with ranks of this stage that must run contexts in
+                the same order, with the same inbox.
         """
         self.cfg, self.transport, self.peers = cfg, transport, peers
         self._leads = peers is None or peers.me == 0
@@ -125,7 +128,8 @@ class Runtime:
                 self._dispatch(item)
             self.scheduler.run(step)
             self._drawn |= streams.moved()
-            # torch's own errors may follow from it: a graph that was freed, a tensor that was written.
+            # torch's own errors may follow from it: a graph that was freed, a
+            # tensor that was written.
             may = step.error is None or type(step.error) is RuntimeError
             if may and (wrong := self.scheduler.views.conflict()) is not None:
                 wrong.__cause__ = step.error

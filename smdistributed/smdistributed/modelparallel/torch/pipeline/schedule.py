@@ -1,4 +1,6 @@
-"""The order of a step as data: which rank runs what when, where each pass of a microbatch takes one unit of time."""
+"""The order of a step as data: which rank runs what when, where each pass of a
+microbatch takes one unit of time.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ def print_schedule(
     pipeline: str = "interleaved",
     active_microbatches: int | None = None,
 ) -> None:
-    """Print which passes each rank of a pipeline runs, and when: ``1F0`` is partition 1, forward, microbatch 0.
+    """Print which passes each rank of a pipeline runs, and when: ``1F0`` is
+    partition 1, forward, microbatch 0.
 
-    It is the order of a model whose partitions follow each other, with passes of equal length. In a job passes take
-    what they take, and the same rules choose among what has arrived. It needs no ``smp.init``.
+    It is the order of a model whose partitions follow each other, with passes of equal length. In a
+    job passes take what they take, and the same rules choose among what has arrived. It needs no
+    ``smp.init``.
 
     Args:
         partitions: The pipeline parallel degree.
@@ -49,7 +53,9 @@ def actions(
     pipeline: str = "interleaved",
     active_microbatches: int | None = None,
 ) -> list[list[str]]:
-    """Return what ``print_schedule`` prints: for each rank its passes, one for each unit of time, or ``""``."""
+    """Return what ``print_schedule`` prints: for each rank its passes, one for
+    each unit of time, or ``""``.
+    """
     least = min(partitions, microbatches, 1 if active_microbatches is None else active_microbatches)
     if least < 1 or pipeline not in ("interleaved", "simple"):
         raise SMPConfigError(

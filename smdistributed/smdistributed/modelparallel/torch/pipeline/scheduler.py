@@ -1,15 +1,16 @@
 """Which context of this rank runs next, and on which thread.
 
-The thread that has the baton schedules: a context that must wait runs the scheduler where it stands. It goes on without
-a change of threads if its own answer comes next, and serves requests for local modules on its own stack meanwhile. Only
-what needs a stack of its own goes to another thread.
+The thread that has the baton schedules: a context that must wait runs the scheduler where it
+stands. It goes on without a change of threads if its own answer comes next, and serves requests for
+local modules on its own stack meanwhile. Only what needs a stack of its own goes to another thread.
 
-Priorities ('interleaved'): a forward that got its answer, as it mostly sends the next message; a backward; a request
-for a forward; the start of a microbatch. So 1F1B emerges. Under 'simple' backward passes come last, and none starts
-before all microbatches of the rank have made their forward.
+Priorities ('interleaved'): a forward that got its answer, as it mostly sends the next message; a
+backward; a request for a forward; the start of a microbatch. So 1F1B emerges. Under 'simple'
+backward passes come last, and none starts before all microbatches of the rank have made their
+forward.
 
-Tensor-parallel peers must run contexts in one order, or their collectives cross. The first of them picks; the others
-follow its picks. `deterministic_server` does the same for all replicas.
+Tensor-parallel peers must run contexts in one order, or their collectives cross. The first of them
+picks; the others follow its picks. `deterministic_server` does the same for all replicas.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ INTERLEAVED = {RETURNED: 0, BACKWARD: 1, FORWARD: 2, START: 3}
 SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
 
 _PATIENCE = 0.05
-"""Seconds after which a rank that waits for outputs starts another microbatch. Its script may meet others before."""
+"""Seconds after which a rank that waits for outputs starts another microbatch.
+
+Its script may meet others before.
+"""
 
 _NEWS_SECONDS = 1.0
-"""Seconds that the others' news may come after the end of a peer, which may have been told of the step's end first."""
+"""Seconds that the others' news may come after the end of a peer, which may
+have been told of the step's end first.
+"""
 
 
 class Step:
@@ -105,7 +111,8 @@ class Scheduler:
         current: The context that runs.
         views: What each microbatch sees of what modules keep on themselves.
         variables: What microbatches have set context variables to.
-        lost: A peer whose connection has ended. It is an error when something of it is still to come.
+        lost: A peer whose connection has ended. It is an error when something
+            of it is still to come.
         switches: Changes of threads over all steps.
     """
 
@@ -146,7 +153,8 @@ class Scheduler:
         self._sleeping: dict[Context, Seat] = {}
         self._main = Seat(main=True)
 
-    # ---- what contexts call ------------------------------------------------------------------------------------------
+    # ---- what contexts call
+    # ------------------------------------------------------------------------------------------
 
     def wait(self, key: Key, kind: str) -> Any:
         """Let other contexts run until an answer is here, and return it.
@@ -174,7 +182,8 @@ class Scheduler:
             step.at_gate += 1
             self._wait(context)
 
-    # ---- what messages do --------------------------------------------------------------------------------------------
+    # ---- what messages do
+    # --------------------------------------------------------------------------------------------
 
     def answer(self, key: Key, value: Any) -> None:
         """Keep an answer, and make the context that waits for it ready."""
@@ -208,7 +217,9 @@ class Scheduler:
         self._now().picks.append(key)
 
     def done(self, counts: bool) -> None:
-        """Note that the owner of the root module has ended the step, if the news is for this rank."""
+        """Note that the owner of the root module has ended the step, if the
+        news is for this rank.
+        """
         step = self._now()
         step.done = step.done or counts
 
@@ -219,7 +230,8 @@ class Scheduler:
             step.error = error
             step.trace = "".join(traceback.format_exception(error))
 
-    # ---- the step ----------------------------------------------------------------------------------------------------
+    # ---- the step
+    # ----------------------------------------------------------------------------------------------------
 
     def run(self, step: Step) -> None:
         """Run a step to its end; the error is left in it."""
@@ -255,7 +267,10 @@ class Scheduler:
         return self.current
 
     def _base(self, seat: Seat) -> None:
-        """Run contexts on a thread that has none. Ends with the step on the main thread, else with the pool."""
+        """Run contexts on a thread that has none.
+
+        Ends with the step on the main thread, else with the pool.
+        """
         while True:
             self.current = None
             task, seat.task = seat.task, None
@@ -440,8 +455,8 @@ class Scheduler:
     def _startable(self, step: Step) -> str | None:
         """Return as what the next microbatch may start, if it may.
 
-        Other ranks than the root's owner have nothing to do before the outputs are there. Started one at a time, their
-        microbatches need no threads.
+        Other ranks than the root's owner have nothing to do before the outputs are there. Started
+        one at a time, their microbatches need no threads.
         """
         live = step.started - step.finished
         if step.started == step.size or live >= step.limit:

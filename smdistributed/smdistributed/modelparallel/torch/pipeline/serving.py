@@ -33,7 +33,9 @@ from .views import NOTHING, Notes
 
 
 class Fresh(torch.autograd.Function):
-    """The identity, whose result is not a leaf: modules that work in place may get it, and scripts may write to it."""
+    """The identity, whose result is not a leaf: modules that work in place may
+    get it, and scripts may write to it.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
@@ -69,7 +71,8 @@ def unused_of(
     came: set[int],
     sent: Sequence[torch.Tensor],
 ) -> tuple[int, ...]:
-    """Return the numbers of the tensors that came along with a call and are in no graph of what is sent back.
+    """Return the numbers of the tensors that came along with a call and are in
+    no graph of what is sent back.
 
     Args:
         inputs: What came, each a leaf.
@@ -152,7 +155,10 @@ class Server:
         )
 
     def _alone(self, run: Callable[[Any, Any], None], message: Any, tensors: Any) -> None:
-        """Run a request. The thread may be one on which a step function waits: it is not that one's own pass."""
+        """Run a request.
+
+        The thread may be one on which a step function waits: it is not that one's own pass.
+        """
         with own_passes.inside():
             run(message, tensors)
 
@@ -249,7 +255,10 @@ class Server:
     def _run(
         self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, int | None]:
-        """Run a module, or one segment of a chain; return its result, and the segment that has to follow it."""
+        """Run a module, or one segment of a chain.
+
+        Return its result, and the segment that has to follow it.
+        """
         modules = self.port.modules
         module = modules.modules[message.module]
         if message.segment is None:

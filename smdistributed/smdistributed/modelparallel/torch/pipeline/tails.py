@@ -1,8 +1,9 @@
 """Find, from its source, which of its children a module only calls to return their result.
 
-A root module that ends with `return self.head(x)` returns the head's result unchanged, on every path that gets there.
-The owner of the head may then hand the outputs out and start its backward pass without a word from the root's owner.
-That is decided from the source and not from observed calls: a result that was passed on and used cannot be taken back.
+A root module that ends with `return self.head(x)` returns the head's result unchanged, on every
+path that gets there. The owner of the head may then hand the outputs out and start its backward
+pass without a word from the root's owner. That is decided from the source and not from observed
+calls: a result that was passed on and used cannot be taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _HIDDEN = {
 def returned_modules(module: nn.Module) -> list[nn.Module]:
     """Return the children whose calls are always `return self.child(...)`, and nothing else.
 
-    Any doubt means no: a decorated or replaced forward, a `try`, a second use of the child's name in the class.
+    Any doubt means no: a decorated or replaced forward, a `try`, a second use
+    of the child's name in the class.
     """
     kind = type(module)
     if "forward" in vars(module):

@@ -1,8 +1,9 @@
 """The state of torch that belongs to a thread, and must follow the work to another thread or rank.
 
-Gradient mode, inference mode and autocast are taken at each remote call and hold again where the call is served.
-Function modes cannot travel: a served call runs under those of the serving rank's own step, which runs the same script.
-So a call within a mode that the step did not begin with is refused.
+Gradient mode, inference mode and autocast are taken at each remote call and hold again where the
+call is served. Function modes cannot travel: a served call runs under those of the serving rank's
+own step, which runs the same script. So a call within a mode that the step did not begin with is
+refused.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def capture() -> Flags:
 class Applied:
     """A context in which flags hold on this thread.
 
-    Autograd runs CUDA nodes in the calling thread meanwhile: a backward pass that waits for another rank would block
-    torch's one thread for a device, and with it all other backward passes.
+    Autograd runs CUDA nodes in the calling thread meanwhile: a backward pass that waits for another
+    rank would block torch's one thread for a device, and with it all other backward passes.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -94,7 +95,8 @@ class Applied:
 
 
 class Home:
-    """What else the thread that called the step has: context variables, function modes, CUDA device and stream.
+    """What else the thread that called the step has: context variables,
+    function modes, CUDA device and stream.
 
     Others take it over.
 
@@ -125,7 +127,9 @@ class Home:
             _overrides._pop_mode()
 
     def plain(self) -> bool:
-        """Return whether this thread has no hooks or modes but these, so that a foreign call may run on it."""
+        """Return whether this thread has no hooks or modes but these, so that a
+        foreign call may run on it.
+        """
         return (
             _C._len_torch_function_stack() == len(self.modes)
             and _C._len_torch_dispatch_stack() == 0
@@ -134,9 +138,12 @@ class Home:
         )
 
     def scope(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Return the name of a scope of this thread that a call of another rank would not be in; None: there is none.
+        """Return the name of a scope of this thread that a call of another rank would not be in.
 
-        Those of torch's checkpointing and devices, and hooks that return what was saved, change nothing there.
+        None: there is none.
+
+        Those of torch's checkpointing and devices, and hooks that return what
+        was saved, change nothing there.
 
         Args:
             tensors: Those that are given to the call.
@@ -171,12 +178,17 @@ _get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
-    """Return the hooks that what autograd saves goes through; None too where torch does not say them."""
+    """Return the hooks that what autograd saves goes through.
+
+    None too where torch does not say them.
+    """
     return None if _get_top is None else _get_top(True)
 
 
 def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether hooks return the values that were saved: tried with the largest tensor of a call."""
+    """Return whether hooks return the values that were saved: tried with the
+    largest tensor of a call.
+    """
     floats = [
         tensor
         for tensor in tensors
@@ -192,7 +204,9 @@ def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _saved_tensors_hooks() -> bool:
-    """Return whether what autograd saves on this thread goes through hooks. torch refuses to disable them then."""
+    """Return whether what autograd saves on this thread goes through hooks.
+    torch refuses to disable them then.
+    """
     try:
         with disable_saved_tensors_hooks("never shown"):
             return False

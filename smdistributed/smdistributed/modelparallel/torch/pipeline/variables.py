@@ -1,8 +1,8 @@
 """Context variables that a microbatch has set: a remote call takes them along.
 
-Hugging Face collects hidden states, attentions and the logits of routers so: hooks on the layers append to a list that
-a context variable of the model has. It sets these hooks when a model that collects runs for the first time, so a rank
-that owns such layers is told to set its own.
+Hugging Face collects hidden states, attentions and the logits of routers so: hooks on the layers
+append to a list that a context variable of the model has. It sets these hooks when a model that
+collects runs for the first time, so a rank that owns such layers is told to set its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _HOOKED = "_output_capturing_hooks_installed"
 
 
 def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
-    """Return the names and values of variables that differ from another context's. One without a name stays."""
+    """Return the names and values of variables that differ from another context's.
+
+    One without a name stays.
+    """
     found = []
     for variable, value in contextvars.copy_context().items():
         name = None if base.get(variable, base) is value else _name(variable)
@@ -34,9 +37,12 @@ def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
 
 
 class Kept:
-    """What microbatches have set context variables to, and not set back. The next microbatch sees that.
+    """What microbatches have set context variables to, and not set back.
 
-    It is no business of the thread that called the step: what that sets itself between steps counts.
+    The next microbatch sees that.
+
+    It is no business of the thread that called the step: what that sets itself
+    between steps counts.
     """
 
     def __init__(self) -> None:

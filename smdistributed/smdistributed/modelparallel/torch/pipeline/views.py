@@ -1,13 +1,14 @@
 """What modules keep on themselves: each microbatch sees what one process would.
 
-Microbatches interleave on a rank, and a microbatch goes from rank to rank. So what is written to an attribute of a
-module, or into a container that one holds, belongs to the microbatch that wrote it. It goes along when the microbatch
-goes to another rank. Who has not written sees what the microbatch before wrote, as if they had run in turn. If that is
-written again after it was seen, the step ends with an error.
+Microbatches interleave on a rank, and a microbatch goes from rank to rank. So what is written to an
+attribute of a module, or into a container that one holds, belongs to the microbatch that wrote it.
+It goes along when the microbatch goes to another rank. Who has not written sees what the microbatch
+before wrote, as if they had run in turn. If that is written again after it was seen, the step ends
+with an error.
 
-A read of a container, of a module-level variable or of a class cannot be seen. So the first step of each step function
-runs its microbatches one after another, and shows whether one changes them after it has left the rank: then those of
-the next step do not overlap either.
+A read of a container, of a module-level variable or of a class cannot be seen. So the first step of
+each step function runs its microbatches one after another, and shows whether one changes them after
+it has left the rank: then those of the next step do not overlap either.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ from .outside import HOOKS, Outside, package
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
 
 _FIRST_STEPS = 3
-"""Steps of each step function in which all that modules write travels; later only what was read in these."""
+"""Steps of each step function in which all that modules write travels.
+
+Later only what was read in these.
+"""
 
 _PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",
@@ -88,8 +92,10 @@ class Notes(NamedTuple):
         hooked: Numbers of Hugging Face's models whose outputs are captured.
         idle: With a result: numbers of the tensors that came with the call and were not read.
         late: In how many microbatches something changed where one that overlaps may have read it.
-        lent: With a result: numbers of the tensors and containers in it that a module of the sender keeps.
-        unused: With a result: numbers of the tensors that came with the call and are not in a graph of the result.
+        lent: With a result: numbers of the tensors and containers in it that a
+            module of the sender keeps.
+        unused: With a result: numbers of the tensors that came with the call
+            and are not in a graph of the result.
     """
 
     writes: tuple[tuple[Key, Stamp, int], ...] = ()
@@ -115,7 +121,8 @@ class _Version:
 
     Attributes:
         value: What it wrote last.
-        shown: What it wrote last, but for a forward that ran again in the backward pass: others see that.
+        shown: What it wrote last, but for a forward that ran again in the
+            backward pass: others see that.
         time: When, on this rank.
         reads: How often it read.
         own: How often it wrote on this rank.
@@ -267,7 +274,8 @@ class _Attribute(mutable.StandIn):
             slot = _slots.get((id(module), name)) if _slots else None
             value: Any = UNSENT
             if slot is not None and _views is not None:
-                # Who takes a buffer of batch normalization: the module itself, to update it, or another one?
+                # Who takes a buffer of batch normalization: the module itself,
+                # to update it, or another one?
                 updates = name in running.BUFFERS and running.is_update(
                     sys._getframe(1).f_code, module
                 )  # noqa: SLF001
@@ -439,7 +447,8 @@ class Views:
         """Return the packages whose generators the code of the modules names."""
         return set(self._outside.draws)
 
-    # ---- a step ------------------------------------------------------------------------------------------------------
+    # ---- a step
+    # ------------------------------------------------------------------------------------------------------
 
     def begin(self, function: str) -> bool:
         """Begin a step, and return whether its microbatches must run one after another."""
@@ -519,10 +528,13 @@ class Views:
         self._keys[id(mutable.held(cell))] = key
 
     def agree(self, function: str, *, root: bool) -> bool:
-        """Return whether the microbatches of the next step run in turn: the root's owner says so, for all ranks."""
+        """Return whether the microbatches of the next step run in turn: the
+        root's owner says so, for all ranks.
+        """
         if root:
             late = function in self._late
-            # One microbatch may have set up what all others find: only what changes again keeps microbatches in turn.
+            # One microbatch may have set up what all others find: only what changes again keeps
+            # microbatches in turn.
             again = (
                 max(len(self._changed_in), self._told_changed) > 1 or function in self._began_late
             )
@@ -572,7 +584,10 @@ class Views:
         mutable.Settings.known.clear()
 
     def forget(self, before: int) -> None:
-        """Free what microbatches wrote that have ended and had a successor; they are those before a number."""
+        """Free what microbatches wrote that have ended and had a successor.
+
+        They are those before a number.
+        """
         for slot in (*_slots.values(), *self._cells.values()):
             ended = sorted(
                 turn for turn, version in slot.turns.items() if version.writes and turn[0] < before
@@ -588,11 +603,13 @@ class Views:
                 del log[key]
 
     def leave(self, turn: Turn, *, backward: bool = False) -> None:
-        """Note what a microbatch wrote in place, before another one runs or it goes to another rank.
+        """Note what a microbatch wrote in place, before another one runs or it
+        goes to another rank.
 
         Args:
             turn: The microbatch.
-            backward: It was a backward pass: buffers that this writes again, as it runs a forward again, do not count.
+            backward: It was a backward pass: buffers that this writes again, as it runs a forward
+                again, do not count.
         """
         backward = backward or _in_backward()
         for place, (number, name, buffer, version) in enumerate(self._buffers):
@@ -664,7 +681,9 @@ class Views:
             held[name] = _physical(module, name)
 
     def _compare(self, turn: Turn) -> None:
-        """Look, in a step whose microbatches run in turn, at what is written without a word to `nn.Module`."""
+        """Look, in a step whose microbatches run in turn, at what is written
+        without a word to `nn.Module`.
+        """
         for number, before in self._held.items():
             module, now = self._modules[number], _held(self._modules[number])
             for name in [
@@ -681,7 +700,9 @@ class Views:
             self._held[number] = now
 
     def _compare_leaves(self, turn: Turn, *, backward: bool) -> None:
-        """Look at what was written in place: tensors, arrays and generators in attributes, containers and objects."""
+        """Look at what was written in place: tensors, arrays and generators in attributes,
+        containers and objects.
+        """
         for leaf in self._leaves:
             now = leaf.now(in_turn=self._in_turn)
             visit = (self.here(), self._returned[turn])
@@ -692,7 +713,8 @@ class Views:
             if backward or before is None or leaf.direct:
                 came_back, came_late = False, False
             else:
-                # It wrote, and ran here once more: another one would have written meanwhile, if they overlapped.
+                # It wrote, and ran here once more: another one would have
+                # written meanwhile, if they overlapped.
                 came_back = before == turn and written_in != visit
                 came_late = before[0] > turn[0]
             known = (leaf.key[0], leaf.key[1]) in self._moving
@@ -725,7 +747,8 @@ class Views:
         )
 
     def variable_left(self, words: str) -> None:
-        """Note that a microbatch has set a context variable, and not set it back: the next one sees that.
+        """Note that a microbatch has set a context variable, and not set it
+        back: the next one sees that.
 
         Raises:
             StepError: A later one may have begun without it.
@@ -740,7 +763,8 @@ class Views:
         return any(number > turn[0] and not copy for number, copy in self._entered)
 
     def _check_first(self, slot: _Slot, turn: Turn) -> None:
-        """Look at an attribute that is written for the first time: reads of it before were not seen.
+        """Look at an attribute that is written for the first time: reads of it
+        before were not seen.
 
         Raises:
             StepError: A later microbatch has run already, and may have read it.
@@ -762,7 +786,9 @@ class Views:
     def _compare_new(
         self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]
     ) -> None:
-        """Compare what microbatches wrote under a new key that the other did not see: a memo is equal in both."""
+        """Compare what microbatches wrote under a new key that the other did
+        not see: a memo is equal in both.
+        """
         for key in now.keys() - slot.base.keys():
             if key not in before:
                 later = {each for each in self._entered if each[0] > turn[0] and each[1] == turn[1]}
@@ -804,7 +830,8 @@ class Views:
                     mutable.assign(slot.where, value)
                     slot.installed = value
 
-    # ---- attributes --------------------------------------------------------------------------------------------------
+    # ---- attributes
+    # --------------------------------------------------------------------------------------------------
 
     def slot(self, module: nn.Module, name: str) -> _Slot | None:
         """Return the place of an attribute; None: it is no business of the views."""
@@ -833,7 +860,9 @@ class Views:
         return sum(len(own[kind]) for kind in HOOKS)
 
     def check_hooks(self, number: int) -> None:
-        """Refuse a hook that was set in this step on a module of another rank, which does not have it."""
+        """Refuse a hook that was set in this step on a module of another rank,
+        which does not have it.
+        """
         if self.hooks_of(number) != self._hooks[number] and not variables.is_hooked(
             self._modules[number]
         ):
@@ -885,7 +914,10 @@ class Views:
                 self._weak.append((slot.key[0], name, value))
 
     def updated(self, slot: _Slot) -> Any:
-        """Return what the running microbatch updates in place of a running statistic; UNSENT: none runs here."""
+        """Return what the running microbatch updates in place of a running statistic.
+
+        UNSENT: none runs here.
+        """
         turn = self.turn()
         if turn is None or turn[1]:
             return UNSENT
@@ -953,7 +985,8 @@ class Views:
         if not turn[1]:
             sent = UNSENT if stamp is None and _has_new_object(slot, value) else value
             self._log.setdefault(turn[0], {})[slot.key] = stamp or (self.me, version.time), sent
-        # A switch may be put back before the microbatch ends, and then all is well: conflict() looks again.
+        # A switch may be put back before the microbatch ends, and then all is
+        # well: conflict() looks again.
         wrong = None if isinstance(value, bool | str | _Mark | None) else self._conflict(slot)
         if wrong is not None:
             raise wrong
@@ -966,7 +999,9 @@ class Views:
         return wrong or self._changed_unseen()
 
     def _changed_unseen(self) -> StepError | None:
-        """Return what is wrong: something changed that is too large or too deep to be looked at all the time."""
+        """Return what is wrong: something changed that is too large or too deep
+        to be looked at all the time.
+        """
         for key, cell, before in self._unseen.values():
             if id(cell) not in self._cells and not mutable.same(before, mutable.content(cell)):
                 return StepError(
@@ -978,8 +1013,8 @@ class Views:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say of an error of torch's in a backward pass which parameter was written in this step, or which container
-        keeps a tensor whose graph may have ended.
+        """Say of an error of torch's in a backward pass which parameter was written in this step,
+        or which container keeps a tensor whose graph may have ended.
         """
         try:
             yield
@@ -1005,7 +1040,9 @@ class Views:
             ) from error
 
     def _written_parameter(self) -> str | None:
-        """Return words for a parameter of this rank that was written since the step began, or None."""
+        """Return words for a parameter of this rank that was written since the
+        step began, or None.
+        """
         for number, name, parameter, version in self._parameters:
             if parameter._version != version:  # noqa: SLF001
                 return f"parameter {name!r} of module {self.title(number)}"
@@ -1048,7 +1085,8 @@ class Views:
     def _title(self, slot: _Slot) -> str:
         return f"attribute {slot.key[1]!r} of module {self.title(slot.key[0])}"
 
-    # ---- other ranks -------------------------------------------------------------------------------------------------
+    # ---- other ranks
+    # -------------------------------------------------------------------------------------------------
 
     def held(self, microbatch: int) -> frozenset[Stamp]:
         """Return the stamps of what a microbatch has written so far, as this rank knows."""
@@ -1068,7 +1106,8 @@ class Views:
             microbatch: The microbatch.
             peer: The other rank.
             copy: It is for the script's copy of the microbatch there.
-            held: What that rank has already; None: what was sent to it, but for tensors with a gradient.
+            held: What that rank has already; None: what was sent to it, but for
+                tensors with a gradient.
         """
         if not copy:
             self._share((microbatch, False))
@@ -1110,7 +1149,9 @@ class Views:
         return Notes(tuple(writes), self.held(microbatch), wanted, late=late), values
 
     def _named(self, key: Key, value: Any) -> Any:
-        """Return what was written, with a name for each container in it that the other rank has, too."""
+        """Return what was written, with a name for each container in it that
+        the other rank has, too.
+        """
 
         def named(item: Any) -> Any:
             known = None if isinstance(item, _PLAIN) else self._keys.get(id(item))
@@ -1125,7 +1166,9 @@ class Views:
         )
 
     def _found(self, value: Any, key: Key) -> Any:
-        """Return what came from another rank, with this rank's own containers in the place of their names."""
+        """Return what came from another rank, with this rank's own containers
+        in the place of their names.
+        """
 
         def found(item: Any) -> Any:
             if not isinstance(item, _Known):
@@ -1156,7 +1199,9 @@ class Views:
         return found
 
     def _share(self, turn: Turn) -> None:
-        """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
+        """Take along the containers that modules of several ranks hold, as the
+        microbatch sees them.
+        """
         for slot in self._cells.values() if self._shared else ():
             if slot.key not in self._shared or turn in slot.turns:
                 continue
@@ -1221,7 +1266,9 @@ class Views:
             self._note(cell, turn, value, stamp)
 
     def _differs(self, key: Key) -> None:
-        """Say once that ranks hold another kind of object: transformers' save_pretrained writes to one rank's."""
+        """Say once that ranks hold another kind of object: transformers'
+        save_pretrained writes to one rank's.
+        """
         if key not in self._unlike:
             self._unlike.add(key)
             what = f"attribute {key[1]!r} of module {self.title(key[0])}"
@@ -1235,7 +1282,9 @@ class Views:
         return dict(self._log.get(microbatch, ()))
 
     def restore(self, turn: Turn, before: Mapping[Key, tuple[Stamp, Any]]) -> None:
-        """Put back, after a remote call, what that did not write: a call back to this rank brought copies of it."""
+        """Put back, after a remote call, what that did not write: a call back
+        to this rank brought copies of it.
+        """
         log = self._log.get(turn[0], {})
         for key, (stamp, value) in before.items():
             if log[key][0] != stamp or log[key][1] is value:
@@ -1252,7 +1301,8 @@ class Views:
                     mutable.assign(where, value)
 
     def unread(self, turn: Turn, notes: Notes, values: Sequence[Any], used: Any) -> set[int]:
-        """Return the identities of the tensors in values that came from another rank, and were not read since.
+        """Return the identities of the tensors in values that came from another
+        rank, and were not read since.
 
         Args:
             turn: The microbatch.
@@ -1276,7 +1326,10 @@ class Views:
         return found - set(map(id, tensors_in(others))) if found else found
 
     def lent(self, result: Any) -> tuple[int, ...]:
-        """Return the numbers of the tensors and containers in a result that modules keep. First steps show them."""
+        """Return the numbers of the tensors and containers in a result that modules keep.
+
+        First steps show them.
+        """
         kept = (
             {*self._cells, *(id(buffer) for _, _, buffer, _ in self._buffers)}
             if self._learns
@@ -1330,8 +1383,8 @@ class Views:
     def _look_inside(self) -> Iterator[_Leaf]:
         """Yield what modules hold that is no container and can be written in place.
 
-        What modules of several ranks hold is looked at, too: a write would stay on this rank. So would one to a tensor
-        in an attribute of a module of another rank.
+        What modules of several ranks hold is looked at, too: a write would stay on this rank. So
+        would one to a tensor in an attribute of a module of another rank.
         """
         found: dict[int, _Leaf] = {}
         for number, module in enumerate(self._modules):
@@ -1373,11 +1426,16 @@ class Views:
 
 _log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
-"""In the place of the way to a container that was made in the present step: it goes along with its attribute."""
+"""In the place of the way to a container that was made in the present step: it
+goes along with its attribute.
+"""
 _LEAF = "leaf"
 """At the end of the key of a tensor, an array or another object that is no container."""
 _MOST = 256
-"""The containers of one attribute that are compared whenever a microbatch ends or waits. Others are after each step."""
+"""The containers of one attribute that are compared whenever a microbatch ends or waits.
+
+Others are after each step.
+"""
 _REMEDY = (
     'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one after another. Or place '
     "the modules that use it on one partition with smp.set_partition."
@@ -1391,13 +1449,17 @@ _FASTER = (
 
 
 def _is_far(key: Key, cell: Any) -> bool:
-    """Return whether it would cost too much to look at a container whenever a microbatch ends or waits."""
+    """Return whether it would cost too much to look at a container whenever a
+    microbatch ends or waits.
+    """
     large = isinstance(cell, list | dict | set | collections.deque) and len(cell) > mutable.LARGE
     return key[2] >= _MOST or large
 
 
 def _is_cheap(leaf: Any) -> bool:
-    """Return whether it costs little to see that something was written in place, whenever a microbatch waits."""
+    """Return whether it costs little to see that something was written in
+    place, whenever a microbatch waits.
+    """
     if isinstance(leaf, nn.Parameter):
         return False
     kinds = (torch.Tensor, bytearray, itertools.count, types.GeneratorType)
@@ -1405,7 +1467,10 @@ def _is_cheap(leaf: Any) -> bool:
 
 
 def _is_shared(leaf: Any) -> bool:
-    """Return whether a write matters to modules of other ranks. Each rank has its own generators of random numbers."""
+    """Return whether a write matters to modules of other ranks.
+
+    Each rank has its own generators of random numbers.
+    """
     return _is_cheap(leaf) or isinstance(leaf, nn.Parameter)
 
 
@@ -1434,8 +1499,8 @@ class _Leaf:
     def travels(self) -> bool:
         """Return whether its values go to other ranks, where microbatches run in turn.
 
-        A tensor that only its owner has in an attribute goes as that attribute does. A buffer stays, and what needs a
-        gradient cannot go.
+        A tensor that only its owner has in an attribute goes as that attribute does. A buffer
+        stays, and what needs a gradient cannot go.
         """
         if isinstance(
             self.value, nn.Parameter | itertools.count | types.GeneratorType
@@ -1448,7 +1513,9 @@ class _Leaf:
         return self.elsewhere or not self.direct
 
     def now(self, *, in_turn: bool) -> Any:
-        """Return what is seen of it now: of a tensor its version, and where microbatches run in turn its sum."""
+        """Return what is seen of it now: of a tensor its version, and where
+        microbatches run in turn its sum.
+        """
         if isinstance(self.value, torch.Tensor) and not in_turn:
             return None if self.value.is_inference() else self.value._version  # noqa: SLF001
         return mutable.state(self.value)
@@ -1517,7 +1584,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _kept(before: Any, now: Any) -> Any:
-    """Return a content that came from another rank, with the objects before in the place of equal ones."""
+    """Return a content that came from another rank, with the objects before in
+    the place of equal ones.
+    """
     if isinstance(before, list) and isinstance(now, list):
         pairs = itertools.zip_longest(before[: len(now)], now, fillvalue=MISSING)
         return [one if _equal(one, other) else other for one, other in pairs]
@@ -1548,7 +1617,9 @@ def _lasts(item: Any) -> bool:
 
 
 def _carried(value: Any, base: Any) -> Any:
-    """Return a content without what only its own microbatch can use: tensors whose gradients belong to its backward."""
+    """Return a content without what only its own microbatch can use: tensors
+    whose gradients belong to its backward.
+    """
     old = {id(item) for item in mutable.items(base)}
 
     def stays(item: Any) -> bool:
@@ -1576,7 +1647,9 @@ def _remains(content: Any) -> list[Any]:
 
 
 def _adds(before: Any, now: Any) -> bool:
-    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so."""
+    """Return whether a dictionary only got new keys, which are for no number:
+    what is computed once is kept so.
+    """
     if not isinstance(now, dict) or not before.keys() <= now.keys():
         return False
     for key, item in now.items():
@@ -1608,7 +1681,9 @@ def _grows(before: Any, now: Any) -> bool:
 
 
 def _shares(value: Any, before: Any, base: Any) -> bool:
-    """Return whether a content was made from another one: it has an item that was new in that, and no number."""
+    """Return whether a content was made from another one: it has an item that
+    was new in that, and no number.
+    """
     old = {id(item) for item in mutable.items(base)}
     new = {
         id(item)
@@ -1619,7 +1694,9 @@ def _shares(value: Any, before: Any, base: Any) -> bool:
 
 
 def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the content after writers, each with what it left and had seen: numbers and appended items add up."""
+    """Return the content after writers, each with what it left and had seen:
+    numbers and appended items add up.
+    """
     value = writers[-1][0]
     if isinstance(value, list):
         if all(mutable.same(left[: len(seen)], seen) for left, seen in writers):
@@ -1642,7 +1719,9 @@ def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def _has_new_object(slot: _Slot, value: Any) -> bool:
-    """Return whether a variable or an attribute of a class got an object in this step: other ranks have none for it."""
+    """Return whether a variable or an attribute of a class got an object in
+    this step: other ranks have none for it.
+    """
     if not isinstance(slot.where, mutable.Names) or not isinstance(value, dict):
         return False
     old = set(map(id, slot.base.values()))

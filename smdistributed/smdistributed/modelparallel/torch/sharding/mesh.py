@@ -1,8 +1,8 @@
 """Which ranks share a parameter, and the parameters that are shared.
 
-It is PyTorch's fully_shard that shares them: a shared parameter is a DTensor, of which each rank of a shard group has
-some rows. With more replicas than ``sharded_data_parallel_degree`` there are several shard groups of consecutive ranks,
-with equal parts.
+It is PyTorch's fully_shard that shares them: a shared parameter is a DTensor, of which each rank of
+a shard group has some rows. With more replicas than ``sharded_data_parallel_degree`` there are
+several shard groups of consecutive ranks, with equal parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PART = "_smp_shard"
 
 
 class _Made(NamedTuple):
-    """What is made once in a process: the mesh (replicas, parts), and the class of what is shared over it."""
+    """What is made once in a process: the mesh (replicas, parts), and the class
+    of what is shared over it.
+    """
 
     mesh: Any
     kind: Any
@@ -59,7 +61,9 @@ def check_torch() -> None:
 
 
 def mesh() -> Any:
-    """Return the mesh of all ranks, with the dimensions replicate (where there are replicas) and shard. Collective."""
+    """Return the mesh of all ranks, with the dimensions replicate (where there
+    are replicas) and shard. Collective.
+    """
     global _made
     if _made is None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -97,12 +101,17 @@ def local(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return all of a shared tensor, in the host's memory; anything else as it is. Collective over the shard group."""
+    """Return all of a shared tensor, in the host's memory; anything else as it is.
+
+    Collective over the shard group.
+    """
     return value.full_tensor().cpu() if is_sharded(value) else value
 
 
 def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
-    """Return a value that belongs to a shared parameter, shared in the same way; anything else as it is.
+    """Return a value that belongs to a shared parameter, shared in the same way.
+
+    Anything else as it is.
 
     Args:
         parameter: The parameter.

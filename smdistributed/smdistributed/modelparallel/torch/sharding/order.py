@@ -1,8 +1,9 @@
 """See that all ranks run the same blocks in the same order, and that a block is used as a block.
 
-To run a block its parameters are gathered from all ranks. A rank that runs another block takes part in that, too: each
-gets parameters of the other's block, and nothing says so. So ranks compare what they run: in the first passes before
-each block, when a difference is still an error and not a wait without an end; later once at the end of each pass.
+To run a block its parameters are gathered from all ranks. A rank that runs another block takes part
+in that, too: each gets parameters of the other's block, and nothing says so. So ranks compare what
+they run: in the first passes before each block, when a difference is still an error and not a wait
+without an end; later once at the end of each pass.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Order:
             self._watch(number, block, held)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what a forward pass of the model runs in: a check of each operation in the first passes."""
+        """Return what a forward pass of the model runs in: a check of each
+        operation in the first passes.
+        """
         compiled = any(module._compiled_call_impl is not None for module in self._root.modules())  # noqa: SLF001
         return Inside(self._root) if self._first and not compiled else contextlib.nullcontext()
 
@@ -153,7 +156,9 @@ class Order:
         block.register_forward_hook(untraced(after), prepend=True)
 
     def _before_sum(self, held: _Held) -> None:
-        """Compare of which parameters there are gradients, before messages of several sizes can meet."""
+        """Compare of which parameters there are gradients, before messages of
+        several sizes can meet.
+        """
         self._used.update(
             (_USED, number) for where, key, number in held if where[key].grad is not None
         )

@@ -18,7 +18,8 @@ __all__ = ["Inside", "whole"]
 
 
 class Inside(TorchFunctionMode):
-    """Refuses to compute with a shared parameter and a tensor that is not: a module in its block has whole parameters.
+    """Refuses to compute with a shared parameter and a tensor that is not: a module in its block
+    has whole parameters.
 
     Args:
         root: The model.

@@ -1,4 +1,6 @@
-"""When the gradients of shared parameters are summed: in the last backward pass before they are used."""
+"""When the gradients of shared parameters are summed: in the last backward pass
+before they are used.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ __all__ = ["Passes"]
 class Passes:
     """Tells a model whose parameters are shared which backward pass sums the gradients.
 
-    Until then they add up on each rank, unshared, which costs the memory of a whole gradient and one message instead of
-    one for each microbatch.
+    Until then they add up on each rank, unshared, which costs the memory of a whole gradient and
+    one message instead of one for each microbatch.
 
     Attributes:
         seen: A backward pass began since the last step ended.

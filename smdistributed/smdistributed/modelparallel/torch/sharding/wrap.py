@@ -1,4 +1,6 @@
-"""Share the parameters of a model: which modules are gathered alone, and what takes the place of a parameter."""
+"""Share the parameters of a model: which modules are gathered alone, and what
+takes the place of a parameter.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ def replaced(parameter: nn.Parameter) -> nn.Parameter:
 def blocks(root: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered one at a time: repeated layers.
 
-    They are the children of a ModuleList or a Sequential whose class is there more than once. Only the outermost
-    count: what is inside may be called by one rank and not by another. So may children of a ModuleDict of one class,
-    which are chosen by name: neither they nor what is in them are blocks. A block that shares a parameter with what is
-    outside is not one; what is in it may be.
+    They are the children of a ModuleList or a Sequential whose class is there more than once. Only
+    the outermost count: what is inside may be called by one rank and not by another. So may
+    children of a ModuleDict of one class, which are chosen by name: neither they nor what is in
+    them are blocks. A block that shares a parameter with what is outside is not one; what is in it
+    may be.
     """
     uses = collections.Counter(_parameters_of(root.modules()))
     found, seen = [], set()
@@ -68,13 +71,17 @@ def _parameters_of(modules: Iterable[nn.Module]) -> list[int]:
 def shard(
     root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool
 ) -> Order:
-    """Share the parameters of a model, block by block, so that no rank has all of it at a time. Collective.
+    """Share the parameters of a model, block by block, so that no rank has all of it at a time.
 
-    Parameters without dimensions, and those that are not floating-point numbers, stay whole on each rank.
+    Collective.
+
+    Parameters without dimensions, and those that are not floating-point
+    numbers, stay whole on each rank.
 
     Args:
         root: The model.
-        ready: Gives parameters and buffers, with their names, their memory and first values, equal on all ranks.
+        ready: Gives parameters and buffers, with their names, their memory and
+            first values, equal on all ranks.
         half: The type in which blocks run; the parameters are float32 then. None: their own.
         unused: Ranks may use different parameters.
 
@@ -82,7 +89,8 @@ def shard(
         What compares the ranks in each pass.
 
     Raises:
-        SMPConfigError: A parameter has no values, a block has several types, or a module changes its parameter.
+        SMPConfigError: A parameter has no values, a block has several types, or
+            a module changes its parameter.
     """
     for name, module in root.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

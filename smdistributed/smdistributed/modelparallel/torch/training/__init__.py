@@ -1,1 +1,4 @@
-"""What a step trains: gradients of replicas, precision, optimizers, recomputed activations; and what is saved."""
+"""What a step trains: gradients of replicas, precision, optimizers, recomputed activations.
+
+And what is saved.
+"""

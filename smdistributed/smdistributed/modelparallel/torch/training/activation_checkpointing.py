@@ -1,7 +1,9 @@
-"""Modules whose activations are computed again in the backward pass: ``smp.set_activation_checkpointing``.
+"""Modules whose activations are computed again in the backward pass:
+``smp.set_activation_checkpointing``.
 
-It is not made of torch's ``checkpoint_wrapper``. That one is another module with other names, does not offload inputs
-in tuples, and gives Hugging Face's layers their cache twice. A script may use it itself, with equal results.
+It is not made of torch's ``checkpoint_wrapper``. That one is another module with other names, does
+not offload inputs in tuples, and gives Hugging Face's layers their cache twice. A script may use it
+itself, with equal results.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ def set_activation_checkpointing(
 ) -> None:
     """Keep only the inputs of a module, and run it again in the backward pass.
 
-    It can be called before or after the model is wrapped. A module that is on several partitions is an error if it
-    was placed by hand; else a warning, and its activations are kept.
+    It can be called before or after the model is wrapped. A module that is on several partitions is
+    an error if it was placed by hand; else a warning, and its activations are kept.
 
     Args:
         module: Of a Sequential or a ModuleList the children are meant.
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
         pack_args_as_tuple: Accepted: tuples need nothing.
-        strategy: Of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive ones of a partition
-            together), or ``group_N`` (at most N of these).
+        strategy: Of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive ones of a
+            partition together), or ``group_N`` (at most N of these).
 
     Raises:
         TypeError: It is not a module.
@@ -109,7 +111,8 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,  # noqa: ARG001
 ) -> Any:
-    """Call a Sequential, keep only what the strategy says, and run the rest again in the backward pass.
+    """Call a Sequential, keep only what the strategy says, and run the rest
+    again in the backward pass.
 
     Args:
         sequential_module: The module.
@@ -217,7 +220,9 @@ def _group_size(strategy: str) -> int | None:
 
 
 class _Where(NamedTuple):
-    """Whether a module's own forward runs on this rank, and on which partitions it and its descendants are."""
+    """Whether a module's own forward runs on this rank, and on which partitions
+    it and its descendants are.
+    """
 
     here: bool
     partitions: frozenset[int]

@@ -1,9 +1,10 @@
 """Files: `smp.save`, `smp.load`, `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
-A file gets its name only when it is complete. A checkpoint that is interrupted leaves the one before usable.
+A file gets its name only when it is complete. A checkpoint that is interrupted
+leaves the one before usable.
 
-Loading runs ``pickle`` (``weights_only=False``), because a checkpoint holds objects of the script. Load only files that
-you trust.
+Loading runs ``pickle`` (``weights_only=False``), because a checkpoint holds objects of the script.
+Load only files that you trust.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _USER = "user_content.pt"
 _NEWEST = "newest"
 _HF_FILE = "model.safetensors"
 
-# -- One object -------------------------------------------------------------------------------------------------------
+# -- One object
+# -------------------------------------------------------------------------------------------------------
 
 
 def save(
@@ -61,7 +63,8 @@ def save(
 
     Args:
         obj: What to save, for example ``{"model": model.local_state_dict()}``.
-        f: Path of the file. A partial file has the rank added: ``f_PP``, with tensor parallelism ``f_PP_TP``.
+        f: Path of the file. A partial file has the rank added: ``f_PP``, with
+            tensor parallelism ``f_PP_TP``.
         partial: Add the rank. False writes ``f`` itself: let one rank do that.
         pickle_module: Passed to ``torch.save``.
         pickle_protocol: Passed to ``torch.save``.
@@ -132,7 +135,8 @@ def _text(f: Any) -> str:
     return f
 
 
-# -- Checkpoints ------------------------------------------------------------------------------------------------------
+# -- Checkpoints
+# ------------------------------------------------------------------------------------------------------
 
 
 @calls.part_of("smp.save_checkpoint()")
@@ -148,10 +152,11 @@ def save_checkpoint(
 ) -> None:
     """Save a checkpoint. All ranks call it with the same arguments.
 
-    A partial checkpoint is the folder ``path/TAG_partial``. It has one file for each rank, ``model_RANKINFO.pt``,
-    ``optimizer_RANKINFO.pt``, and with fp16 or bf16 ``fp16_states_RANKINFO.pt``, where RANKINFO is ``PP_TP_RDP``, with
-    ``user_content.pt`` and ``partition.pt``. A full checkpoint is the file ``path/TAG``, which a program without smp
-    can load, and ``path/user_content_TAG``. ``path/newest`` holds the tag.
+    A partial checkpoint is the folder ``path/TAG_partial``. It has one file for each rank,
+    ``model_RANKINFO.pt``, ``optimizer_RANKINFO.pt``, and with fp16 or bf16
+    ``fp16_states_RANKINFO.pt``, where RANKINFO is ``PP_TP_RDP``, with ``user_content.pt`` and
+    ``partition.pt``. A full checkpoint is the file ``path/TAG``, which a program without smp can
+    load, and ``path/user_content_TAG``. ``path/newest`` holds the tag.
 
     Args:
         path: Folder of all checkpoints. It is made.
@@ -160,12 +165,13 @@ def save_checkpoint(
         model: The ``smp.DistributedModel``.
         optimizer: The ``smp.DistributedOptimizer``.
         user_content: Anything that can be pickled.
-        translate_if_full: Give a full checkpoint the names of the Hugging Face model, where a translation is known.
+        translate_if_full: Give a full checkpoint the names of the Hugging Face model, where a
+            translation is known.
         num_kept_partial_checkpoints: Delete all but this number of the newest partial checkpoints.
 
     Raises:
-        SMPRuntimeError: A rank could not write, or ranks gave different tags. Raised on all ranks; the checkpoint
-            before is untouched.
+        SMPRuntimeError: A rank could not write, or ranks gave different tags. Raised on all ranks;
+            the checkpoint before is untouched.
     """
     tag = str(tag)
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
@@ -198,8 +204,9 @@ def resume_from_checkpoint(
 ) -> Any:
     """Load a checkpoint into the model and the optimizer. All ranks call it.
 
-    Before the partition the files are read, and loaded right after it. A partial checkpoint brings its partition, which
-    cannot change; a full one can be loaded into any number of partitions, and leaves the optimizer as it is.
+    Before the partition the files are read, and loaded right after it. A partial checkpoint brings
+    its partition, which cannot change; a full one can be loaded into any number of partitions, and
+    leaves the optimizer as it is.
 
     Args:
         path: Folder of all checkpoints.
@@ -207,8 +214,10 @@ def resume_from_checkpoint(
         partial: What to read.
         strict: Refuse missing and unknown names.
         load_optimizer: Also load the optimizer of a partial checkpoint.
-        load_sharded_optimizer_state: False loads of the optimizer only the master weights and the loss scale.
-        translate_function: Translates a full checkpoint's names; else the known translation is used.
+        load_sharded_optimizer_state: False loads of the optimizer only the
+            master weights and the loss scale.
+        translate_function: Translates a full checkpoint's names; else the known
+            translation is used.
 
     Returns:
         The ``user_content`` that was saved, or None.
@@ -235,7 +244,8 @@ def resume_from_checkpoint(
     return _resume_full(model, root, tag, strict, translate_function)
 
 
-# -- Partial ----------------------------------------------------------------------------------------------------------
+# -- Partial
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _save_partial(
@@ -341,7 +351,10 @@ def _resume_partial(
 def _read_optimizer(
     folder: Path, prefix: str, rdp: int, partition: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Read this rank's optimizer state; all shards if there were more or fewer replicas when it was saved."""
+    """Read this rank's optimizer state.
+
+    All shards if there were more or fewer replicas when it was saved.
+    """
     shards = partition["reduced_data_parallel_degree"] if partition["shard_optimizer_state"] else 1
     same = shards == 1 or (state.cfg.shard_optimizer_state and shards == rdp_size())
     merged: dict[str, Any] | None = None
@@ -357,7 +370,9 @@ def _read_optimizer(
 
 
 def _partial_folder(root: Path, tag: str) -> Path:
-    """Return the folder of a partial checkpoint, or of the one that a killed save was about to replace."""
+    """Return the folder of a partial checkpoint, or of the one that a killed
+    save was about to replace.
+    """
     folder = root / f"{tag}_partial"
     if folder.is_dir():
         return folder
@@ -400,7 +415,8 @@ def _keep(root: Path, tag: str, number: int | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# -- Full -------------------------------------------------------------------------------------------------------------
+# -- Full
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: bool) -> None:
@@ -464,7 +480,9 @@ def _resume_full(
 
 
 def _with_tied(module: torch.nn.Module, whole: dict[str, Any]) -> dict[str, Any]:
-    """Add the names of tied parameters that the file has under another name only (safetensors stores each once)."""
+    """Add the names of tied parameters that the file has under another name
+    only (safetensors stores each once).
+    """
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -476,7 +494,8 @@ def _with_tied(module: torch.nn.Module, whole: dict[str, Any]) -> dict[str, Any]
     return out
 
 
-# -- Common -----------------------------------------------------------------------------------------------------------
+# -- Common
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _reload_masters() -> None:
@@ -489,7 +508,8 @@ def _together(what: str, action: Callable[[], None]) -> None:
     """Do something on all ranks, and fail on all if it fails on one.
 
     Raises:
-        SMPRuntimeError: It names the ranks and their errors. A rank where it did not fail gets a PeerError.
+        SMPRuntimeError: It names the ranks and their errors. A rank where it
+            did not fail gets a PeerError.
     """
     cause: Exception | None = None
     try:
@@ -506,7 +526,9 @@ def _together(what: str, action: Callable[[], None]) -> None:
 
 
 def _leads(root: Path, token: str) -> bool:
-    """Return whether this rank is the lowest that sees this folder: hosts may share it or have one each."""
+    """Return whether this rank is the lowest that sees this folder: hosts may
+    share it or have one each.
+    """
     mark, me = f".save-{token}-", rank()
 
     def leave_mark() -> None:

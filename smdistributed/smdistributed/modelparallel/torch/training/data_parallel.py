@@ -1,4 +1,6 @@
-"""Data parallelism: gradients are averaged over replicas, in buckets, while the backward pass still runs."""
+"""Data parallelism: gradients are averaged over replicas, in buckets, while the
+backward pass still runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CommHook = Callable[[Any, "Bucket"], "torch.futures.Future[torch.Tensor]"]
 
 
 def replica_group(tensor: torch.Tensor) -> CommGroup:
-    """Return over which group a tensor is replicated: tensor ranks have different slices of a split one."""
+    """Return over which group a tensor is replicated: tensor ranks have
+    different slices of a split one.
+    """
     return CommGroup.RDP_GROUP if getattr(tensor, "_smp_distributed", False) else CommGroup.DP_GROUP
 
 
@@ -51,7 +55,9 @@ def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
 
 
 class Bucket:
-    """Gradients that are reduced in one message. A communication hook gets it as torch's gets a ``GradBucket``.
+    """Gradients that are reduced in one message.
+
+    A communication hook gets it as torch's gets a ``GradBucket``.
 
     Args:
         index: Its place in the order of the messages.
@@ -110,9 +116,9 @@ class Bucket:
 class Reducer:
     """Averages the gradients of this rank's parameters over the replicas.
 
-    A bucket is sent as soon as all its gradients of the last microbatch are in. How many gradients a parameter gets in
-    a pass was learned from the passes before. Buckets are sent in the same order by all ranks. Parameters that no
-    replica used keep ``grad`` None.
+    A bucket is sent as soon as all its gradients of the last microbatch are in. How many gradients
+    a parameter gets in a pass was learned from the passes before. Buckets are sent in the same
+    order by all ranks. Parameters that no replica used keep ``grad`` None.
 
     Args:
         parameters: This rank's trainable parameters, in the order of their definition.
@@ -172,9 +178,12 @@ class Reducer:
         self._reset()
 
     def watch(self, outputs: Any) -> Any:
-        """Return the outputs of a call outside a step; a backward pass from them is noticed when it begins.
+        """Return the outputs of a call outside a step.
 
-        The first gradient of a parameter is too late: it can belong to a pass inside the pass (torch's checkpointing).
+        A backward pass from them is noticed when it begins.
+
+        The first gradient of a parameter is too late: it can belong to a pass inside the pass
+        (torch's checkpointing).
         """
         self.queued = False
         for output in nested.tensors_in(outputs):
@@ -246,7 +255,8 @@ class Reducer:
         for group in dict.fromkeys(bucket.group for bucket in self.buckets):
             buckets = [b for b in self.buckets if b.group is group]
             parameters = [p for b in buckets for p in b.parameters()]
-            # One more message: was a bucket sent too early somewhere? Which parameters have a gradient anywhere?
+            # One more message: was a bucket sent too early somewhere? Which
+            # parameters have a gradient anywhere?
             late = not zeros and any(self.seen[id(p)] != self.at_send[id(p)] for p in parameters)
             used = [0 if zeros or p.grad is None else 1 for p in parameters]
             flags = torch.tensor([int(late), *used], dtype=torch.int32).to(parameters[0].device)

@@ -1,9 +1,9 @@
 """The norm of all gradients of a model whose parameters are on several ranks, and clipping by it.
 
-``torch.nn.utils.clip_grad_norm_`` sees one rank's gradients. Given parameters of several partitions, as
-``model.parameters()`` is, it must use the norm over all of them: transformers and accelerate call it so. It is
-replaced when this module is imported, and so are ``get_total_norm`` and ``clip_grads_with_norm_``, where torch has
-them. Other calls go to torch's functions.
+``torch.nn.utils.clip_grad_norm_`` sees one rank's gradients. Given parameters of several
+partitions, as ``model.parameters()`` is, it must use the norm over all of them: transformers and
+accelerate call it so. It is replaced when this module is imported, and so are ``get_total_norm``
+and ``clip_grads_with_norm_``, where torch has them. Other calls go to torch's functions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ def total_norm(
     *,
     group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
-    """Return the norm of the gradients of all ranks of a group. Every rank of the group must call it.
+    """Return the norm of the gradients of all ranks of a group.
+
+    Every rank of the group must call it.
 
     Args:
         parameters: This rank's parameters. Those without a gradient count as zeros.
         norm_type: 2, another positive number, or infinity.
-        group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices. Where parameters are
-            shared, it is over those who share them.
+        group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices.
+            Where parameters are shared, it is over those who share them.
     """
     found = [p for p in parameters if p.grad is not None]
     where = found[0].device if found else device() or torch.device("cpu")
@@ -87,7 +89,10 @@ def clip(
     error_if_nonfinite: bool = False,
     group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
-    """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``; return the norm."""
+    """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``.
+
+    Return the norm.
+    """
     parameters = list(parameters)
     norm = _finite(
         total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite
@@ -134,7 +139,9 @@ def _get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Return the norm of gradients. Those of a partitioned model count on all ranks, which all must call it.
+    """Return the norm of gradients.
+
+    Those of a partitioned model count on all ranks, which all must call it.
 
     A rank that has none of them passes an empty list.
     """
@@ -176,7 +183,10 @@ def _memory(gradient: torch.Tensor) -> object:
 
 
 def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
-    """Return over which ranks these parameters are spread. Every rank that has the same list gets the same answer."""
+    """Return over which ranks these parameters are spread.
+
+    Every rank that has the same list gets the same answer.
+    """
     model = wrapped.model
     if model is None or not model.partitioned:
         return None
@@ -193,11 +203,14 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
 
 
 def _is_same_list(model: Any, parameters: list[torch.Tensor]) -> bool:
-    """Return whether all ranks of the model passed the same parameters, which are on one partition. Collective.
+    """Return whether all ranks of the model passed the same parameters, which are on one partition.
 
-    ``clip_grad_norm_(model.encoder.parameters(), 1.0)`` is called with the same list everywhere, and the norm must be
-    the owner's on every rank. ``clip_grad_norm_(model.local_parameters(), 1.0)`` is called with another list on each,
-    and each has its own norm. On the owner alone the two cannot be told apart.
+    Collective.
+
+    ``clip_grad_norm_(model.encoder.parameters(), 1.0)`` is called with the same list everywhere,
+    and the norm must be the owner's on every rank. ``clip_grad_norm_(model.local_parameters(),
+    1.0)`` is called with another list on each, and each has its own norm. On the owner alone the
+    two cannot be told apart.
     """
     positions = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     mine = [positions.get(id(parameter), -1) for parameter in parameters]

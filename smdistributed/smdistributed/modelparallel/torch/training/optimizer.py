@@ -1,4 +1,6 @@
-"""`smp.DistributedOptimizer`: a torch optimizer whose parameters, state and master weights are on several ranks."""
+"""`smp.DistributedOptimizer`: a torch optimizer whose parameters, state and
+master weights are on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -56,25 +58,29 @@ PRECISION = "_smp_precision"  # master weights and loss scale
 class DistributedOptimizer(_Optimizer):
     """Make an optimizer work on a model whose parts are on several ranks.
 
-    The result is the optimizer that was passed: its class is extended in place, so that learning-rate schedulers,
-    hooks and ``param_groups`` stay valid. On each rank it updates the parameters that the rank owns. With ``fp16`` or
-    ``bf16`` it keeps float32 copies of them. With ``shard_optimizer_state`` each replica keeps the state of a part.
+    The result is the optimizer that was passed: its class is extended in place, so that
+    learning-rate schedulers, hooks and ``param_groups`` stay valid. On each rank it updates the
+    parameters that the rank owns. With ``fp16`` or ``bf16`` it keeps float32 copies of them. With
+    ``shard_optimizer_state`` each replica keeps the state of a part.
 
     Args:
-        optimizer: A ``torch.optim.Optimizer``, or an object that has one as ``.optimizer``: a script's own optimizer
-            for fp16. Such an object keeps its methods, and only what is inside becomes a distributed optimizer.
+        optimizer: A ``torch.optim.Optimizer``, or an object that has one as ``.optimizer``: a
+            script's own optimizer for fp16. Such an object keeps its methods, and only what is
+            inside becomes a distributed optimizer.
         static_loss_scale: Factor of the loss under ``fp16``.
-        dynamic_loss_scale: Choose the factor by whether gradients overflow; then ``static_loss_scale`` is not used.
+        dynamic_loss_scale: Choose the factor by whether gradients overflow; then
+            ``static_loss_scale`` is not used.
         dynamic_loss_args: Arguments of ``precision.LossScaler``.
         _: Accepted and ignored, for scripts of other versions.
 
     Raises:
-        SMPConfigError: ``smp.init`` was not called, an argument is wrong, or the optimizer looks at all parameters at
-            once and cannot be split (``LBFGS``).
+        SMPConfigError: ``smp.init`` was not called, an argument is wrong, or the optimizer looks at
+            all parameters at once and cannot be split (``LBFGS``).
     """
 
     param_groups: list[dict[str, Any]]
-    # Accelerate, and so Hugging Face's Trainer, leaves it as it is: its wrapper would hide `local_state_dict`.
+    # Accelerate, and so Hugging Face's Trainer, leaves it as it is: its wrapper
+    # would hide `local_state_dict`.
     _is_accelerate_prepared = True
 
     def __new__(
@@ -85,7 +91,10 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_args: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> DistributedOptimizer:
-        """Extend the class of ``optimizer`` and return it. What was returned before is returned again."""
+        """Extend the class of ``optimizer`` and return it.
+
+        What was returned before is returned again.
+        """
         if optimizer is None:  # copy makes an empty object first
             return super().__new__(cls)
         if not state.initialized:
@@ -159,12 +168,15 @@ class DistributedOptimizer(_Optimizer):
         self._smp_masters: MasterWeights | None = None
         self._smp_taken: int | None = None  # the backward pass whose gradients the masters have
         self._smp_owners: dict[int, int] | None = None
-        # A scheduler that was made before replaced `step` in the instance. The extended class keeps its promises.
+        # A scheduler that was made before replaced `step` in the instance. The
+        # extended class keeps its promises.
         vars(self).pop("step", None)
         self.smp_take_shards()
 
     def smp_take_shards(self) -> None:
-        """Put the shared parameters, where the model has them, in the place of those that the script made."""
+        """Put the shared parameters, where the model has them, in the place of
+        those that the script made.
+        """
         for group in self.param_groups:
             for place, old in enumerate(group["params"]):
                 group["params"][place] = new = wrap.replaced(old)
@@ -192,7 +204,9 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[_Flat]:
-        """This rank's parts of the parameters of each group, in one row: such scripts ask for that, too."""
+        """This rank's parts of the parameters of each group, in one row: such
+        scripts ask for that, too.
+        """
         return [
             _Flat([mesh.local(parameter.detach()) for parameter in group])
             for group in self.fp16_groups
@@ -218,10 +232,13 @@ class DistributedOptimizer(_Optimizer):
         if self._smp_masters is not None:
             self._smp_masters.add(self, self._smp_owned().__contains__, first)
 
-    # -- Which parameters are this rank's -----------------------------------------------------------------------------
+    # -- Which parameters are this rank's
+    # -----------------------------------------------------------------------------
 
     def _smp_local(self) -> set[int]:
-        """Return the indices (over all groups) of the parameters that this rank owns, with those of its replicas."""
+        """Return the indices (over all groups) of the parameters that this rank
+        owns, with those of its replicas.
+        """
         everything = range(len(self._smp_originals))
         if wrapped.model is None or not wrapped.model.partitioned or mesh.degree() > 1:
             return set(everything)
@@ -229,7 +246,9 @@ class DistributedOptimizer(_Optimizer):
         return {index for index in everything if id(self._smp_originals[index]) in local}
 
     def _smp_shards(self) -> dict[int, int]:
-        """Return the replica (RDP rank) that updates each local parameter: the largest go first, to the emptiest."""
+        """Return the replica (RDP rank) that updates each local parameter: the
+        largest go first, to the emptiest.
+        """
         if self._smp_owners is None:
             local = sorted(
                 self._smp_local(), key=lambda index: (-self._smp_originals[index].numel(), index)
@@ -251,7 +270,8 @@ class DistributedOptimizer(_Optimizer):
         me = rdp_rank()
         return {index for index, owner in self._smp_shards().items() if owner == me}
 
-    # -- Precision ----------------------------------------------------------------------------------------------------
+    # -- Precision
+    # ----------------------------------------------------------------------------------------------------
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -280,7 +300,10 @@ class DistributedOptimizer(_Optimizer):
             self._smp_masters = MasterWeights(self, self._smp_owned().__contains__)
 
     def reload_model_params(self, *_: Any) -> None:
-        """Set the master weights from the model's parameters. Any arguments of a hook are ignored."""
+        """Set the master weights from the model's parameters.
+
+        Any arguments of a hook are ignored.
+        """
         self.init_master_params()
         if self._smp_masters is not None:
             self._smp_masters.refresh(everything=True)
@@ -290,8 +313,8 @@ class DistributedOptimizer(_Optimizer):
 
         Args:
             loss: The loss. Inside ``smp.step`` that of one microbatch.
-            update_master_grads: Outside a step, also call ``update_master_grads``. Inside one, ``clip_master_grads``
-                and ``step`` do that.
+            update_master_grads: Outside a step, also call ``update_master_grads``. Inside one,
+                ``clip_master_grads`` and ``step`` do that.
         """
         if wrapped.model is None:
             raise SMPRuntimeError("optimizer.backward: call smp.DistributedModel first")
@@ -329,9 +352,11 @@ class DistributedOptimizer(_Optimizer):
             self.update_master_grads()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
-        """Scale the gradients down so that the norm of all of them, over all partitions, is at most ``max_norm``.
+        """Scale the gradients down so that the norm of all of them, over all
+        partitions, is at most ``max_norm``.
 
-        Collective over the ranks of the model. Works in float32 too, where there are no master weights.
+        Collective over the ranks of the model. Works in float32 too, where
+        there are no master weights.
 
         Args:
             max_norm: Largest norm.
@@ -359,7 +384,8 @@ class DistributedOptimizer(_Optimizer):
         self._global_grad_norm = norm
         return norm
 
-    # -- Step ---------------------------------------------------------------------------------------------------------
+    # -- Step
+    # ---------------------------------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True, set_grads_to_None: bool | None = None) -> None:  # noqa: N803
         """Clear the gradients of parameters and master weights.
@@ -412,14 +438,18 @@ class DistributedOptimizer(_Optimizer):
             self._smp_exchange()
         return result
 
-    # LRScheduler replaces `step` by a function that notes the call, unless it has this mark; `step` notes it itself.
+    # LRScheduler replaces `step` by a function that notes the call, unless it
+    # has this mark; `step` notes it itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # noqa: SLF001
-    # torch wraps `step` of a class to run the hooks, unless it has this mark; the wrapped `step` runs them.
+    # torch wraps `step` of a class to run the hooks, unless it has this mark;
+    # the wrapped `step` runs them.
     step.hooked = True  # type: ignore[attr-defined]
 
     @contextmanager
     def _smp_only_owned(self) -> Iterator[None]:
-        """Hide the gradients of parameters that other replicas update, so that no state is made for them."""
+        """Hide the gradients of parameters that other replicas update, so that
+        no state is made for them.
+        """
         hidden: list[tuple[Parameter, Tensor]] = []
         if self._smp_sharded:
             owned = self._smp_owned()
@@ -446,14 +476,16 @@ class DistributedOptimizer(_Optimizer):
             for send in sends:
                 send.wait()
 
-    # -- State --------------------------------------------------------------------------------------------------------
+    # -- State
+    # --------------------------------------------------------------------------------------------------------
 
     def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
         """Return the state of the parameters that this rank owns, with ``_smp_is_partial`` set.
 
         Args:
-            gather_if_shard: With ``shard_optimizer_state``, also collect the parts of the other replicas (collective
-                over the replicas). Without it each replica must save its own dict.
+            gather_if_shard: With ``shard_optimizer_state``, also collect the parts of the other
+                replicas (collective over the replicas). Without it each replica must save its own
+                dict.
         """
         self.init_master_params()
         owned = self._smp_owned()
@@ -481,13 +513,16 @@ class DistributedOptimizer(_Optimizer):
         return part
 
     def state_dict(self, gather_to_rank0: bool = False) -> StateDict:
-        """Return the state of all parameters, merged over the ranks of the model. Collective over them.
+        """Return the state of all parameters, merged over the ranks of the model.
 
-        With ``shard_optimizer_state`` and with sharded data parallelism every rank of the job must call it.
+        Collective over them.
+
+        With ``shard_optimizer_state`` and with sharded data parallelism every
+        rank of the job must call it.
 
         Args:
-            gather_to_rank0: Return an empty dict on all ranks of the model but the first; with sharded data
-                parallelism on all ranks of the job but the first.
+            gather_to_rank0: Return an empty dict on all ranks of the model but the first; with
+                sharded data parallelism on all ranks of the job but the first.
 
         Raises:
             StepError: Ranks are missing. The error names them.
@@ -519,14 +554,18 @@ class DistributedOptimizer(_Optimizer):
         return part
 
     def _smp_whole(self, index: int, pieces: list[Any]) -> Any:
-        """Return the whole of which the first piece is this rank's part. Collective over those who share it."""
+        """Return the whole of which the first piece is this rank's part.
+
+        Collective over those who share it.
+        """
         parameter = self._smp_originals[index]
         return mesh.whole(mesh.like(parameter, pieces[0], f"the state of parameter {index}"))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what ``state_dict`` or ``local_state_dict`` returned. Call it on all ranks.
 
-        Before the partition only the groups' options are loaded now; the state follows right after the partition.
+        Before the partition only the groups' options are loaded now; the state
+        follows right after the partition.
 
         Raises:
             ValueError: The groups differ from those that were saved.
@@ -539,7 +578,10 @@ class DistributedOptimizer(_Optimizer):
         super().load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
 
     def load_state(self, saved: StateDict) -> None:
-        """Load the state of the parameters that this rank updates, after the partition. Collective over all ranks."""
+        """Load the state of the parameters that this rank updates, after the partition.
+
+        Collective over all ranks.
+        """
         self.init_master_params()
         owned = self._smp_owned()
         if saved.get(PARTIAL) or mesh.PART in saved:
@@ -597,10 +639,14 @@ class DistributedOptimizer(_Optimizer):
         self.load_state_dict(state_dict)
 
     def _param_id_to_index(self) -> dict[int, int]:
-        """Return the index of each parameter in the groups by its ``id``; scripts for Apex call it."""
+        """Return the index of each parameter in the groups by its ``id``.
+
+        Scripts for Apex call it.
+        """
         return {id(parameter): index for index, parameter in enumerate(self._smp_parameters())}
 
-    # -- Tensor parallelism: the state of a split parameter is split along the same axis ------------------------------
+    # -- Tensor parallelism: the state of a split parameter is split along the same axis
+    # ------------------------------
 
     def _smp_joined(self, parts: list[StateDict]) -> StateDict:
         """Join the parts of the tensor ranks."""
@@ -654,10 +700,11 @@ def _of_inner(name: str) -> Callable[..., Any]:
 
 
 class _Around:
-    """What is added in front of the class of a script's own optimizer, which has a torch optimizer inside.
+    """What is added in front of the class of a script's own optimizer, which
+    has a torch optimizer inside.
 
-    Such a class (the fp16 optimizers of AWS's older GPT scripts) has its own master weights and loss scale. They stay;
-    the optimizer inside becomes a distributed one in float32.
+    Such a class (the fp16 optimizers of AWS's older GPT scripts) has its own master weights and
+    loss scale. They stay; the optimizer inside becomes a distributed one in float32.
     """
 
     optimizer: torch.optim.Optimizer
@@ -705,7 +752,9 @@ def merge_parts(parts: list[StateDict]) -> StateDict:
 
 
 def _mapped(parts: list[StateDict], change: Callable[[int, list[Any]], Any]) -> StateDict:
-    """Apply ``change`` to each value of the state and to each master, given the values of all parts."""
+    """Apply ``change`` to each value of the state and to each master, given the
+    values of all parts.
+    """
     out = dict(parts[0])
     out["state"] = {
         index: {key: change(index, [part["state"][index][key] for part in parts]) for key in one}
@@ -731,7 +780,8 @@ def _is_split(value: Any, parameter: Parameter) -> bool:
     """Return whether a value of the state has one number for each element of its parameter.
 
     Raises:
-        SMPRuntimeError: It has neither that nor one number (a factored moment): it cannot be joined.
+        SMPRuntimeError: It has neither that nor one number (a factored moment):
+            it cannot be joined.
     """
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False

@@ -25,9 +25,10 @@ _FIRST_SCALE = 2.0**32  # documented default of dynamic loss scaling
 class LossScaler:
     """Hold the factor that the loss is multiplied by, and change it after each step.
 
-    A dynamic scale is divided by ``scale_factor`` after an overflow, and multiplied by it after ``scale_window`` steps
-    without one. ``delayed_shift`` is the number of overflows that lower the scale. It counts anew after each growth of
-    the scale, or after each good step with ``consecutive_hysteresis``.
+    A dynamic scale is divided by ``scale_factor`` after an overflow, and multiplied by it after
+    ``scale_window`` steps without one. ``delayed_shift`` is the number of overflows that lower the
+    scale. It counts anew after each growth of the scale, or after each good step with
+    ``consecutive_hysteresis``.
 
     Attributes:
         loss_scale: The present factor. It can be set.
@@ -154,12 +155,15 @@ class LossScaler:
 
 
 class MasterWeights:
-    """Keep a float32 copy of each parameter that this rank updates, in the parameter's place in the optimizer.
+    """Keep a float32 copy of each parameter that this rank updates, in the
+    parameter's place in the optimizer.
 
-    A parameter of sharded data parallelism is float32 itself: its master is the same memory, with another gradient.
+    A parameter of sharded data parallelism is float32 itself: its master is the
+    same memory, with another gradient.
 
     Args:
-        optimizer: Its groups get the copies; state that it already has for a parameter moves to the copy.
+        optimizer: Its groups get the copies; state that it already has for a
+            parameter moves to the copy.
         wanted: Whether the parameter with this index (over all groups) gets a copy.
     """
 
@@ -218,10 +222,12 @@ class MasterWeights:
     def refresh(self, *, everything: bool = False) -> None:
         """Take over parameters that somebody else changed, as ``load_state_dict`` does.
 
-        An element that is the rounded master stays: a master is more exact than the parameter that was made from it.
+        An element that is the rounded master stays: a master is more exact than
+        the parameter that was made from it.
 
         Args:
-            everything: Look at all parameters, also at those changed through ``.data``, which torch does not count.
+            everything: Look at all parameters, also at those changed through
+                ``.data``, which torch does not count.
         """
         for index, (parameter, master) in self.pairs.items():
             if mesh.is_sharded(parameter):

@@ -1,4 +1,6 @@
-"""The state of a model that is on several ranks: as dictionaries of one rank, merged, and cut again."""
+"""The state of a model that is on several ranks: as dictionaries of one rank,
+merged, and cut again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ StateDict = dict[str, Any]
 
 
 def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
-    """Return the entries of the modules that are on partition ``me``, as the module itself names them."""
+    """Return the entries of the modules that are on partition ``me``, as the
+    module itself names them.
+    """
     entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
     return {name: _value(value) for name, value in entries.items() if _owner(name, owner) == me}
 
@@ -29,7 +33,9 @@ def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
 def gathered(
     module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_only: bool, call: str
 ) -> StateDict:
-    """Return the whole model's state, on the CPU if it is on several ranks. All ranks of the MP group must call it.
+    """Return the whole model's state, on the CPU if it is on several ranks.
+
+    All ranks of the MP group must call it.
 
     Args:
         module: The model.
@@ -61,7 +67,9 @@ def gathered(
 
 
 def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
-    """Return the whole state, on the CPU, of a model whose parameters are shared. Every rank of the job must call it.
+    """Return the whole state, on the CPU, of a model whose parameters are shared.
+
+    Every rank of the job must call it.
 
     Args:
         module: The model.
@@ -78,7 +86,9 @@ def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
 
 
 def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
-    """Return a state, whole or this rank's part of it, as a model takes it whose parameters are shared."""
+    """Return a state, whole or this rank's part of it, as a model takes it
+    whose parameters are shared.
+    """
     own = module.state_dict(keep_vars=True)
     return {
         name: mesh.like(own[name], value, name) if name in own else value
@@ -88,7 +98,10 @@ def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
 
 
 def merge_partial(module: nn.Module, mine: Mapping[str, Any], *, call: str) -> StateDict:
-    """Return the whole state from the partial ones that the ranks of the MP group have; all of them must call it."""
+    """Return the whole state from the partial ones that the ranks of the MP group have.
+
+    All of them must call it.
+    """
     meet(call)
     parts: list[Any] = [None] * mp_size()
     dist.all_gather_object(parts, dict(mine), group=state.groups[CommGroup.MP_GROUP])
@@ -126,7 +139,9 @@ def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
 def completed(
     module: nn.Module, owner: Mapping[str, int], me: int, mine: Mapping[str, Any]
 ) -> StateDict:
-    """Return this partition's state with the entries of the others as they are, so that a strict load accepts it."""
+    """Return this partition's state with the entries of the others as they are,
+    so that a strict load accepts it.
+    """
     entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
     others = {name: value for name, value in entries.items() if _owner(name, owner) != me}
     return {**others, **{name: value for name, value in mine.items() if name != PARTIAL}}
@@ -148,7 +163,8 @@ def split_axes(module: nn.Module) -> dict[str, int]:
 def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
     """Return the partition for every name of a module; ``owner`` has the first one only.
 
-    A module that a forward has made, after the model was divided, is where the module is that holds it.
+    A module that a forward has made, after the model was divided, is where the
+    module is that holds it.
     """
     known: dict[int, int] = {}
     for name, part in module.named_modules():

@@ -1,1 +1,3 @@
-"""Messages between ranks: connections, what is read from them, and values taken apart to be sent."""
+"""Messages between ranks: connections, what is read from them, and values taken
+apart to be sent.
+"""

@@ -1,8 +1,9 @@
 """The start of the connections between the ranks of a job.
 
-`connect` finds the address of this host that reaches the master, publishes it in the job's store, and makes one
-connection for each pair of ranks and link. Both ends present half of a random token from the store, before anything is
-unpickled. Who reaches the store can read the token: it is trusted, as by torch.distributed.
+`connect` finds the address of this host that reaches the master, publishes it in the job's store,
+and makes one connection for each pair of ranks and link. Both ends present half of a random token
+from the store, before anything is unpickled. Who reaches the store can read the token: it is
+trusted, as by torch.distributed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ HELLO_SECONDS = 5.0
 
 _HALF = 32
 _HELLO = struct.Struct(f"<{_HALF}s16sI")
-"""First half of the token, name of the link, rank that connects. The answer is the second half of the token."""
+"""First half of the token, name of the link, rank that connects.
+
+The answer is the second half of the token.
+"""
 
 
 class StartError(RuntimeError):
@@ -52,7 +56,8 @@ def connect(
         store: The job's key-value store.
         rank: Global rank of this process.
         world: Number of ranks.
-        links: For each link (at most 16 ASCII characters) the global ranks that this rank is connected with.
+        links: For each link (at most 16 ASCII characters) the global ranks that
+            this rank is connected with.
         master: Host and port of the master, as the job's environment names them.
         timeout: Seconds until the start is given up.
 
@@ -126,8 +131,8 @@ def _meeting_address(
 ) -> str:
     """Return the address at which this rank can be reached by all others.
 
-    The master's own host often has its name as a loopback address. That serves a job on one host only. In a job on
-    several hosts such ranks take the address that leads to a rank elsewhere.
+    The master's own host often has its name as a loopback address. That serves a job on one host
+    only. In a job on several hosts such ranks take the address that leads to a rank elsewhere.
     """
     mine = own_address(*master)
     store.set(f"candidate/{rank}", mine)
@@ -278,5 +283,6 @@ def _tune(connection: socket.socket) -> None:
     ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    # A forked child, a worker of a DataLoader for example, must not keep the connection of a killed rank open.
+    # A forked child, a worker of a DataLoader for example, must not keep the
+    # connection of a killed rank open.
     os.register_at_fork(after_in_child=connection.close)

@@ -1,8 +1,9 @@
 """What arrives from other ranks, and which thread reads it.
 
-A thread that must wake up before it can go on takes up to 0.1 ms, longer than a small message needs to be sent. So the
-thread that waits for messages reads them itself, and looks for them for a moment before it sleeps. While it computes,
-another thread reads: a peer that sends a large tensor need not wait.
+A thread that must wake up before it can go on takes up to 0.1 ms, longer than a small message needs
+to be sent. So the thread that waits for messages reads them itself, and looks for them for a moment
+before it sleeps. While it computes, another thread reads: a peer that sends a large tensor need not
+wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 SPIN_SECONDS = 0.0002
-"""How long a thread looks for a message before it sleeps. A sleeping thread needs a good part of that to wake up."""
+"""How long a thread looks for a message before it sleeps.
+
+A sleeping thread needs a good part of that to wake up.
+"""
 
 
 class Source(Protocol[T_co]):
@@ -42,11 +46,13 @@ class Source(Protocol[T_co]):
 
 
 class Inbox(Generic[T]):
-    """Messages of all peers, in the order in which they arrived. One thread at a time may wait for them.
+    """Messages of all peers, in the order in which they arrived.
+
+    One thread at a time may wait for them.
 
     Args:
-        may_read: Whether the present thread, if it waits, may read. None: no thread may, and each source has a thread.
-            So it is on other systems than Linux, too.
+        may_read: Whether the present thread, if it waits, may read. None: no thread may, and each
+            source has a thread. So it is on other systems than Linux, too.
     """
 
     def __init__(self, may_read: Callable[[], bool] | None) -> None:
@@ -56,7 +62,8 @@ class Inbox(Generic[T]):
         self._may_read = may_read if sys.platform == "linux" else None
         self._changed = threading.Condition()
         if self._may_read is not None:
-            # The reading thread sleeps on the bell. It rings once for an arrival, if it is on, and for each nudge.
+            # The reading thread sleeps on the bell. It rings once for an
+            # arrival, if it is on, and for each nudge.
             self._arrivals, self._bell, self._nudge = select.epoll(), select.epoll(), os.eventfd(0)
             self._bell.register(self._arrivals, 0)
             self._bell.register(self._nudge, select.EPOLLIN | select.EPOLLET)
@@ -119,7 +126,10 @@ class Inbox(Generic[T]):
         return self._items.get_nowait()
 
     def wait_for_end(self, sources: Collection[int], seconds: float) -> None:
-        """Wait until sources, by file descriptor, have nothing more to tell. They have been shut down."""
+        """Wait until sources, by file descriptor, have nothing more to tell.
+
+        They have been shut down.
+        """
         end = time.monotonic() + seconds
         if self._changed.acquire(timeout=seconds):
             try:

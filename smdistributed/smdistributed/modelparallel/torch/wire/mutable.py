@@ -1,4 +1,6 @@
-"""Containers that a module may write to: what is in them, whether that changed, and how the change goes to a copy."""
+"""Containers that a module may write to: what is in them, whether that changed,
+and how the change goes to a copy.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class StandIn:
 
 
 class Held:
-    """Stands for an object in a variable or an attribute of a class: the object itself does not go to another rank."""
+    """Stands for an object in a variable or an attribute of a class: the object
+    itself does not go to another rank.
+    """
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
@@ -118,7 +122,10 @@ class Names:
         self._held: dict[int, Held] = {}
 
     def get(self) -> dict[str, Any]:
-        """Return the values. One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out."""
+        """Return the values.
+
+        One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out.
+        """
         space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
         found: dict[str, Any] = {}
         held: dict[int, Held] = {}
@@ -145,7 +152,8 @@ class Names:
             self._set(name, each.value if isinstance(each, Held) else each)
 
     def settled(self, value: dict[str, Any]) -> dict[str, Any] | None:
-        """Return values of another rank, with objects of this one in the place of those that stayed there.
+        """Return values of another rank, with objects of this one in the place
+        of those that stayed there.
 
         Returns:
             The values; None: this rank has no such object.
@@ -165,7 +173,9 @@ class Names:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether a value is an object that has a state, and neither code nor of this library."""
+    """Return whether a value is an object that has a state, and neither code
+    nor of this library.
+    """
     kind: Any = type(value)
     if isinstance(value, WHOLE) or kind.__module__.partition(".")[0] in (
         "builtins",
@@ -178,8 +188,9 @@ def _is_object(value: Any) -> bool:
 class Settings:
     """The plain attributes of an object of an installed class, as a container.
 
-    Such an object may be a configuration, whose values a caller sets for a module that it calls. It may also be a
-    writer with open files: so nothing else of it is looked at, and the object itself does not go to another rank.
+    Such an object may be a configuration, whose values a caller sets for a module that it calls. It
+    may also be a writer with open files: so nothing else of it is looked at, and the object itself
+    does not go to another rank.
     """
 
     known: ClassVar[dict[int, Settings | Local | Written]] = {}
@@ -201,7 +212,9 @@ class Settings:
         return [own.__dict__, own] if isinstance(own, dict) else [own.__dict__]
 
     def get(self) -> dict[tuple[int, Any], Any]:
-        """Return the plain values, by the dictionary that has them (the attributes, or the items) and by name."""
+        """Return the plain values, by the dictionary that has them (the
+        attributes, or the items) and by name.
+        """
         found = {}
         for number, space in enumerate(self._spaces()):
             for name, each in dict.items(space):
@@ -282,13 +295,17 @@ def held(cell: Any) -> Any:
 
 
 def has_settings(value: Any) -> bool:
-    """Return whether an object of an installed class has attributes that are the same in all threads."""
+    """Return whether an object of an installed class has attributes that are
+    the same in all threads.
+    """
     unlike = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, unlike)
 
 
 def _nested(value: Any) -> list[Any]:
-    """Return what of an object of an installed class is looked at, too: parts of a configuration, and plain data."""
+    """Return what of an object of an installed class is looked at, too: parts
+    of a configuration, and plain data.
+    """
     if isinstance(value, dict):
         return list(dict.values(value))
     parts = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
@@ -298,7 +315,8 @@ def _nested(value: Any) -> list[Any]:
         if parts and isinstance(each, inner):
             found.append(each)
         elif type(each) in BUILTIN:
-            # A writer has lists of files and of other writers. Such a list is left alone, as the writer is.
+            # A writer has lists of files and of other writers. Such a list is
+            # left alone, as the writer is.
             if _is_data(each, 0):
                 found.append(each)
         elif has_settings(each) and _are_alike(type(each), type(value)):
@@ -307,7 +325,9 @@ def _nested(value: Any) -> list[Any]:
 
 
 def _is_data(value: Any, depth: int) -> bool:
-    """Return whether a container has only plain values, tensors, arrays and other such containers in it."""
+    """Return whether a container has only plain values, tensors, arrays and
+    other such containers in it.
+    """
     if isinstance(value, types.SimpleNamespace) or depth > _DATA_DEPTH:
         return False
     inside = value.values() if isinstance(value, dict) else value
@@ -322,7 +342,9 @@ def _is_data(value: Any, depth: int) -> bool:
 
 
 def _are_alike(one: type, other: type) -> bool:
-    """Return whether two classes have a base of their own in common, as the parts of a configuration have."""
+    """Return whether two classes have a base of their own in common, as the
+    parts of a configuration have.
+    """
     return any(base in one.__mro__ for base in other.__mro__[:-1] if base not in (dict, list))
 
 
@@ -348,7 +370,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def before(each: Any) -> Any:
-    """Return what is in a tensor or a container now, so that ``changed`` can tell whether that was written."""
+    """Return what is in a tensor or a container now, so that ``changed`` can
+    tell whether that was written.
+    """
     return each._version if isinstance(each, torch.Tensor) else content(each)  # noqa: SLF001
 
 
@@ -359,7 +383,9 @@ def changed(each: Any, then: Any) -> bool:
 
 
 def writable(leaf: Any) -> bool:
-    """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and generators of numbers."""
+    """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and
+    generators of numbers.
+    """
     kinds = (torch.Generator, random.Random, bytearray)
     return (
         isinstance(leaf, kinds)
@@ -415,12 +441,14 @@ def assign(cell: Any, value: Any) -> None:
 
 
 def cells(value: Any, package: str = "") -> Iterator[Any]:
-    """Yield the containers in a value, each once. A copy of the value yields its own in the same order.
+    """Yield the containers in a value, each once.
+
+    A copy of the value yields its own in the same order.
 
     Args:
         value: The value.
-        package: Of objects of other installed packages, such as a configuration, a log or a writer, only plain
-            attributes are looked at; empty: they are as all others.
+        package: Of objects of other installed packages, such as a configuration, a log or a writer,
+            only plain attributes are looked at; empty: they are as all others.
     """
     if isinstance(value, WHOLE):
         return

@@ -1,7 +1,8 @@
 """Nested values taken apart: their tensors, and the rest, which can be sent and put together again.
 
-A value is pickled with a number in the place of each tensor. So whatever pickle knows may hold tensors. They arrive
-with their gradients, in an object of the same class, and what is there twice is one object again.
+A value is pickled with a number in the place of each tensor. So whatever pickle knows may hold
+tensors. They arrive with their gradients, in an object of the same class, and what is there twice
+is one object again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Tree(NamedTuple):
     """A nested value without its tensors.
 
     Attributes:
-        data: What pickle made of it; None if the value is one tensor. An error, which is raised when it is sent.
+        data: What pickle made of it; None if the value is one tensor. An error,
+            which is raised when it is sent.
     """
 
     data: bytes | Exception | None
@@ -55,7 +57,10 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _mark(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | None:
-    """Return the class and the attributes of a tensor. Classes with an inside of their own are not known."""
+    """Return the class and the attributes of a tensor.
+
+    Classes with an inside of their own are not known.
+    """
     kind = type(tensor)
     own = kind not in _TENSORS and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     attributes = {} if kind not in _TENSORS and not own else tensor.__dict__
@@ -145,7 +150,8 @@ def flatten(value: Any, known: Mapping[int, Any] | None = None) -> tuple[Tree, l
 
     Args:
         value: The value.
-        known: What stands for objects that the receiver has: by their identities, something that is no integer.
+        known: What stands for objects that the receiver has: by their
+            identities, something that is no integer.
     """
     if isinstance(value, torch.Tensor) and _mark(value) is None and id(value) not in (known or ()):
         return _ONE, [value]
@@ -180,7 +186,10 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return a nested value with another in the place of each tensor. Objects without a tensor stay what they are."""
+    """Return a nested value with another in the place of each tensor.
+
+    Objects without a tensor stay what they are.
+    """
 
     def other(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,12 +1,16 @@
-"""Tensors between the ranks of a pipeline, by a backend of torch.distributed: NCCL for those on GPUs.
+"""Tensors between the ranks of a pipeline, by a backend of torch.distributed:
+NCCL for those on GPUs.
 
 **Never run on a GPU.** Tests run it with a backend that has NCCL's rules, on CPUs.
 
-NCCL matches sends and receives of two ranks by nothing but their order, and neither ends without the other. So:
-- Each directed pair of ranks has a communicator: what goes one way never waits for what goes the other way.
+NCCL matches sends and receives of two ranks by nothing but their order, and
+neither ends without the other. So:
+- Each directed pair of ranks has a communicator: what goes one way never waits
+  for what goes the other way.
 - Communicators are made and used once in `smp.init`: the first use of one waits for both ranks.
-- A send is launched before its header goes by TCP. The reader thread of the receiver posts the receives in the order of
-  the headers, which is the order of the sends. No receive is posted whose send waits for something else.
+- A send is launched before its header goes by TCP. The reader thread of the receiver posts the
+  receives in the order of the headers, which is the order of the sends. No receive is posted whose
+  send waits for something else.
 - Everything travels as bytes: NCCL knows neither all integers nor complex numbers.
 - No thread waits for a GPU: the stream that uses a tensor waits for its receive (`arrived`).
 """
@@ -33,7 +37,8 @@ class GroupPayload:
     Args:
         rank: Global rank of this process.
         device: Its device. Scripts choose their GPU after `smp.init`, so it is not the current one.
-        topology: Which rank is where. Every rank makes the communicators of all pipelines, in the same order.
+        topology: Which rank is where. Every rank makes the communicators of all
+            pipelines, in the same order.
         backend: Of torch.distributed.
     """
 
@@ -46,7 +51,8 @@ class GroupPayload:
                 group = dist.new_group(list(pair), backend=backend)
                 if rank in pair:
                     self._groups[pair] = group
-        # Receives wait for nothing that this rank computes: they are posted beside a stream that stays empty.
+        # Receives wait for nothing that this rank computes: they are posted
+        # beside a stream that stays empty.
         self._aside: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sent: list[tuple[Any, torch.Tensor]] = []
         self._begin()
@@ -68,7 +74,9 @@ class GroupPayload:
         return tensor.device == self.device
 
     def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Launch the sends of tensors that fill their memory, after what the current stream has to do for them."""
+        """Launch the sends of tensors that fill their memory, after what the
+        current stream has to do for them.
+        """
         target = self.members[peer]
         self._sent = [each for each in self._sent if not each[0].is_completed()]
         with self._on_device():
@@ -106,7 +114,10 @@ class GroupPayload:
         return received
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make the current stream wait for received tensors. Called by the thread that uses them."""
+        """Make the current stream wait for received tensors.
+
+        Called by the thread that uses them.
+        """
         for tensor in tensors:
             work = None if tensor is None else vars(tensor).pop(_WORK, None)
             if tensor is not None and work is not None:

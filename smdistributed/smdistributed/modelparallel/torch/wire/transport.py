@@ -1,10 +1,12 @@
 """Messages with tensors between the ranks of a job, over connections of their own (connect.py).
 
-torch.distributed ends a receive by a timeout, and NCCL has no receive from any source. The pipeline must not have the
-first, and needs the second. `Transport` is one link, a mesh. A message is a picklable header with tensors. Tensors
-travel as raw bytes from the sender's memory to the receiver's.
+torch.distributed ends a receive by a timeout, and NCCL has no receive from any source. The pipeline
+must not have the first, and needs the second. `Transport` is one link, a mesh. A message is a
+picklable header with tensors. Tensors travel as raw bytes from the sender's memory to the
+receiver's.
 
-Tensors that the link's `payload` carries go its way, by NCCL for example (payload.py), all others through host memory.
+Tensors that the link's `payload` carries go its way, by NCCL for example (payload.py), all others
+through host memory.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class _Description(NamedTuple):
     Attributes:
         dtype: Name of its type.
         shape: Its shape.
-        strides: Its strides, if its elements fill their memory in another order than a contiguous tensor's.
+        strides: Its strides, if its elements fill their memory in another order
+            than a contiguous tensor's.
         way: How it travels.
     """
 
@@ -100,7 +103,8 @@ class Transport:
         """
         self.members, self.kind = tuple(members), kind
         self.me, self.n = self.members.index(rank), len(self.members)
-        # A receive is posted as soon as its header is there, whatever this rank does: each peer has a thread.
+        # A receive is posted as soon as its header is there, whatever this rank
+        # does: each peer has a thread.
         self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
         self.payload, self.device = payload, device
         self.bytes_sent = 0
@@ -216,7 +220,10 @@ class Transport:
 
 
 def _without_modes() -> bool:
-    """Return whether this thread makes plain tensors. Those of a message may belong to other modes than its own."""
+    """Return whether this thread makes plain tensors.
+
+    Those of a message may belong to other modes than its own.
+    """
     return (
         not torch.is_inference_mode_enabled()
         and _C._len_torch_function_stack() == 0  # noqa: SLF001
@@ -287,7 +294,9 @@ class _Stream:
         return found
 
     def fill(self, target: memoryview) -> None:
-        """Read into memory: first what is here already, then from the system straight to its place."""
+        """Read into memory: first what is here already, then from the system
+        straight to its place.
+        """
         ready = min(self.end - self.start, len(target))
         if ready:
             target[:ready] = self.view[self.start : self.start + ready]
@@ -318,9 +327,11 @@ def _check_memory(tensor: torch.Tensor) -> None:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the strides of a tensor that fills its memory in another order than a contiguous one, else None.
+    """Return the strides of a tensor that fills its memory in another order
+    than a contiguous one, else None.
 
-    ``channels_last`` images and transposed matrices are such. Modules read the layout, and kernels are chosen by it.
+    ``channels_last`` images and transposed matrices are such. Modules read the
+    layout, and kernels are chosen by it.
     """
     if tensor.is_contiguous():
         return None
@@ -335,7 +346,10 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _memory(tensor: torch.Tensor, size: int) -> memoryview:
-    """Return the bytes of a CPU tensor that fills its memory, without a copy. The tensor must outlive them."""
+    """Return the bytes of a CPU tensor that fills its memory, without a copy.
+
+    The tensor must outlive them.
+    """
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 

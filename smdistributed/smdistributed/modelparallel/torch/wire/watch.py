@@ -1,16 +1,17 @@
 """How a job ends when one of its ranks fails: every rank ends, and the cause is printed once.
 
-Every rank has a connection with rank 0, which passes news on. A rank that fails says so before it ends; the connection
-of a rank that is killed ends without a farewell. The others print one line that names the failed rank. A rank that sits
-in a collective or computes cannot raise: after `GRACE` seconds its process ends with status 1. So does the rank that
-failed, if what runs at the end of its process takes longer.
+Every rank has a connection with rank 0, which passes news on. A rank that fails says so before it
+ends; the connection of a rank that is killed ends without a farewell. The others print one line
+that names the failed rank. A rank that sits in a collective or computes cannot raise: after `GRACE`
+seconds its process ends with status 1. So does the rank that failed, if what runs at the end of its
+process takes longer.
 
-A rank that is in one call for long reports its calls to rank 0, which asks all others, and compares: a call that other
-ranks do not make never ends (job/collective_calls.py).
+A rank that is in one call for long reports its calls to rank 0, which asks all others, and
+compares: a call that other ranks do not make never ends (job/collective_calls.py).
 
-A rank that ends well says farewell, and the others go on: rank 0 tells them that its script is over. A collective that
-breaks then is no failure of the rank that waited in it. Rank 0 waits at its end until all others have ended, as it
-also keeps the job's store.
+A rank that ends well says farewell, and the others go on: rank 0 tells them that its script is
+over. A collective that breaks then is no failure of the rank that waited in it. Rank 0 waits at its
+end until all others have ended, as it also keeps the job's store.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Watch:
     def fail(self, reason: str, rank: int | None = None) -> None:
         """Tell all ranks, once, that this rank fails, or that it noticed the failure of another.
 
-        The process ends after `grace` seconds, whatever waits then: a process group can wait for ranks that are gone.
+        The process ends after `grace` seconds, whatever waits then: a process group can wait for
+        ranks that are gone.
         """
         if self._own is not None:
             return
@@ -204,7 +206,9 @@ class Watch:
         selector.close()
 
     def _look_at_own_call(self) -> None:
-        """Ask all ranks for their calls if this one stays in the same call: after LOOK, then after twice as long ..."""
+        """Ask all ranks for their calls if this one stays in the same call:
+        after LOOK, then after twice as long ...
+        """
         since = None if self.calls is None else self.calls.since()
         if since is None or self.failed:
             return
@@ -236,7 +240,10 @@ class Watch:
         self._tell({"report": True})
 
     def _take_report(self, rank: int, report: Report) -> None:
-        """On rank 0: keep the report of a rank. When all have answered, end the job if two ranks cannot go on."""
+        """On rank 0: keep the report of a rank.
+
+        When all have answered, end the job if two ranks cannot go on.
+        """
         self._reports[rank] = report
         if self._reports.keys() >= {0, *self._sockets}:
             self._compare_reports()
@@ -264,7 +271,8 @@ class Watch:
         if rank != self.rank:
             self.failure = failure
             self._failed.set()
-        # Else another rank noticed first that this one fails: what follows from it is not the cause.
+        # Else another rank noticed first that this one fails: what follows from
+        # it is not the cause.
         self._alone.set()
         self._after_grace(self.words(failure))
 

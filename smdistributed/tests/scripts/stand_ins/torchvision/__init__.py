@@ -1,4 +1,6 @@
-"""A stand-in for torchvision where public MNIST scripts run offline: scikit-learn's digits in MNIST's size."""
+"""A stand-in for torchvision where public MNIST scripts run offline:
+scikit-learn's digits in MNIST's size.
+"""
 
 from . import datasets, transforms
 

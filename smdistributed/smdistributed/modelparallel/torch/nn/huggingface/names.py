@@ -1,8 +1,8 @@
 """Names of smp's own transformer modules, at Hugging Face's modules.
 
-A script that asks for smp's transformer (`tensor_parallelism` in `smp.model_creation`) looks layers up by its names:
-`model.transformer.seq_layers`, and `attention` and `output` of a layer. Here a model keeps its own modules, so these
-answer such names, too.
+A script that asks for smp's transformer (`tensor_parallelism` in `smp.model_creation`) looks layers
+up by its names: `model.transformer.seq_layers`, and `attention` and `output` of a layer. Here a
+model keeps its own modules, so these answer such names, too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ _OTHERS = {
 
 
 def answer(model: nn.Module) -> None:
-    """Let the modules that were made under tensor parallelism answer. States and lists of modules have one name still.
+    """Let the modules that were made under tensor parallelism answer.
+
+    States and lists of modules have one name still.
 
     Args:
-        model: The whole model. Only classes of `transformers` are touched, and no name that a module has itself.
+        model: The whole model. Only classes of `transformers` are touched, and
+            no name that a module has itself.
     """
     for module in model.modules():
         if not vars(module).get("_smp_tp", (False,))[0] or not type(module).__module__.startswith(

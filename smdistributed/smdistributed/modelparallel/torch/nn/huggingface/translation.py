@@ -1,8 +1,9 @@
 """State dicts between Hugging Face's names and smp's own transformer modules.
 
-This library keeps a model's own modules and names, split or not: a state dict of it is one of Hugging Face already.
-The functions therefore return what they get, and refuse the one thing that they cannot translate: the state dict of
-a model that the proprietary library built of its transformer modules.
+This library keeps a model's own modules and names, split or not: a state dict of it is one of
+Hugging Face already. The functions therefore return what they get, and refuse the one thing that
+they cannot translate: the state dict of a model that the proprietary library built of its
+transformer modules.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDic
 def named(name: str) -> Callable[..., Any]:
     """Return what the module of a model has under a name: a translation, or a stand-in for a hook.
 
-    Hooks are between a model of Hugging Face and smp's transformer modules. A name that ends in ``hooks`` is a function
-    of no arguments whose three hooks go to ``smp.tp_register_with_module``: scripts call it whether or not a module is
-    split, so only the hooks refuse.
+    Hooks are between a model of Hugging Face and smp's transformer modules. A name that ends in
+    ``hooks`` is a function of no arguments whose three hooks go to ``smp.tp_register_with_module``:
+    scripts call it whether or not a module is split, so only the hooks refuse.
 
     Raises:
         AttributeError: The name is neither.
