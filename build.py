@@ -60,12 +60,16 @@ def explain(error: ModuleNotFoundError) -> None:
         # `make setup` was run: its environment has what this Python lacks.
         os.execv(ENVIRONMENT_PYTHON, [str(ENVIRONMENT_PYTHON), *sys.argv])
     sys.exit(
-        f"error: {sys.executable} lacks {', '.join(missing)}\n\nhint: run `make setup`, then this again"
+        f"error: {sys.executable} lacks {', '.join(missing)}\n\nhint: run `make setup`, then this"
+        " again"
     )
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 11):  # noqa: UP036 - said before a newer syntax fails in the imports below
+    if sys.version_info < (  # noqa: UP036
+        3,
+        11,
+    ):
         sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}")
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:

@@ -184,7 +184,8 @@ def freeze(folder: Path, *, own_caches: bool = True) -> None:
         path.write_text(text.replace("id=trainworks-", OWN_CACHES), encoding="utf-8")
     if not changed:
         raise SystemExit(
-            "the recipes have no cache mounts of the name `trainworks-...` any more: adapt the benchmark"
+            "the recipes have no cache mounts of the name `trainworks-...` any more: adapt the"
+            " benchmark"
         )
 
 
@@ -221,16 +222,21 @@ def measure_cold(bench: Bench) -> list[Figure]:
             unit="s",
             ours=(cold,),
             peer=(theirs,),
-            note=f"measured once; load when ours began {before}, when the peer began {between}. Only the base image "
-            "was there; no layer, and nothing in the cache mounts",
+            note=(
+                f"measured once; load when ours began {before}, when the peer began {between}. Only"
+                " the base image was there; no layer, and nothing in the cache mounts"
+            ),
         ),
         Figure(
             name="every step again, downloads kept",
             unit="s",
             ours=(again,),
             peer=(theirs,),
-            note=f"measured once; load when it began {again_load}. Our cache mounts are as the cold build left them; "
-            "the peer keeps no downloads, its figure is that of the cold build",
+            note=(
+                f"measured once; load when it began {again_load}. Our cache mounts are as the cold"
+                " build left them; the peer keeps no downloads, its figure is that of the cold"
+                " build"
+            ),
         ),
     ]
 
@@ -254,7 +260,8 @@ def measure_warm(bench: Bench, repeat: int) -> list[Figure]:
         change[0].append(seconds)
         change[1].append(bench.theirs())
         say(
-            f"nothing changed: {noop[0][-1]:.2f} / {noop[1][-1]:.2f} s; launcher: {seconds:.2f} / {change[1][-1]:.2f} s"
+            f"nothing changed: {noop[0][-1]:.2f} / {noop[1][-1]:.2f} s; launcher: {seconds:.2f} /"
+            f" {change[1][-1]:.2f} s"
         )
     return [
         Figure(
@@ -263,8 +270,10 @@ def measure_warm(bench: Bench, repeat: int) -> list[Figure]:
             ours=tuple(noop[0]),
             peer=tuple(noop[1]),
             promise=PROMISED["noop"],
-            note="ours from the start of our process, which plans, renders and asks the engine; the peer is the "
-            "engine's own build command alone",
+            note=(
+                "ours from the start of our process, which plans, renders and asks the engine; the"
+                " peer is the engine's own build command alone"
+            ),
         ),
         Figure(
             name="build with one line of the launcher changed",
@@ -272,8 +281,10 @@ def measure_warm(bench: Bench, repeat: int) -> list[Figure]:
             ours=tuple(change[0]),
             peer=tuple(change[1]),
             promise=PROMISED["launcher"],
-            note=f"components of which a step ran: {', '.join(sorted(ran))}. The peer's `pip install` of the launcher "
-            "fetches setuptools each time, as pip does",
+            note=(
+                f"components of which a step ran: {', '.join(sorted(ran))}. The peer's `pip"
+                " install` of the launcher fetches setuptools each time, as pip does"
+            ),
         ),
     ]
 
@@ -363,7 +374,10 @@ def measure_size(bench: Bench) -> tuple[list[Figure], list[str]]:
             ours=(sizes[0],),
             peer=(sizes[1],),
             promise=bench.plan.budget_megabytes,
-            note=f"of which Python bytecode {bytecode[0]:.0f} MB in ours and {bytecode[1]:.0f} MB in the peer's",
+            note=(
+                f"of which Python bytecode {bytecode[0]:.0f} MB in ours and {bytecode[1]:.0f} MB in"
+                " the peer's"
+            ),
         ),
         Figure(
             name="size without bytecode",

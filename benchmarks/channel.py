@@ -170,7 +170,10 @@ def main() -> int:
             print(f"trial {trial}: {made[-1]:.2f} s, load {load()}", file=sys.stderr, flush=True)
     found["load at the end"] = load()
     section = Section(
-        title=f"Start of {asked.hosts} hosts on the control channel, in {PROCESSES} processes of one machine",
+        title=(
+            f"Start of {asked.hosts} hosts on the control channel, in {PROCESSES} processes of one"
+            " machine"
+        ),
         machine=found,
         figures=(
             Figure(name="with the data-path trial", unit="s", ours=tuple(seconds[True])),

@@ -35,9 +35,12 @@ RUN --mount=type=secret,id=uv.toml --mount=type=secret,id=ca.pem \\
     export UV_CONFIG_FILE=/run/secrets/uv.toml UV_CACHE_DIR=/tmp/uv; \\
 """
 PEERS = {
-    "peer": "uv pip freeze > /tmp/before && uv pip install --compile-bytecode -r /tmp/requirements.txt "
-    "&& uv pip freeze | grep -vxFf /tmp/before > /tmp/exact && uv pip compile --quiet --no-deps --generate-hashes "
-    "/tmp/exact --output-file /opt/requirements.lock && rm -rf /tmp/uv\n",
+    "peer": (
+        "uv pip freeze > /tmp/before && uv pip install --compile-bytecode -r /tmp/requirements.txt"
+        " && uv pip freeze | grep -vxFf /tmp/before > /tmp/exact && uv pip compile --quiet"
+        " --no-deps --generate-hashes /tmp/exact --output-file /opt/requirements.lock && rm -rf"
+        " /tmp/uv\n"
+    ),
     "bare": "uv pip install -r /tmp/requirements.txt && rm -rf /tmp/uv\n",
 }
 
@@ -132,8 +135,10 @@ def main(words: list[str]) -> int:
                 unit="s",
                 ours=tuple(measured["tested"]),
                 peer=peer,
-                note="every distribution is imported in the new image, and every layer is searched for secrets; the "
-                "peer tests nothing",
+                note=(
+                    "every distribution is imported in the new image, and every layer is searched"
+                    " for secrets; the peer tests nothing"
+                ),
             ),
             Figure(
                 name="beside an installation without lock and bytecode",
@@ -143,8 +148,10 @@ def main(words: list[str]) -> int:
                 note="`uv pip install -r requirements.txt` alone",
             ),
         ),
-        peer="A Dockerfile: `uv pip install --compile-bytecode`, `uv pip compile --generate-hashes`, "
-        "and the export of its image.",
+        peer=(
+            "A Dockerfile: `uv pip install --compile-bytecode`, `uv pip compile --generate-hashes`,"
+            " and the export of its image."
+        ),
     )
     print(describe(section))
     if options.write:

@@ -300,10 +300,13 @@ def main() -> None:
                     unit="s",
                     ours=tuple(found["ours"]),
                     peer=tuple(found["peer"]),
-                    note=f"beside `Schedule1F1B`: {ratio:.3f} times its time (median of {len(ratios)} rounds, each "
-                    f"{', '.join(f'{r:.3f}' for r in ratios)}), promised at most {limit:g}: "
-                    f"{'kept' if ratio <= limit else 'BROKEN'}; {MICROBATCHES} microbatches, a stage's forward takes "
-                    f"{1000 * found['stage']:.0f} ms for each",
+                    note=(
+                        f"beside `Schedule1F1B`: {ratio:.3f} times its time (median of"
+                        f" {len(ratios)} rounds, each {', '.join(f'{r:.3f}' for r in ratios)}),"
+                        f" promised at most {limit:g}: {'kept' if ratio <= limit else 'BROKEN'};"
+                        f" {MICROBATCHES} microbatches, a stage's forward takes"
+                        f" {1000 * found['stage']:.0f} ms for each"
+                    ),
                 )
             )
     if options.only in (None, "calls"):
@@ -314,8 +317,11 @@ def main() -> None:
                 unit="ms",
                 ours=tuple(1000 * value for value in found["forward"]),
                 peer=tuple(1000 * value for value in found["peer"]),
-                note=f"from the call to its result, without gradients; the peer is `torch.distributed.rpc.rpc_sync`; "
-                f"promised at most 0.25 ms: {'kept' if statistics.median(found['forward']) <= 0.00025 else 'BROKEN'}",
+                note=(
+                    "from the call to its result, without gradients; the peer is"
+                    " `torch.distributed.rpc.rpc_sync`; promised at most 0.25 ms:"
+                    f" {'kept' if statistics.median(found['forward']) <= 0.00025 else 'BROKEN'}"
+                ),
             ),
             Figure(
                 name="the same with gradients, half of forward and backward",
@@ -328,8 +334,10 @@ def main() -> None:
         title="Steps of the open smp's pipeline",
         machine={**facts, "load at the end": load()},
         figures=tuple(figures),
-        peer="`Schedule1F1B` of `torch.distributed.pipelining` in the same two processes with gloo, the same blocks, "
-        "data and loss; each round has 2 steps of ours, then 2 of the peer's.",
+        peer=(
+            "`Schedule1F1B` of `torch.distributed.pipelining` in the same two processes with gloo,"
+            " the same blocks, data and loss; each round has 2 steps of ours, then 2 of the peer's."
+        ),
     )
     if options.write:
         write("pipeline", section)

@@ -338,8 +338,11 @@ def main() -> int:
         title="Restart of a job of two CPU ranks",
         machine=found,
         figures=tuple(figures),
-        peer="torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with the same script, "
-        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed.",
+        peer=(
+            "torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with"
+            f" the same script, Python and torch. A job that has not ended after {LIMIT:g} s counts"
+            " as failed."
+        ),
         details=(table(rows),),
     )
     print(describe(section))

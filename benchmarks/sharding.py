@@ -138,9 +138,11 @@ def main() -> None:
                 unit="s",
                 ours=tuple(found["ours"]),
                 peer=tuple(found["peer"]),
-                note=f"{ratio:.3f} times the peer's time (median of {len(ratios)} rounds, each "
-                f"{', '.join(f'{r:.3f}' for r in ratios)}), promised at most {LIMIT:g}: "
-                f"{'kept' if ratio <= LIMIT else 'BROKEN'}; {MICROBATCHES} microbatches, AdamW",
+                note=(
+                    f"{ratio:.3f} times the peer's time (median of {len(ratios)} rounds, each "
+                    f"{', '.join(f'{r:.3f}' for r in ratios)}), promised at most {LIMIT:g}: "
+                    f"{'kept' if ratio <= LIMIT else 'BROKEN'}; {MICROBATCHES} microbatches, AdamW"
+                ),
             ),
             Figure(
                 name="the same, time of a processor",
@@ -150,9 +152,11 @@ def main() -> None:
                 note="of rank 0, all its threads: what else the machine does counts less",
             ),
         ),
-        peer="`torch.distributed.fsdp.fully_shard` in the same two processes with gloo, on the same blocks, data and "
-        f"optimizer, with gradients summed once in a step; each round has {STEPS} steps of ours, then {STEPS} of the "
-        "peer's.",
+        peer=(
+            "`torch.distributed.fsdp.fully_shard` in the same two processes with gloo, on the same"
+            " blocks, data and optimizer, with gradients summed once in a step; each round has"
+            f" {STEPS} steps of ours, then {STEPS} of the peer's."
+        ),
     )
     if options.write:
         write("sharding", section)

@@ -167,14 +167,20 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
             unit="s",
             ours=added["ours"],
             peer=added["peer"],
-            note="each start less the script's Python alone of the same turn; promised: at least 5 times less",
+            note=(
+                "each start less the script's Python alone of the same turn; promised: at least 5"
+                " times less"
+            ),
         ),
         Figure(
             name="`train` to the user's first line",
             unit="s",
             ours=tuple(times["ours"]),
             peer=tuple(times["peer"]),
-            note="a plain script on one host; the script's Python, whose start is part of it, is the same",
+            note=(
+                "a plain script on one host; the script's Python, whose start is part of it, is the"
+                " same"
+            ),
         ),
         Figure(
             name="(the script's Python alone, without a launcher)",
@@ -230,9 +236,11 @@ def measure_bytecode(engine: Engine, image: str, repeat: int) -> list[Figure]:
                     unit="s",
                     ours=tuple(pair[number][index] for pair in times[image]),
                     peer=tuple(pair[number][index] for pair in times[compiled]),
-                    note="the peer is the same image with all bytecode: below 1, ours waits longer"
-                    if place == 0
-                    else "",
+                    note=(
+                        "the peer is the same image with all bytecode: below 1, ours waits longer"
+                        if place == 0
+                        else ""
+                    ),
                 )
             )
     figures.append(
@@ -271,8 +279,11 @@ def main() -> int:
         title="Start of a job",
         machine={**facts, "load at the end": load()},
         figures=tuple(figures),
-        peer=f"`train` of {TOOLKIT}, installed with pip into an environment of this machine's Python "
-        f"{platform.python_version()}, which runs the script too; our launcher runs on the system's Python.",
+        peer=(
+            f"`train` of {TOOLKIT}, installed with pip into an environment of this machine's Python"
+            f" {platform.python_version()}, which runs the script too; our launcher runs on the"
+            " system's Python."
+        ),
     )
     sys.stdout.write(describe(section))
     if options.write:

@@ -62,7 +62,10 @@ def write_llms(app: Sphinx, error: Exception | None) -> None:
     lines = [
         "# trainworks",
         "",
-        "> Build, test and launch container images for distributed training on SageMaker, Slurm and Kubernetes.",
+        (
+            "> Build, test and launch container images for distributed training on SageMaker, Slurm"
+            " and Kubernetes."
+        ),
     ]
     for row in source.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]

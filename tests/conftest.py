@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         if (free := shutil.disk_usage(folder).free) < ENGINE_ROOM:
             raise pytest.UsageError(
-                f"{free >> 30} GB are free in {folder}, and tests that build images need {ENGINE_ROOM >> 30}; "
-                "`tools/make-room 40` removes the engines' build caches"
+                f"{free >> 30} GB are free in {folder}, and tests that build images need"
+                f" {ENGINE_ROOM >> 30}; `tools/make-room 40` removes the engines' build caches"
             )
 
 

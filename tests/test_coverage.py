@@ -143,7 +143,10 @@ def test_a_suite_whose_python_is_missing_is_not_asked() -> None:
 
 def test_a_reader_sees_what_is_there_and_why_not() -> None:
     assert page_markdown(read_table(SMALL)).splitlines() == [
-        "1 of 2 items are there, each with a test that shows it; 1 are there partly, 0 are not, and 0 is not ours.",
+        (
+            "1 of 2 items are there, each with a test that shows it; 1 are there partly, 0 are not,"
+            " and 0 is not ours."
+        ),
         "",
         "## Tips",
         "",

@@ -36,15 +36,20 @@ TOYS = {
     "broken": "import no_such_module\n",
     "dies": "import os, signal\ndef run(options):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
     "silent": "import os\ndef run(options):\n    os._exit(0)\n",
-    "absent": "from together import NotTestedError\ndef run(options):\n    raise NotTestedError('no such card')\n",
+    "absent": (
+        "from together import NotTestedError\ndef run(options):\n    raise NotTestedError('no such"
+        " card')\n"
+    ),
     "hangs": "import threading\ndef run(options):\n    threading.Event().wait()\n",
     # A child of its own session, which outlives its parent.
-    "leaves": """
+    "leaves": (
+        """
 import os, subprocess, sys
 def run(options):
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
     return child.pid
-""",
+"""
+    ),
 }
 
 
@@ -218,7 +223,11 @@ def test_a_report_becomes_a_record(tmp_path: Path) -> None:
     )
     assert (
         found["where"].items()
-        >= {"gpus": ["NVIDIA A | B"], "driver": "580.1", "torch": "2.11.0"}.items()
+        >= {
+            "gpus": ["NVIDIA A | B"],
+            "driver": "580.1",
+            "torch": "2.11.0",
+        }.items()
     )
     assert [(each["name"], each["result"], each["cause"]) for each in found["parts"]] == [
         ("communication", "passed", ""),

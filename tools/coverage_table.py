@@ -154,7 +154,8 @@ def _fallen(table: Table, worked: Sequence[str]) -> list[str]:
     found = []
     rows = {item.named for item in table.items}
     found += [
-        f"row {line!r} worked, and no row has this number and these words: bring it back, or write the new in {record}"
+        f"row {line!r} worked, and no row has this number and these words: bring it back, or write"
+        f" the new in {record}"
         for line in worked
         if line not in rows
     ]
@@ -164,7 +165,8 @@ def _fallen(table: Table, worked: Sequence[str]) -> list[str]:
         has_worked = item.named in worked
         if works and not has_worked:
             found.append(
-                f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)} --record` adds it"
+                f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)}"
+                " --record` adds it"
             )
         if has_worked and not works and not item.fell:
             found.append(
@@ -230,7 +232,8 @@ def _collected(python: str, folder: Path, files: Sequence[str]) -> list[str]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            f"pytest cannot collect the tests of {folder}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            "pytest cannot collect the tests of"
+            f" {folder}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         )
     return [line for line in done.stdout.splitlines() if "::" in line]
 
@@ -240,7 +243,10 @@ def page_markdown(table: Table) -> str:
     counts = {state: sum(item.state == state for item in table.items) for state in WORDS}
     whole = f"{counts['Y']} of {len(table.items)} items are there, each with a test that shows it"
     lines = [
-        f"{whole}; {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not ours."
+        (
+            f"{whole}; {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not"
+            " ours."
+        )
     ]
     for page in table.pages:
         lines += [

@@ -78,7 +78,8 @@ def proved(facts: Facts) -> str:
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
             run = row.proved or "never: rendered only"
             lines.append(
-                f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} | {tests} |"
+                f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} |"
+                f" {tests} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -133,7 +134,8 @@ def choice(facts: Facts) -> str:
         ):
             driver = facts.cuda_by_name[row.cuda].minimum_driver or "-"
             lines.append(
-                f"| `{row.cuda}` | {row.framework} {row.version} | {driver} | {patches_until(row, facts)} |"
+                f"| `{row.cuda}` | {row.framework} {row.version} | {driver} |"
+                f" {patches_until(row, facts)} |"
             )
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
@@ -211,8 +213,8 @@ def launcher_facts(facts: Facts) -> str:
     )
     families = json.dumps([row.name for row in facts.families])
     return (
-        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
-        f'  "families": {families},\n  "image": {json.dumps(image)}\n}}\n'
+        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n '
+        f' }},\n  "families": {families},\n  "image": {json.dumps(image)}\n}}\n'
     )
 
 

@@ -327,7 +327,8 @@ DIFFERENCES = (
     Difference(
         "SAGEMAKER_SUBMIT_DIRECTORY",
         "read, then ignored, and left unchanged",
-        "the code is taken from it, unless the hyperparameter names another place; then set to the code's directory",
+        "the code is taken from it, unless the hyperparameter names another place; then set to the"
+        " code's directory",
         "AWS's own guide tells people to set it",
         _submit_directory,
         Case(variables={"SAGEMAKER_SUBMIT_DIRECTORY": "{base}/other"}),
@@ -336,13 +337,15 @@ DIFFERENCES = (
         "PYTHONPATH",
         "the launcher's whole `sys.path`",
         "the code's directory, then the container's own value",
-        "the launcher runs on another Python, whose packages and standard library must not be mixed in",
+        "the launcher runs on another Python, whose packages and standard library must not be"
+        " mixed in",
         _python_path,
         Case(variables={"PYTHONPATH": "/extra"}),
     ),
     Difference(
         "SM_LOG_LEVEL",
-        "`SAGEMAKER_CONTAINER_LOG_LEVEL` is read, then ignored; the name of a level is passed on (and ends `train`)",
+        "`SAGEMAKER_CONTAINER_LOG_LEVEL` is read, then ignored; the name of a level is passed on"
+        " (and ends `train`)",
         "the hyperparameter, else the variable, else 20; always the number",
         "the variable is documented, and scripts read the level with `int()`",
         _log_level,
@@ -352,13 +355,15 @@ DIFFERENCES = (
         "SM_NETWORK_INTERFACE_NAME",
         "the platform's value",
         "the same if it exists on this host, else the interface that routes to the leader",
-        "the SDK's local mode names `ethwe`, but the container has `eth0`; NCCL would find no interface",
+        "the SDK's local mode names `ethwe`, but the container has `eth0`; NCCL would find no"
+        " interface",
         _interface,
         Case(config={**_cluster(), "network_interface_name": "ethwe"}),
     ),
     Difference(
         "SM_CURRENT_INSTANCE_GROUP, SM_CURRENT_INSTANCE_GROUP_HOSTS",
-        "`homogeneousCluster` without hosts, if groups are listed and `current_group_name` is absent",
+        "`homogeneousCluster` without hosts, if groups are listed and `current_group_name` is"
+        " absent",
         "the group that lists this host",
         "a group that does not exist has no hosts, so mpirun starts on none",
         _group,
@@ -377,7 +382,8 @@ DIFFERENCES = (
     ),
     Difference(
         "SM_TRAINING_ENV: distribution_hosts, master_hostname, is_master",
-        "several groups, none named for the distribution: each host takes its own group for all of it",
+        "several groups, none named for the distribution: each host takes its own group for all"
+        " of it",
         "all hosts take part, and the launcher warns",
         "one job has one master",
         _all_groups,
@@ -398,7 +404,8 @@ DIFFERENCES = (
     ),
     Difference(
         "SAGEMAKER_JOB_NAME; SM_TRAINING_ENV: job_name",
-        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`; each is empty if its source is",
+        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`; each is empty if its"
+        " source is",
         "each from its source, else from the other's",
         "a job has one name",
         _job_name,
@@ -481,8 +488,8 @@ DIFFERENCES = (
         Case(_hyperparameters(**{"batch-size": "64"}), channels={"my-data": {}}),
     ),
     Difference(
-        "SM_MASTER_ADDR, SM_MASTER_PORT, MASTER_ADDR, MASTER_PORT, SM_CURRENT_HOST_RANK, SM_HOST_COUNT,"
-        " SM_INPUT_DATA_DIR, SM_OUTPUT_FAILURE, SM_SOURCE_DIR, SM_ENTRY_SCRIPT",
+        "SM_MASTER_ADDR, SM_MASTER_PORT, MASTER_ADDR, MASTER_PORT, SM_CURRENT_HOST_RANK,"
+        " SM_HOST_COUNT, SM_INPUT_DATA_DIR, SM_OUTPUT_FAILURE, SM_SOURCE_DIR, SM_ENTRY_SCRIPT",
         "not set (the PyTorch toolkit sets `MASTER_*`)",
         "set in every mode; the master is rank 0's host, and `127.0.0.1` in a job of one host",
         "ModelTrainer's scripts and `env://` rendezvous read them",
@@ -500,8 +507,8 @@ DIFFERENCES = (
     Difference(
         "TRAINWORKS_RESTART_COUNT",
         "not set",
-        "how often the job was started again; `TRAINWORKS_CHECKPOINT_DIRECTORY` and `TRAINWORKS_RESUME_FROM` are set"
-        " where checkpoints are",
+        "how often the job was started again; `TRAINWORKS_CHECKPOINT_DIRECTORY` and"
+        " `TRAINWORKS_RESUME_FROM` are set where checkpoints are",
         "a script that was started again goes on from its checkpoint",
         _restarts,
         Case(),

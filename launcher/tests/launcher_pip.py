@@ -22,7 +22,9 @@ def wheel(
     needs = "".join(f"Requires-Dist: {row}\n" for row in requires)
     files = {
         f"{name}.py": content,
-        f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{information}/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        ),
         f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = f"{information}/RECORD"
@@ -52,13 +54,17 @@ def project_files() -> dict[str, str]:
     """A project that pip can install: its build backend is its own, so that pip needs no index."""
     _, content = wheel("project", "")
     return {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        '[project]\nname = "project"\nversion = "1.0"\n',
-        "backend.py": "import base64, os\n"
-        "def build_wheel(directory, settings=None, metadata=None):\n"
-        "    with open(os.path.join(directory, 'project-1.0-py3-none-any.whl'), 'wb') as out:\n"
-        f"        out.write(base64.b64decode({base64.b64encode(content).decode()!r}))\n"
-        "    return 'project-1.0-py3-none-any.whl'\n",
+        "pyproject.toml": (
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            '[project]\nname = "project"\nversion = "1.0"\n'
+        ),
+        "backend.py": (
+            "import base64, os\n"
+            "def build_wheel(directory, settings=None, metadata=None):\n"
+            "    with open(os.path.join(directory, 'project-1.0-py3-none-any.whl'), 'wb') as out:\n"
+            f"        out.write(base64.b64decode({base64.b64encode(content).decode()!r}))\n"
+            "    return 'project-1.0-py3-none-any.whl'\n"
+        ),
     }
 
 

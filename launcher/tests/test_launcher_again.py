@@ -320,8 +320,8 @@ def test_what_a_restart_costs(
     assert tries.of_job(KILLED).lost_steps is None, "the next try has not begun"
     changed, line = tries.go_on(*tries.find())
     assert (
-        line
-        == f"try 2 of the job goes on from {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
+        line == "try 2 of the job goes on from"
+        f" {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
     )
     assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")
     known = "step(s)" in said
@@ -415,8 +415,8 @@ def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
 
     To begin anew would be wrong.
     """
-    script = SCRIPT + (
-        'if host == os.environ["DIES"]:\n'
+    script = (
+        SCRIPT + 'if host == os.environ["DIES"]:\n'
         '    os.mkfifo(shared / "checkpoints" / "step-7.ckpt")\n'
         "    os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()\n"
     )
@@ -484,7 +484,10 @@ def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: P
 
 
 def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -> None:
-    script = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('now'): time.sleep(0.05)\n1 / 0\n"
+    script = (
+        "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('now'):"
+        " time.sleep(0.05)\n1 / 0\n"
+    )
     write_inputs(tmp_path, script, {}, {})
     with Launcher(tmp_path) as made:
         made.read_until("ready")

@@ -117,7 +117,10 @@ def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path:
         worker,
     ):
         assert (leader.wait(), worker.wait()) == (66, 66), leader.text + worker.text
-    expected = f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\nno such file"
+    expected = (
+        f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\nno"
+        " such file"
+    )
     assert leader.failure == worker.failure == expected
 
 
@@ -195,8 +198,8 @@ def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_
 
     The status is that of the first one, and of its ranks.
     """
-    script = CALLER.partition("if os.environ")[0] + (
-        "if os.environ['SM_CURRENT_HOST'] == '{leader}':\n"
+    script = (
+        CALLER.partition("if os.environ")[0] + "if os.environ['SM_CURRENT_HOST'] == '{leader}':\n"
         "    open({came!r}).readline()\n"
         "    run('echo', 'rank', 'on', '$SM_CURRENT_HOST')\n"
         "    sys.exit({status})\n"
@@ -249,7 +252,10 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
     ("said", "reason"),
     [
         (
-            f"{'-' * 40}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon: x\n{'-' * 40}\n",
+            (
+                f"{'-' * 40}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon:"
+                f" x\n{'-' * 40}\n"
+            ),
             "PRTE has lost communication with a remote daemon",
         ),
         ("-" * 40 + "\n| epoch | loss |\n" + "-" * 40 + "\n", ""),
@@ -290,7 +296,9 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
     }
     known = {"TRAINWORKS_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
     expected = {
-        "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs": hosts,
+        "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs": (
+            hosts
+        ),
         "with TRAINWORKS_JOB_SECRET: only who knows it may join or lead": {**hosts, **known},
     }
     for said, variables in expected.items():

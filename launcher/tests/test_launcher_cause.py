@@ -91,7 +91,10 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         ),
         (HANDLED + "raise KeyError('a later one')", "KeyError: 'a later one'"),
         (
-            f"raise RuntimeError('Error(s) in loading state_dict for Llama:\\n\\tMissing key(s): ' + {STATE})",
+            (
+                "raise RuntimeError('Error(s) in loading state_dict for Llama:\\n\\tMissing"
+                f" key(s): ' + {STATE})"
+            ),
             "RuntimeErr",
         ),
         ("raise ValueError('x' * 200_000)", "ValueError: xxx"),
@@ -115,7 +118,10 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         (IMPORTS + child("exit(3)") + "check=True)", "subprocess.CalledProcessError: Command"),
         # an error that another process raised, in the words of who passes it on
         (
-            "raise RuntimeError('-- Process 1 terminated:\\nTraceback:\\n  File \"t.py\", line 2\\nKeyError: 7\\n')",
+            (
+                'raise RuntimeError(\'-- Process 1 terminated:\\nTraceback:\\n  File "t.py", line'
+                " 2\\nKeyError: 7\\n')"
+            ),
             "RuntimeError: -- Process 1 terminated: KeyError: 7",
         ),
     ],
@@ -165,9 +171,9 @@ def test_the_exception_that_ended_the_process_is_the_cause(
             "exit status 17",
         ),
         (
-            IMPORTS
-            + "thread = threading.Thread(target=open, args=('/no/such/cache',))\nthread.start()\nthread.join()\n"
-            "sys.exit('configuration error: lr must be positive')",
+            IMPORTS + "thread = threading.Thread(target=open,"
+            " args=('/no/such/cache',))\nthread.start()\nthread.join()\nsys.exit('configuration"
+            " error: lr must be positive')",
             "configuration error: lr must be positive",
         ),
     ],
@@ -182,7 +188,10 @@ def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, wor
     ("script", "words"),
     [
         (
-            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=1)\np.parse_args()",
+            (
+                "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
+                " required=1)\np.parse_args()"
+            ),
             "--lr",
         ),
         (IMPORTS + "print('a'); sys.exit('no data in /opt/ml/input')", "no data in /opt/ml/input"),
@@ -250,15 +259,19 @@ def test_what_leaves_no_record_is_shown_and_not_judged(
 
 
 def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
-    script = "import ctypes, faulthandler\nfaulthandler.enable()\ndef inner(): ctypes.string_at(0)\ninner()"
+    script = (
+        "import ctypes, faulthandler\nfaulthandler.enable()\ndef inner():"
+        " ctypes.string_at(0)\ninner()"
+    )
     made = run(tmp_path, script)
     assert_cause(made, "killed by SIGSEGV")
     assert "in inner" in made.failure
 
 
 ASSERTIONS = (
-    "import os\nfor n in range(3000):\n    os.write(2, b'/a/Indexing.cu:1239: select: block: [%d,0,0], thread: [3,0,0]"
-    " Assertion `index < size` failed.\\n' % n)\nraise RuntimeError('CUDA error: device-side assert triggered')"
+    "import os\nfor n in range(3000):\n    os.write(2, b'/a/Indexing.cu:1239: select: block:"
+    " [%d,0,0], thread: [3,0,0] Assertion `index < size` failed.\\n' % n)\nraise RuntimeError('CUDA"
+    " error: device-side assert triggered')"
 )
 
 
@@ -289,10 +302,13 @@ ASSERTIONS = (
             ),
         ),
         (
-            "import threading\nt = threading.Thread(target=open, args=('/no/x',), name='reader')\nt.start(); t.join()\n"
-            + DIES,
+            "import threading\nt = threading.Thread(target=open, args=('/no/x',),"
+            " name='reader')\nt.start(); t.join()\n" + DIES,
             "ValueError: loss is nan",
-            "a thread (reader) had died of FileNotFoundError: [Errno 2] No such file or directory: '/no/x'",
+            (
+                "a thread (reader) had died of FileNotFoundError: [Errno 2] No such file or"
+                " directory: '/no/x'"
+            ),
         ),
     ],
 )
@@ -304,7 +320,10 @@ def test_what_an_exception_hides_is_told(
     assert note in "\n".join(made.failure.splitlines()[:4])
 
 
-LONG_AGO = "import subprocess, sys, os, time\nsubprocess.run([sys.executable, '-c', 'import no_such_module'])\n"
+LONG_AGO = (
+    "import subprocess, sys, os, time\nsubprocess.run([sys.executable, '-c', 'import"
+    " no_such_module'])\n"
+)
 LATER = "time.sleep(6)\n"
 NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
 
@@ -343,7 +362,10 @@ def test_an_exception_that_a_library_handled_is_not_the_cause(
     tmp_path: Path, end: str, status: int, words: str
 ) -> None:
     """``code`` leaves what it handles in sys.last_value, as pytest and IPython do."""
-    script = "import code, sys\ncode.InteractiveInterpreter().runcode(compile('1 / 0', 'cell', 'exec'))\n"
+    script = (
+        "import code, sys\ncode.InteractiveInterpreter().runcode(compile('1 / 0', 'cell',"
+        " 'exec'))\n"
+    )
     made = run(tmp_path, script + end)
     assert made.status == status
     assert "ZeroDivisionError" not in made.failure.splitlines()[0]
@@ -484,8 +506,8 @@ def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_neede
         made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0"
     )
     assert (
-        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by peer"
-        in made.failure
+        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by"
+        " peer" in made.failure
     )
 
 
@@ -598,8 +620,8 @@ def torchrun(rank: int, code: int) -> str:
 
 GONE = 'RuntimeError("[pair.cc:534] Connection closed by peer")'
 DEEPSPEED = (
-    "[2026-11-25 10:00:00,001] [ERROR] [launch.py:325:sigkill_handler] ['/opt/venv/bin/python', '-u', 'train.py',"
-    " '--local_rank=1'] exits with return code = 7\n"
+    "[2026-11-25 10:00:00,001] [ERROR] [launch.py:325:sigkill_handler] ['/opt/venv/bin/python',"
+    " '-u', 'train.py', '--local_rank=1'] exits with return code = 7\n"
 )
 
 

@@ -176,7 +176,10 @@ def test_a_script_is_told_what_to_go_on_from(tmp_path: Path) -> None:
     for place in (mine, theirs):
         (place / "checkpoint-3").mkdir(parents=True)
         (place / "checkpoint-3/trainer_state.json").write_text("{}", encoding="utf-8")
-    script = "import os; print(sorted(v for n, v in os.environ.items() if n in ('TRAINWORKS_RESUME_FROM',)))"
+    script = (
+        "import os; print(sorted(v for n, v in os.environ.items() if n in"
+        " ('TRAINWORKS_RESUME_FROM',)))"
+    )
     write_inputs(tmp_path, script, {}, {})
     config = tmp_path / "input/config/checkpointconfig.json"
     config.write_text(json.dumps({"LocalPath": str(theirs), "S3Uri": "s3://b/p"}), encoding="utf-8")
@@ -212,7 +215,10 @@ def test_a_rank_that_torchrun_starts_again_looks_again(
         "PATH": os.defpath,
     }
     rank = LAUNCHER / "trainworks_launcher/programs/rank.py"
-    program = "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'], os.environ['TRAINWORKS_RESUME_FROM'])"
+    program = (
+        "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'],"
+        " os.environ['TRAINWORKS_RESUME_FROM'])"
+    )
     done = subprocess.run(
         (sys.executable, "-IS", str(rank), "--", sys.executable, "-c", program),
         env=variables,
@@ -234,7 +240,10 @@ def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> N
         "PATH": os.defpath,
     }
     rank = LAUNCHER / "trainworks_launcher/programs/rank.py"
-    program = "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'], os.environ.get('TRAINWORKS_RESUME_FROM'))"
+    program = (
+        "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'],"
+        " os.environ.get('TRAINWORKS_RESUME_FROM'))"
+    )
     said = []
     for number in (1, 2, 3):
         done = subprocess.run(

@@ -120,11 +120,17 @@ def test_what_the_figures_of_a_host_mean(
     ("text", "version"),
     [
         (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: 12",
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15"
+                " UTC 2024\nGCC version: 12"
+            ),
             "535.183.01",
         ),
         (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)",
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build "
+                " (dvs-builder@U22)"
+            ),
             "580.95.05",
         ),
         ("", ""),
@@ -224,7 +230,10 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
         (
             "old",
             67,
-            "check failed: the host's NVIDIA driver 450.51.06 is older than 525.60.13, which CUDA 12.4 needs: ",
+            (
+                "check failed: the host's NVIDIA driver 450.51.06 is older than 525.60.13, which"
+                " CUDA 12.4 needs: "
+            ),
         ),
         (
             "mismatch",
@@ -452,10 +461,10 @@ def test_hosts_whose_clocks_differ_say_so(tmp_path: Path) -> None:
     """A library in front of clock_gettime moves one host's clock by half a minute."""
     source = tmp_path / "clock.c"
     source.write_text(
-        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <time.h>\n"
-        "int clock_gettime(clockid_t id, struct timespec *at) {\n"
-        '    int code = ((int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime"))(id, at);\n'
-        "    if (id == CLOCK_REALTIME) at->tv_sec += 30;\n    return code;\n}\n",
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <time.h>\nint clock_gettime(clockid_t"
+        " id, struct timespec *at) {\n    int code = ((int (*)(clockid_t, struct timespec"
+        ' *))dlsym(RTLD_NEXT, "clock_gettime"))(id, at);\n    if (id == CLOCK_REALTIME) at->tv_sec'
+        " += 30;\n    return code;\n}\n",
         encoding="ascii",
     )
     library = tmp_path / "clock.so"

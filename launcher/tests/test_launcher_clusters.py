@@ -391,8 +391,10 @@ def test_the_leaders_address_is_a_host_alone(address: str) -> None:
             "SKYPILOT_NODE_IPS": "[fd00::1]\n[fd00::2]",
         },
         {
-            "CLUSTER_SPEC": '{{"cluster": {{"workerpool0": ["[fd00::1]:2222"], "workerpool1": ["fd00::2"]}},'
-            ' "task": {{"type": "workerpool1", "index": 0}}}}'
+            "CLUSTER_SPEC": (
+                '{{"cluster": {{"workerpool0": ["[fd00::1]:2222"], "workerpool1": ["fd00::2"]}},'
+                ' "task": {{"type": "workerpool1", "index": 0}}}}'
+            )
         },
     ],
 )

@@ -247,7 +247,10 @@ def test_the_usual_place_needs_no_words(tmp_path: Path) -> None:
         ("s3://bucket", "'s3://bucket' is not the address of an archive"),
         (
             "s3://bucket/prefix/",
-            "is not the address of an archive (code); give the address of a tar.gz: s3://BUCKET/KEY",
+            (
+                "is not the address of an archive (code); give the address of a tar.gz:"
+                " s3://BUCKET/KEY"
+            ),
         ),
         ("/absent", "no code found (/absent)"),
         ("/absent.tar.gz", "no code found (/absent.tar.gz)"),

@@ -681,7 +681,10 @@ def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
         assert [line for line in heard.log if "dropped" in line] == [
-            "dropped a connection from 127.0.0.1: too many connections; more from that address are not logged"
+            (
+                "dropped a connection from 127.0.0.1: too many connections; more from that address are"
+                " not logged"
+            )
         ]
 
 
@@ -815,7 +818,10 @@ def test_hosts_with_the_secret_join_and_ranks_do_not_see_it(tmp_path: Path) -> N
 def test_a_host_with_a_secret_refuses_a_leader_without_one(tmp_path: Path) -> None:
     with hosts(tmp_path, "", own={WORKER: {"TRAINWORKS_JOB_SECRET": SECRET}}) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (66, 66)
-    expected = f"host {WORKER} has TRAINWORKS_JOB_SECRET, the leader {LEADER} has none: set it to one value on every"
+    expected = (
+        f"host {WORKER} has TRAINWORKS_JOB_SECRET, the leader {LEADER} has none: set it to one"
+        " value on every"
+    )
     assert leader.failure.startswith(expected)
     assert worker.failure == leader.failure
 
@@ -846,8 +852,10 @@ def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
         "it has no TRAINWORKS_JOB_SECRET, and the leader has one",
         "it has another TRAINWORKS_JOB_SECRET",
     )
-    assert leader.failure == (
-        f"hosts that did not join within 4 s: {WORKER} (refused: {lacks}), {THIRD} (refused: {differs} than the leader)"
+    assert (
+        leader.failure
+        == f"hosts that did not join within 4 s: {WORKER} (refused: {lacks}), {THIRD} (refused:"
+        f" {differs} than the leader)"
     )
     for worker, words in ((none, lacks), (another, f"{differs} than this host")):
         assert f"the leader {LEADER} did not let this host in" in worker.failure

@@ -56,9 +56,10 @@ def host_with_efa(root: Path, *, by_class: bool = True, mapped: bool = True) -> 
 @pytest.mark.parametrize("by_class", [True, False])
 def test_an_efa_device_counts_if_its_own_node_can_be_opened(tmp_path: Path, by_class: bool) -> None:
     places = host_with_efa(tmp_path, by_class=by_class)
-    assert devices.efa_devices(*places) == ((), NAMES), (
-        "the host's devices, and none is this container's"
-    )
+    assert devices.efa_devices(*places) == (
+        (),
+        NAMES,
+    ), "the host's devices, and none is this container's"
     (tmp_path / "dev/uverbs0").touch()  # the other device's
     (tmp_path / "dev/uverbs1").touch()
     (tmp_path / "dev/uverbs2").mkdir()  # cannot be opened for writing

@@ -25,7 +25,10 @@ from trainworks_launcher.plan.exported import exported_variables
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v3" / "bin" / "python"
 TORCHRUN: dict[str, Json] = {"process_count_per_node": None, "smp": None}
 MPI: dict[str, Json] = {"process_count_per_node": 2, "mpi_additional_options": None}
-SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('SM_DISTRIBUTED_CONFIG'), os.environ['SM_HOST_COUNT'])"
+SHOW = (
+    "import os, sys; print(sys.argv[1:], os.environ.get('SM_DISTRIBUTED_CONFIG'),"
+    " os.environ['SM_HOST_COUNT'])"
+)
 
 
 def write(
@@ -106,9 +109,14 @@ def test_the_files_are_the_job(
         "train.py",
         str(tmp_path / "input/data/code"),
     )
-    assert made.program.arguments == ("--amp", "true", "--epochs", "3", "--n", "1"), (
-        "in ModelTrainer's own style"
-    )
+    assert made.program.arguments == (
+        "--amp",
+        "true",
+        "--epochs",
+        "3",
+        "--n",
+        "1",
+    ), "in ModelTrainer's own style"
     expected = (
         json.dumps(distributed, sort_keys=True, separators=(",", ":")) if distributed else None
     )

@@ -127,8 +127,9 @@ ranks[0].send_signal(signal.SIGUSR1)
 print("The first process to do so was:\\n\\n   Process name: [prterun-algo-1-1@1,0]\\n   Exit code:    14\\n")
 sys.exit(14)
 """
-    script = LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGKILL)") + (
-        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(14))\nif rank == 0: signal.pause()\n"
+    script = (
+        LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGKILL)")
+        + "signal.signal(signal.SIGUSR1, lambda *_: os._exit(14))\nif rank == 0: signal.pause()\n"
     )
     with job(tmp_path, "mpi", end, script) as made:
         assert made.wait() == 137, made.text
@@ -151,8 +152,9 @@ else:
     print("mpirun noticed that process rank 2 with PID 1 on node algo-1 exited on signal 15 (Terminated).")
 sys.exit(1)
 """
-    script = LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGTERM)") + (
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9 if rank else 15))\nsignal.pause()\n"
+    script = (
+        LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGTERM)")
+        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9 if rank else 15))\nsignal.pause()\n"
     )
     with job(tmp_path, mode, end, script) as made:
         assert made.wait() == 143, made.text

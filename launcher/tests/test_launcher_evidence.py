@@ -376,20 +376,32 @@ def test_why_one_process_ended(
     ("exception", "expected"),
     [
         (
-            "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.77.0.2]:3012",
+            (
+                "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+                " [10.77.0.2]:3012"
+            ),
             True,
         ),
         (
-            "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30: Connection reset by peer",
+            (
+                "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30:"
+                " Connection reset by peer"
+            ),
             True,
         ),
         (
-            "DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process exiting prematurely.",
+            (
+                "DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process"
+                " exiting prematurely."
+            ),
             True,
         ),
         ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", True),
         (
-            "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server crash?",
+            (
+                "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote"
+                " server crash?"
+            ),
             True,
         ),
         ("BrokenPipeError: [Errno 32] Broken pipe", True),

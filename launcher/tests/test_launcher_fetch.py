@@ -315,8 +315,10 @@ def test_a_project_is_installed_and_runs_as_a_module_of_itself(tmp_path: Path) -
     files = {
         **project_files(),
         "package/sibling.py": "WORDS = 'imported by its package'\n",
-        "package/train.py": "from . import sibling\nimport importlib.metadata\n"
-        "print('GOT', sibling.WORDS, importlib.metadata.version('project'))\n",
+        "package/train.py": (
+            "from . import sibling\nimport importlib.metadata\n"
+            "print('GOT', sibling.WORDS, importlib.metadata.version('project'))\n"
+        ),
     }
     made = run(
         tmp_path,
@@ -333,9 +335,13 @@ def test_a_project_is_installed_and_runs_as_a_module_of_itself(tmp_path: Path) -
 def test_a_project_of_setuptools(tmp_path: Path) -> None:
     python = peer("python")
     files = {
-        "setup.py": "from setuptools import setup\nsetup(name='old', version='2.0', packages=['old'])\n",
+        "setup.py": (
+            "from setuptools import setup\nsetup(name='old', version='2.0', packages=['old'])\n"
+        ),
         "old/__init__.py": "",
-        "old/train.py": "import importlib.metadata as m; print('GOT', m.version('old'), __package__)\n",
+        "old/train.py": (
+            "import importlib.metadata as m; print('GOT', m.version('old'), __package__)\n"
+        ),
     }
     variables = pip_variables(tmp_path, PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0")
     made = run(tmp_path, files, variables, python, sagemaker_program="old.train")
@@ -484,7 +490,10 @@ def store() -> Iterator[str]:
 
 def in_store(address: str, program: str) -> None:
     """Do something with the S3 server."""
-    start = f"import boto3, sys\nclient = boto3.client('s3', endpoint_url={address!r}, region_name='us-east-1')\n"
+    start = (
+        f"import boto3, sys\nclient = boto3.client('s3', endpoint_url={address!r},"
+        " region_name='us-east-1')\n"
+    )
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/", **AWS, "NO_PROXY": "127.0.0.1"}
     subprocess.run(
         (peer("python"), "-c", start + program), env=environment, check=True, timeout=TIME_OUT
@@ -653,7 +662,8 @@ def test_a_malicious_archive_from_s3_changes_nothing(tmp_path: Path, store: str)
     location = upload(store, tmp_path, "evil.tar.gz", {"train.py": "", "../outside.py": ""})
     made = job_from(store, tmp_path, location, "boto3")
     assert made.status == 65
-    assert made.failure.splitlines()[0] == (
-        "cannot unpack code.tar.gz: member '../outside.py': its path leaves the directory"
+    assert (
+        made.failure.splitlines()[0]
+        == "cannot unpack code.tar.gz: member '../outside.py': its path leaves the directory"
     )
     assert (tmp_path / "code/train.py").read_text(encoding="utf-8") == "print('baked in')"

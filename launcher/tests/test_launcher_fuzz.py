@@ -192,14 +192,12 @@ RARELY = mostly(
     st.fixed_dictionaries(
         {},
         optional={
-            names.SUBMIT_DIRECTORY: st.sampled_from(
-                ["/nowhere", "/nowhere/x.tar.gz", "s3://b/c.tar.gz", "code"]
-            )
-            | ANY,
-            names.DISTRIBUTION_INSTANCE_GROUPS: st.lists(
-                st.sampled_from(["one", "two", "three"]), max_size=3
-            )
-            | ANY,
+            names.SUBMIT_DIRECTORY: (
+                st.sampled_from(["/nowhere", "/nowhere/x.tar.gz", "s3://b/c.tar.gz", "code"]) | ANY
+            ),
+            names.DISTRIBUTION_INSTANCE_GROUPS: (
+                st.lists(st.sampled_from(["one", "two", "three"]), max_size=3) | ANY
+            ),
             names.MODEL_PARALLEL_PARAMETERS: st.just({"partitions": 2}) | ANY,
         },
     ),
@@ -441,9 +439,9 @@ def files(
     hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
 ) -> dict[str, bytes | None]:
     return {
-        names.HYPERPARAMETERS_FILE: json.dumps(
-            {names.PROGRAM: "train.py", **hyperparameters}
-        ).encode(),
+        names.HYPERPARAMETERS_FILE: (
+            json.dumps({names.PROGRAM: "train.py", **hyperparameters}).encode()
+        ),
         names.RESOURCE_CONFIG_FILE: None if config is None else json.dumps(config).encode(),
         names.INPUT_DATA_CONFIG_FILE: None,
     }

@@ -126,12 +126,18 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
         ([WAITS] * 16, "all 16 ranks wait in all_reduce (train.py:41)", []),
         (
             [(BACKWARD, "R", "which spins", "")] * 3 + [(LOCK, "S", "which sleeps", "")],
-            "rank 3 on algo-2 is in take (train.py:12), which sleeps; 3 others are in train (train.py:44), which spins",
+            (
+                "rank 3 on algo-2 is in take (train.py:12), which sleeps; 3 others are in train"
+                " (train.py:44), which spins"
+            ),
             [3],
         ),
         (
             [WAITS, ((), "D", "which waits in the kernel (nfs_wait)", "")],
-            f"rank 1 on algo-1 is without a Python stack: which waits in the kernel (nfs_wait); {OTHER}",
+            (
+                "rank 1 on algo-1 is without a Python stack: which waits in the kernel (nfs_wait);"
+                f" {OTHER}"
+            ),
             [1],
         ),
     ],
@@ -195,8 +201,8 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
     text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
     assert (
-        "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train (train.py:38)"
-        in text
+        "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train"
+        " (train.py:38)" in text
     )
     assert "algo-9 did not answer" in text
 
@@ -787,7 +793,10 @@ def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> No
     package = tmp_path / "lib/python3/site-packages/cluster.py"
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
-    script = f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport cluster\ncluster.get(12)\n"
+    script = (
+        f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport"
+        " cluster\ncluster.get(12)\n"
+    )
     write_inputs(tmp_path, script, {}, {})
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {

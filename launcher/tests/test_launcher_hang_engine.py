@@ -112,7 +112,10 @@ for step in range(6):
         say("hangs")
 dist.barrier()
 """,
-        r"rank 3 on algo-2 waits in barrier \(train\.py:\d+\); 3 others wait in all_reduce \(train\.py:\d+\)",
+        (
+            r"rank 3 on algo-2 waits in barrier \(train\.py:\d+\); 3 others wait in all_reduce"
+            r" \(train\.py:\d+\)"
+        ),
     ),
     "sleeps in a lock": (
         """
@@ -125,7 +128,10 @@ if rank == 3:
     take_the_lock()
 dist.all_reduce(ones)
 """,
-        r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3 others wait",
+        (
+            r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3"
+            r" others wait"
+        ),
     ),
     "is stopped": (
         """
@@ -135,7 +141,10 @@ if rank == 3:
     os.kill(os.getpid(), signal.SIGSTOP)
 dist.all_reduce(ones)
 """,
-        r"rank 3 on algo-2 is stopped \(state T, by a signal such as SIGSTOP\); 3 others wait in all_reduce",
+        (
+            r"rank 3 on algo-2 is stopped \(state T, by a signal such as SIGSTOP\); 3 others wait"
+            r" in all_reduce"
+        ),
     ),
     "reads a FIFO": (
         """
@@ -146,7 +155,10 @@ if rank == 3:
     open(path).read()
 dist.all_reduce(ones)
 """,
-        r"rank 3 on algo-2 waits in open of algo-2\.fifo \(train\.py:\d+\); 3 others wait in all_reduce",
+        (
+            r"rank 3 on algo-2 waits in open of algo-2\.fifo \(train\.py:\d+\); 3 others wait in"
+            r" all_reduce"
+        ),
     ),
 }
 
@@ -208,23 +220,29 @@ def test_the_call_that_a_rank_lacks_is_in_the_report(
         assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), (
             host.failure
         )
-        line = r"torch's flight recorder: rank 3 has not called all_reduce .* \(call \d+\), in which ranks 0-2 wait"
+        line = (
+            r"torch's flight recorder: rank 3 has not called all_reduce .* \(call \d+\), in which"
+            r" ranks 0-2 wait"
+        )
         assert re.search(line, host.failure), host.failure
 
 
 WAITS_FOR_EVER = {
     "a loop of one line": "    while True: pass\n",
     "a file that never comes": "    while not os.path.exists('never'):\n        time.sleep(0.1)\n",
-    "a loop of three lines": """
+    "a loop of three lines": (
+        """
     flag, n = False, 0
     while True:
         if flag:
             break
         if n > 5:
             return
-""",
+"""
+    ),
     "a lock of another rank": "    filelock.FileLock('lock').acquire()\n",
-    "a thread that samples": """
+    "a thread that samples": (
+        """
     def sample():
         samples = []
         while True:
@@ -232,15 +250,18 @@ WAITS_FOR_EVER = {
             time.sleep(2)
     threading.Thread(target=sample, daemon=True).start()
     threading.Event().wait()
-""",
-    "a thread that prints a bar": """
+"""
+    ),
+    "a thread that prints a bar": (
+        """
     def bar():
         for percent in range(10**6):
             print(f"\\r{percent} of 1000000", end="", flush=True)
             time.sleep(0.3)
     threading.Thread(target=bar, daemon=True).start()
     threading.Event().wait()
-""",
+"""
+    ),
 }
 """What the odd rank does, with nobody to end it: the others wait for it in a collective."""
 
@@ -326,7 +347,8 @@ take_the_lock() if MPI.COMM_WORLD.rank == 3 else train()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
     assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
     sentence = (
-        r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3 others wait in "
+        r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3"
+        r" others wait in "
         r"MPI_[A-Z]\w+ \(train\.py:\d+\)"
     )
     assert re.search(sentence, hosts[0].failure), hosts[0].failure
@@ -415,19 +437,23 @@ def test_a_job_that_only_looks_so_is_left_alone(
         server.kill()
         if statuses != [0, 0] and (crowd := crowd_since(began)) > CROWD:
             pytest.skip(
-                f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s"
+                f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is"
+                f" {LIMIT} s"
             )
         assert statuses == [0, 0], text_of(hosts)
     assert "no rank has made progress" not in text_of(hosts)
 
 
 PAUSES = {
-    "tokenization in worker processes": """
+    "tokenization in worker processes": (
+        """
 with multiprocessing.Pool(2) as pool:
     while time.monotonic() < end:
         pool.map(tokenize, range(64), chunksize=32)
-""",
-    "a data loader's first epoch": """
+"""
+    ),
+    "a data loader's first epoch": (
+        """
 def load(batches):
     while True:
         with open("data", "rb") as opened:
@@ -441,8 +467,10 @@ for worker in workers:
     worker.start()
 while time.monotonic() < end:
     batches.get()
-""",
-    "pip install": """
+"""
+    ),
+    "pip install": (
+        """
 info = "wheel-1.dist-info/"
 with zipfile.ZipFile("wheel-1-py3-none-any.whl", "w") as wheel:
     for number in range(500):
@@ -453,29 +481,36 @@ with zipfile.ZipFile("wheel-1-py3-none-any.whl", "w") as wheel:
 while time.monotonic() < end:
     words = ("install", "--no-index", "--upgrade", "--quiet", "--target", "installed", wheel.filename)
     subprocess.run((sys.executable, "-m", "pip", *words), check=True)
-""",
-    "a tarball that is unpacked": """
+"""
+    ),
+    "a tarball that is unpacked": (
+        """
 with open("data", "wb") as opened:
     opened.write(os.urandom(16 << 20))
 subprocess.run(("tar", "-czf", "data.tar.gz", "data"), check=True)
 while time.monotonic() < end:
     subprocess.run(("tar", "-xzf", "data.tar.gz"), check=True)
-""",
-    "a loop of retries that says so": """
+"""
+    ),
+    "a loop of retries that says so": (
+        """
 attempt = 0
 while time.monotonic() < end:
     attempt += 1
     print("attempt", attempt, flush=True)
     time.sleep(0.5)
-""",
-    "a listing of an object store": """
+"""
+    ),
+    "a listing of an object store": (
+        """
 def list_all():
     marker = "0"
     while time.monotonic() < end:
         with urllib.request.urlopen(os.environ["STORE"] + "?marker=" + marker) as answer:
             marker = answer.read().decode()
 list_all()
-""",
+"""
+    ),
 }
 """What a rank does for longer than the limit while the other one waits for it.
 
@@ -534,7 +569,8 @@ if __name__ == "__main__":
         server.shutdown()
     if status == names.EXIT_HANG and (crowd := crowd_since(began)) > CROWD:
         pytest.skip(
-            f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {PAUSE_LIMIT} s"
+            f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is"
+            f" {PAUSE_LIMIT} s"
         )
     assert status == 0, launcher.text
     assert "no rank has made progress" not in launcher.text

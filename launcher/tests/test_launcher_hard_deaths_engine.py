@@ -43,7 +43,10 @@ DEATHS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
     "exit 17": ("os._exit(17)", 17, "exit status 17"),
     "out of memory": (
-        "kept = [(bytearray(1 << 24), print('dies', time.monotonic(), flush=True)) for _ in range(1 << 12)]",
+        (
+            "kept = [(bytearray(1 << 24), print('dies', time.monotonic(), flush=True)) for _ in"
+            " range(1 << 12)]"
+        ),
         137,
         "out of memory",
     ),
@@ -84,7 +87,8 @@ def memory_of(limit: int) -> Iterator[tuple[str, ...]]:
         # The host's network has a /sys of its own.
         enter = (
             "mount -t tmpfs none /sys/fs/cgroup; mkdir /sys/fs/cgroup/memory;"
-            f'mount -t cgroup -o memory none /sys/fs/cgroup/memory; echo $$ > {group}/cgroup.procs; exec "$@"'
+            f"mount -t cgroup -o memory none /sys/fs/cgroup/memory; echo $$ > {group}/cgroup.procs;"
+            ' exec "$@"'
         )
         yield ("sh", "-c", enter, "sh")
     finally:
@@ -131,7 +135,8 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
     ]
     said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
     print(
-        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s: {told[0]['cause']}"
+        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s:"
+        f" {told[0]['cause']}"
     )
     assert [(row["host"], row["rank"]) for row in told] == [(host, dying)] * 2, said
     assert statuses[0] == statuses[1] != 0, said

@@ -115,31 +115,44 @@ AS_WITHOUT = {
     "raises": "def f(): 1 / 0\nf()",
     "exits": "sys.exit(3)",
     "exits with a text": "sys.exit('no data')",
-    "catches an exit": "try: sys.exit(3)\nexcept SystemExit as error: kept = error\nprint(repr(kept), kept.code)",
+    "catches an exit": (
+        "try: sys.exit(3)\nexcept SystemExit as error: kept = error\nprint(repr(kept), kept.code)"
+    ),
     "sends an exit to another process": (
         "import copy, pickle\ntry: sys.exit('no data')\nexcept SystemExit as error: kept = error\n"
         "print(repr(pickle.loads(pickle.dumps(kept))), repr(copy.copy(kept)))\n"
         "print(pickle.loads(pickle.dumps(sys.exit)) is sys.exit)"
     ),
-    "exits in a thread": "t = threading.Thread(target=sys.exit, args=(4,))\nt.start(); t.join(); print('on')",
+    "exits in a thread": (
+        "t = threading.Thread(target=sys.exit, args=(4,))\nt.start(); t.join(); print('on')"
+    ),
     "exits with an object": "class C:\n    def __str__(self): return 'bad lr'\nsys.exit(C())",
     "exits with an exit of its own": "class E(SystemExit): pass\nraise E(5)",
     "exits in a handler of SIGTERM": (
         "signal.signal(15, lambda *_: sys.exit(6))\nos.kill(os.getpid(), 15)\ntime.sleep(9)"
     ),
-    "exits, and has something to do at exit": "import atexit\natexit.register(print, 'later')\nsys.exit('no data')",
+    "exits, and has something to do at exit": (
+        "import atexit\natexit.register(print, 'later')\nsys.exit('no data')"
+    ),
     "ends hard": "print('said', flush=True)\nos._exit(5)",
     "aborts": "faulthandler.enable()\nos.abort()",
     "is interrupted": "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
     "has its own hook": "sys.excepthook = lambda *given: print(given[0], given[1])\n1 / 0",
-    "has a hook around Python's": "sys.excepthook = lambda *given: print('first', sys.__excepthook__(*given))\n1 / 0",
+    "has a hook around Python's": (
+        "sys.excepthook = lambda *given: print('first', sys.__excepthook__(*given))\n1 / 0"
+    ),
     "has a hook that fails": "def hook(*given): raise KeyError(2)\nsys.excepthook = hook\n1 / 0",
     "has no hook": "del sys.excepthook\n1 / 0",
     "has Python's hooks": (
-        "print(sys.excepthook is sys.__excepthook__, threading.excepthook is threading.__excepthook__)"
+        "print(sys.excepthook is sys.__excepthook__, threading.excepthook is"
+        " threading.__excepthook__)"
     ),
-    "prints what it handles": "try: 1 / 0\nexcept ZeroDivisionError: sys.excepthook(*sys.exc_info())",
-    "loses a thread": "t = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start(); t.join()\nprint('on')",
+    "prints what it handles": (
+        "try: 1 / 0\nexcept ZeroDivisionError: sys.excepthook(*sys.exc_info())"
+    ),
+    "loses a thread": (
+        "t = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start(); t.join()\nprint('on')"
+    ),
     "has a thread's own hook": (
         "threading.excepthook = lambda given: print(given.exc_type)\n"
         "t = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join()"
@@ -147,11 +160,13 @@ AS_WITHOUT = {
     "forks, and the child raises": "if not os.fork(): 1 / 0\nprint(os.wait()[1])",
     "forks, and the child exits": "if not os.fork(): sys.exit(4)\nprint(os.wait()[1])",
     "spawns": (
-        "def work(): print('worked', flush=True); sys.exit(6)\n"
-        "if __name__ == '__main__':\n"
-        "    p = multiprocessing.get_context('spawn').Process(target=work); p.start(); p.join(); print(p.exitcode)"
+        "def work(): print('worked', flush=True); sys.exit(6)\nif __name__ == '__main__':\n    p ="
+        " multiprocessing.get_context('spawn').Process(target=work); p.start(); p.join();"
+        " print(p.exitcode)"
     ),
-    "has an exception without a text": "class E(Exception):\n    def __str__(self): raise KeyError(1)\nraise E()",
+    "has an exception without a text": (
+        "class E(Exception):\n    def __str__(self): raise KeyError(1)\nraise E()"
+    ),
     "recurses": "sys.tracebacklimit = 3\ndef f(): f()\nf()",
     "has no standard error": "os.close(2)\n1 / 0",
     "has a module with a name of Python's": (
@@ -164,9 +179,13 @@ AS_WITHOUT = {
 
 IMPORTS_NOTHING = {
     "raises, and has imported nothing": "1 / 0",
-    "is interrupted, and has imported nothing": "import os\nos.kill(os.getpid(), 2)\nfor _ in range(10**9): pass",
+    "is interrupted, and has imported nothing": (
+        "import os\nos.kill(os.getpid(), 2)\nfor _ in range(10**9): pass"
+    ),
     "raises KeyboardInterrupt": "raise KeyboardInterrupt",
-    "raises KeyboardInterrupt in another": "try: 1 / 0\nfinally: raise KeyboardInterrupt('by hand')",
+    "raises KeyboardInterrupt in another": (
+        "try: 1 / 0\nfinally: raise KeyboardInterrupt('by hand')"
+    ),
     "raises a KeyboardInterrupt of its own": "class K(KeyboardInterrupt): pass\nraise K",
     "raises SystemExit": "raise SystemExit('no data')",
     "raises GeneratorExit": "raise GeneratorExit",

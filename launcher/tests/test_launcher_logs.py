@@ -166,7 +166,10 @@ def test_a_prefix_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
-    script = "print('first', flush=True)\nwith open('/dev/stdout', 'w') as again: print('again', file=again)"
+    script = (
+        "print('first', flush=True)\nwith open('/dev/stdout', 'w') as again: print('again',"
+        " file=again)"
+    )
     with ranks(tmp_path, script, 2) as made:
         assert made.wait() == 0
     for rank in range(2):
@@ -272,7 +275,10 @@ def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
 ) -> None:
     """Also where the text is shortened in its middle."""
     token = "ghp_" + "aB3dE5gH7j" * 4
-    script = f"raise ValueError('x' * {padding} + ' cannot clone with ' + open('token').read() + ' y' * {padding})"
+    script = (
+        f"raise ValueError('x' * {padding} + ' cannot clone with ' + open('token').read() + ' y' *"
+        f" {padding})"
+    )
     write_inputs(tmp_path, script, {}, {})
     (tmp_path / "code/token").write_text(token, encoding="ascii")
     with Launcher(tmp_path) as made:
@@ -317,8 +323,8 @@ print("checkpoint after", len(seen), flush=True)
 
 def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
     script = (
-        "import subprocess\nchild = subprocess.Popen(['sleep', '300'], start_new_session=True, stdout=-3, stderr=-3)\n"
-        "print('left', child.pid, 'end')"
+        "import subprocess\nchild = subprocess.Popen(['sleep', '300'], start_new_session=True,"
+        " stdout=-3, stderr=-3)\nprint('left', child.pid, 'end')"
     )
     with ranks(tmp_path, script, 1) as made:
         assert made.wait() == 0
@@ -398,7 +404,10 @@ raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(
     [
         (
             STATE_DICT,
-            "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in state_dict: ",
+            (
+                "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in"
+                " state_dict: "
+            ),
         ),
         ("raise ValueError('no such file: ' + 'x' * 200_000)", "ValueError: no such file: xxx"),
         (

@@ -138,7 +138,10 @@ def test_tokens_of_a_known_form(text: str, masked: str | None) -> None:
         "Secret access key: none",
         "https://h/a?token=3&signature=v4",
         "AKIA is a prefix",
-        "RuntimeError: CUDA error at /opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1518",
+        (
+            "RuntimeError: CUDA error at"
+            " /opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1518"
+        ),
     ],
 )
 def test_what_only_looks_a_little_like_a_token_stays(text: str) -> None:

@@ -857,13 +857,19 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
             MPI,
             ["train"],
             "algo-2",
-            "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 processes on this host, 16 in all, train.py",
+            (
+                "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 processes on this host, 16 in all,"
+                " train.py"
+            ),
         ),
         (
             MPI,
             ["train"],
             "algo-4",
-            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process on this host, train.py",
+            (
+                "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process on this"
+                " host, train.py"
+            ),
         ),
         (
             {},

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.engine
 
 LAUNCHER_POD = "pi-launcher.pi.default.svc"
 WORKERS = ("pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc")
-SUM = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum', w.allreduce(1), flush=True)"
+SUM = (
+    "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum',"
+    " w.allreduce(1), flush=True)"
+)
 
 
 @dataclass(frozen=True)

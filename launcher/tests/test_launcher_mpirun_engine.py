@@ -131,10 +131,19 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
         "--mca btl_vader_single_copy_mechanism none",
         "--mca btl_vader_single_copy_mechanism none -verbose --NCCL_DEBUG=INFO",
         "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1",
-        "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib",
-        "-x HOROVOD_HIERARCHICAL_ALLREDUCE=1 -x HOROVOD_FUSION_THRESHOLD=16777216 -x orte_base_help_aggregate=0",
+        (
+            "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1"
+            " -mca btl ^openib"
+        ),
+        (
+            "-x HOROVOD_HIERARCHICAL_ALLREDUCE=1 -x HOROVOD_FUSION_THRESHOLD=16777216 -x"
+            " orte_base_help_aggregate=0"
+        ),
         "--mca btl_openib_want_fork_support 1 --mca btl_tcp_if_exclude lo,docker0",
-        "-mca orte_abort_on_non_zero_status 1 -mca plm_rsh_no_tree_spawn 1 -mca plm_rsh_num_concurrent 2",
+        (
+            "-mca orte_abort_on_non_zero_status 1 -mca plm_rsh_no_tree_spawn 1 -mca"
+            " plm_rsh_num_concurrent 2"
+        ),
         "--mca orte_base_help_aggregate 0 --mca btl_base_verbose 0",
         "--mca mca_base_env_list 'A=1;B=2' -x C=3",
         "--gmca btl tcp,self --mca btl tcp,self",
@@ -233,8 +242,14 @@ def network() -> Iterator[Network]:
     "options",
     [
         "",
-        "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world' -x FI_PROVIDER=tcp",
-        "-bind-to none -map-by slot -mca pml ob1 -mca btl ^openib -x PATH -x GREETING='hello world' -x FI_PROVIDER=tcp",
+        (
+            "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world' -x"
+            " FI_PROVIDER=tcp"
+        ),
+        (
+            "-bind-to none -map-by slot -mca pml ob1 -mca btl ^openib -x PATH -x GREETING='hello"
+            " world' -x FI_PROVIDER=tcp"
+        ),
     ],
     ids=["ours", "documented", "horovod"],
 )
@@ -340,8 +355,8 @@ def test_a_program_calls_mpirun_for_all_hosts(
     assert statuses == [0, 0], texts
     for rank in range(4):
         assert (
-            f"rank {rank} of 4 on {NAMES[rank // 2]} greeting hello world provider  interface eth0\n"
-            in texts[0]
+            f"rank {rank} of 4 on {NAMES[rank // 2]} greeting hello world provider  interface"
+            " eth0\n" in texts[0]
         )
     assert "mpirun ended with 0\n" in texts[0]
     # That a script will call mpirun is not known before it does.
@@ -390,7 +405,10 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
     """
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
-    asked = "from trainworks_launcher.given.routes import interface_that_reaches as find; print(find(*{}))"
+    asked = (
+        "from trainworks_launcher.given.routes import interface_that_reaches as find;"
+        " print(find(*{}))"
+    )
     for names, expected in (
         (("algo-1", "algo-2"), "eth0"),
         (("algo-1",), "lo"),

@@ -291,6 +291,9 @@ def test_efa_without_a_plugin_is_said(tmp_path: Path) -> None:
         said.append([line for line in found.warnings if "aws-ofi-nccl" in line])
         (tmp_path / "plugin").mkdir(exist_ok=True)
         (tmp_path / "plugin" / "libnccl-net.so").touch()
-    line = "this host has EFA, but the image has no aws-ofi-nccl: NCCL talks TCP between hosts, even where EFA"
+    line = (
+        "this host has EFA, but the image has no aws-ofi-nccl: NCCL talks TCP between hosts, even"
+        " where EFA"
+    )
     assert said[0][0].startswith(line)
     assert said[1] == []

@@ -52,10 +52,11 @@ def died(
 
 
 TORCHRUN = (
-    'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n'
-    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
-    "Failures:\n[1]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 2)  (SIGTERM)\n"
-    "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n  exitcode  : 42 (pid: 3) \n"
+    'Traceback (most recent call last):\n  File "torchrun", line 8, in'
+    " <module>\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    " \nFailures:\n[1]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 2) "
+    " (SIGTERM)\nRoot Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n "
+    " exitcode  : 42 (pid: 3) \n"
 )
 
 
@@ -73,11 +74,17 @@ def test_the_cause_stands_first() -> None:
         "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
         "AssertionError: Torch not compiled with CUDA enabled",
         "RuntimeError: No CUDA GPUs are available",
-        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        (
+            "RuntimeError: Attempting to deserialize object on a CUDA device but"
+            " torch.cuda.is_available() is False."
+        ),
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "RuntimeError: Distributed package doesn't have NCCL built in",
-        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        (
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an"
+            " NVIDIA GPU"
+        ),
     ],
 )
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
@@ -101,7 +108,10 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
 
 
 def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
-    message = "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize mismatch: weight.\n"
+    message = (
+        "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize"
+        " mismatch: weight.\n"
+    )
     text = failure_of(
         what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")
     ).text
@@ -151,7 +161,10 @@ def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> N
 
 
 def test_torchruns_log_gives_the_status_of_a_process() -> None:
-    said = b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary: /usr/bin/python3\n"
+    said = (
+        b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary:"
+        b" /usr/bin/python3\n"
+    )
     assert torchrun_status(said, 17) == -9
     assert torchrun_status(said, 1) is None
 
@@ -169,7 +182,10 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
             (2, 42),
         ),
         (
-            "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).",
+            (
+                "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9"
+                " (Killed)."
+            ),
             (3, -9),
         ),
         (
@@ -185,7 +201,10 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
             (1, 1),
         ),
         (
-            "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],3]\n  Errorcode: 7\n",
+            (
+                "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc:"
+                " [[1,1],3]\n  Errorcode: 7\n"
+            ),
             (3, 7),
         ),
         # An abort is told when it happens; the summary at the end may name
@@ -211,13 +230,16 @@ def test_mpiruns_words_name_the_first_failing_rank_and_its_status(
     [
         ("nothing", ""),
         (
-            "inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote host:   algo-2\n",
+            (
+                "inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote"
+                " host:   algo-2\n"
+            ),
             "algo-2",
         ),
         (
             (
-                "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on node algo-1\n"
-                "  Remote daemon: [[1,0],1] on node algo-3\n"
+                "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on"
+                " node algo-1\n  Remote daemon: [[1,0],1] on node algo-3\n"
             ),
             "algo-3",
         ),
@@ -232,14 +254,20 @@ def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: 
 )
 def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None:
     """hyperpodrun prints -256 for a rank that ended with 1."""
-    words = f"Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : {printed} (pid: 5)\n"
+    words = (
+        f"Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : {printed}"
+        " (pid: 5)\n"
+    )
     assert report_of(words.encode()) == Report(0, code, starter="torchrun")
 
 
 def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     """It comes through the rank's own standard error, where an exit takes its time."""
     dashes = "-" * 74 + "\n"
-    abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n\nNOTE: it failed\n"
+    abort = (
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n\nNOTE: it"
+        " failed\n"
+    )
     log = (
         "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
     )
@@ -300,8 +328,8 @@ def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
     )
     made = with_status(told, -9)
     assert made.status == 137
-    assert made.text == (
-        "out of memory: the kernel killed 1 process(es) of host b\n"
+    assert (
+        made.text == "out of memory: the kernel killed 1 process(es) of host b\n"
         "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137)"
     )
 

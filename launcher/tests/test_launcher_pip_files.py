@@ -44,7 +44,8 @@ print(json.dumps([
 ]))
 """
 FILES = {
-    "requirements.txt": """# a comment
+    "requirements.txt": (
+        """# a comment
 plain
 pinned==1.0 ; python_version > '3' # why
 spaced >= 1 , < 2
@@ -75,7 +76,8 @@ fragment @ https://host.example/name-1.zip#egg=a
 --only-binary a,b
 --pre --no-index --prefer-binary
 --require-hashes
-last \\""",
+last \\"""
+    ),
     "more/other.txt": "inner\n-r deeper.txt\n",
     "more/deeper.txt": "deep==1\n",
     "limits.txt": "\n\nlimited<2\n-r more/deeper.txt\n",

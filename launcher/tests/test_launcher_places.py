@@ -123,9 +123,10 @@ def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
     assert ended.returncode == 70
     assert "Traceback" not in ended.stderr
     assert (
-        f"trainworks: cannot start the job: this container may not start threads: user {STRANGER} may have 1 processes"
-        " and threads (ulimit -u) (can't start new thread); raise that limit"
-    ) in ended.stderr.splitlines()
+        f"trainworks: cannot start the job: this container may not start threads: user {STRANGER}"
+        " may have 1 processes and threads (ulimit -u) (can't start new thread); raise that limit"
+        in ended.stderr.splitlines()
+    )
 
 
 @as_root
@@ -163,7 +164,10 @@ with open(made, "w") as opened:
 os.chmod(made, 0o755)
 subprocess.run([made], check=True)
 """
-NO_EXEC = "set -e; for place in {}; do mount --bind $place $place; mount -o remount,bind,noexec $place; done; "
+NO_EXEC = (
+    "set -e; for place in {}; do mount --bind $place $place; mount -o remount,bind,noexec $place;"
+    " done; "
+)
 
 
 @as_root
@@ -209,7 +213,10 @@ def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
 
 
 def test_a_locale_that_the_image_lacks_becomes_one_that_it_has(tmp_path: Path) -> None:
-    script = 'import locale, os; locale.setlocale(locale.LC_ALL, ""); print("with", *map(os.getenv, ("LANG", "LC_ALL")))'
+    script = (
+        'import locale, os; locale.setlocale(locale.LC_ALL, ""); print("with", *map(os.getenv,'
+        ' ("LANG", "LC_ALL")))'
+    )
     write_inputs(tmp_path, script, {}, {})
     given = {"LANG": "C.UTF-8", "LC_ALL": "xx_XX.UTF-8", "LC_TIME": "yy_YY.UTF-8", "LC_NAME": ""}
     with Launcher(tmp_path, variables=given) as made:
@@ -435,14 +442,15 @@ VOLUME = "0c1d" * 16
             id="a volume with a name",
         ),
         pytest.param(
-            DOCKER
-            + "140 110 8:1 /pods/6f/volumes/kubernetes.io~empty-dir/scratch /opt/ml rw - xfs /dev/sda1 rw",
+            DOCKER + "140 110 8:1 /pods/6f/volumes/kubernetes.io~empty-dir/scratch /opt/ml rw - xfs"
+            " /dev/sda1 rw",
             *("/opt/ml/model", False),
             id="an emptyDir",
         ),
         pytest.param(
             DOCKER
-            + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw\n141 110 0:60 / /opt/ml rw - tmpfs x rw",
+            + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw\n141 110 0:60 / /opt/ml rw -"
+            " tmpfs x rw",
             *("/opt/ml/model", False),
             id="a mount that another one hides",
         ),

@@ -96,8 +96,10 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
         environment(
             {
                 **MPI,
-                "sagemaker_mpi_custom_mpi_options": "-verbose --mca btl_vader_single_copy_mechanism none"
-                " --mca pml ucx -x NCCL_DEBUG=VERSION --bind-to core",
+                "sagemaker_mpi_custom_mpi_options": (
+                    "-verbose --mca btl_vader_single_copy_mechanism none"
+                    " --mca pml ucx -x NCCL_DEBUG=VERSION --bind-to core"
+                ),
             },
             hosts=TWO,
         )

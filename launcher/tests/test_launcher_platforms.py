@@ -110,10 +110,9 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
     from launcher_support import LAUNCHER
 
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trainworks_launcher.given.environment import read_environment\n"
-        "read_environment({'PATH': '/usr/bin'})\n"
-        "print(*(name for name in sys.modules if name.startswith('trainworks_launcher.given.platforms.')))"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom trainworks_launcher.given.environment"
+        " import read_environment\nread_environment({'PATH': '/usr/bin'})\nprint(*(name for name in"
+        " sys.modules if name.startswith('trainworks_launcher.given.platforms.')))"
     )
     words = [sys.executable, "-IS", "-c", program, str(LAUNCHER)]
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.split() == []

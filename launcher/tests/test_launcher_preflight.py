@@ -75,8 +75,8 @@ def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) 
     status, text = report(words(tmp_path, hyperparameters={"epochs": 3}))
     assert status == 0
     assert (
-        "mode torch_distributed, host algo-1 (1 of 2), 8 processes on this host, 16 in all, train.py;"
-        in text
+        "mode torch_distributed, host algo-1 (1 of 2), 8 processes on this host, 16 in all,"
+        " train.py;" in text
     )
     assert "hosts are ml.p4d.24xlarge" in " ".join(text.split())
     assert "  algo-2     8  9 10 11 12 13 14 15\n" in text

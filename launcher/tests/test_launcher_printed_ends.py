@@ -16,7 +16,10 @@ def dies(after: str = "", before: str = "", death: str = DIES) -> str:
     """A script that dies, and what its libraries print to the standard error
     before and after that.
     """
-    return f"{IMPORTS}os.write(2, {before.encode()!r})\natexit.register(os.write, 2, {after.encode()!r})\n{death}"
+    return (
+        f"{IMPORTS}os.write(2, {before.encode()!r})\natexit.register(os.write, 2,"
+        f" {after.encode()!r})\n{death}"
+    )
 
 
 def raises(name: str, text: str) -> str:
@@ -31,21 +34,25 @@ def lines(*texts: str, count: int = 1) -> str:
 
 HANDLED = "try: open('/no/such/cache')\nexcept OSError: traceback.print_exc()\n"
 IN_A_CHILD = (
-    f"subprocess.run((sys.executable, '-c', {DIES!r}), env={{**os.environ, 'RANK': '1'}})\n"
-    "os.write(2, b\"[2026-11-26 10:00:00,124] [ERROR] [launch.py:325:sigkill_handler] ['/opt/python', 'train.py', \"\n"
-    "    b\"'--local_rank=1'] exits with return code = 1\\n\")\nsys.exit(1)"
+    f"subprocess.run((sys.executable, '-c', {DIES!r}), env={{**os.environ, 'RANK':"
+    " '1'})\nos.write(2, b\"[2026-11-26 10:00:00,124] [ERROR] [launch.py:325:sigkill_handler]"
+    " ['/opt/python', 'train.py', \"\n    b\"'--local_rank=1'] exits with return code ="
+    ' 1\\n")\nsys.exit(1)'
 )
 BAR = "\r 33%|###2      | 1/3 [00:00<00:01,  1.9it/s]"
 CUDA = (
-    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported at some "
-    "other API call, so the stacktrace below might be incorrect.\n"
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be"
+    " asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
 )
 ABORTS = (
     "terminate called after throwing an instance of 'c10::Error'\n  what():  "
     + CUDA
     + "frame #0: c10::Error::Error"
 )
-ABSL = "F1126 10:00:00.1 1234 rendezvous.cc:123] Check failed: status.ok() INTERNAL: no peer\n*** Check failure stack"
+ABSL = (
+    "F1126 10:00:00.1 1234 rendezvous.cc:123] Check failed: status.ok() INTERNAL: no peer\n***"
+    " Check failure stack"
+)
 MPI_ABORT = lines(
     "-" * 74,
     "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
@@ -57,7 +64,10 @@ THREAD = (
     "t = threading.Thread(target=open, args=('/no/such/x',)); t.start(); t.join()\n"
     "sys.exit('configuration error: lr must be positive')"
 )
-ARGPARSE = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\np.parse_args()"
+ARGPARSE = (
+    "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
+    " required=True)\np.parse_args()"
+)
 IGNORED = (
     "class Iterator:\n    def __del__(self): assert False, 'can only test a child process'\n"
     "kept = [Iterator() for _ in range(4)]\n"
@@ -83,7 +93,8 @@ ENDS = {
     ),
     "clearml": (
         dies(
-            "2026-11-26 10:00:00,100 - clearml.Task - WARNING - ### TASK STOPPED - USER ABORTED ###\n"
+            "2026-11-26 10:00:00,100 - clearml.Task - WARNING - ### TASK STOPPED - USER ABORTED"
+            " ###\n"
         ),
         NAN,
     ),
@@ -106,7 +117,8 @@ ENDS = {
     ),
     "semaphores": (
         dies(
-            "resource_tracker.py:224: UserWarning: 6 leaked semaphores\n  warnings.warn('resource')\n"
+            "resource_tracker.py:224: UserWarning: 6 leaked semaphores\n "
+            " warnings.warn('resource')\n"
         ),
         NAN,
     ),
@@ -129,8 +141,8 @@ ENDS = {
     "exception in thread, main ok": (IMPORTS + THREAD, "lr must be positive"),
     "argparse": (ARGPARSE, "the following arguments are required"),
     "assert cuda": (
-        IMPORTS
-        + f"atexit.register(os.abort)\nos.write(2, {ABORTS.encode()!r})\nraise RuntimeError({CUDA!r})",
+        IMPORTS + f"atexit.register(os.abort)\nos.write(2, {ABORTS.encode()!r})\nraise"
+        f" RuntimeError({CUDA!r})",
         "illegal memory access",
     ),
     "keyboard": ("raise KeyboardInterrupt", "SIGINT"),
@@ -160,7 +172,10 @@ ENDS = {
         "'x' is not of type 'number'",
     ),
     "exception in except": (
-        "try: raise ValueError('bad config')\nexcept ValueError: raise RuntimeError('cannot start')",
+        (
+            "try: raise ValueError('bad config')\nexcept ValueError: raise RuntimeError('cannot"
+            " start')"
+        ),
         "RuntimeError: cannot start",
     ),
     "bus": ("import os, signal\nos.kill(os.getpid(), signal.SIGBUS)", "killed by SIGBUS"),

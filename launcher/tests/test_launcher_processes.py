@@ -96,7 +96,10 @@ def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:
 
 
 def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
-    script = "import os\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('my own words')\nraise SystemExit(3)"
+    script = (
+        "import os\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('my own"
+        " words')\nraise SystemExit(3)"
+    )
     (tmp_path / "output").mkdir()
     made = run(tmp_path, script)
     assert (made.status, made.failure) == (3, "my own words")
@@ -269,9 +272,9 @@ def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(
     tmp_path: Path,
 ) -> None:
     script = (
-        "import subprocess\n"
-        "for _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'exit 0'])\n"
-        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end; exec sleep 300 >&- 2>&-'])\n"
+        "import subprocess\nfor _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh',"
+        " '-c', 'exit 0'])\nsubprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon"
+        " $$ end; exec sleep 300 >&- 2>&-'])\n"
     )
     made = run(tmp_path, script)
     assert made.status == 0
@@ -305,7 +308,10 @@ def test_a_failure_file_that_is_not_a_file_is_replaced(tmp_path: Path, kind: str
 
 
 def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
-    script = "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])), os.environ['TMPDIR'])"
+    script = (
+        "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])),"
+        " os.environ['TMPDIR'])"
+    )
     made = run(tmp_path, script)
     scratch = (tmp_path / "tmp").resolve()
     assert f"\n[] {scratch}\n" in made.text
@@ -670,7 +676,10 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
     with two_hosts(tmp_path, "", hyperparameters=asked, variables=variables) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0]
     for rank, launcher in enumerate(launchers):
-        words = f"--nnodes=2 --nproc-per-node=2 --master-addr={LEADER} --master-port=7777 --node-rank={rank}"
+        words = (
+            f"--nnodes=2 --nproc-per-node=2 --master-addr={LEADER} --master-port=7777"
+            f" --node-rank={rank}"
+        )
         assert f"{words} --no-python " in launcher.text
         assert f"rank.py -- {sys.executable} train.py --epochs 3" in launcher.text
     assert re.search(
@@ -719,17 +728,17 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
     if probe.returncode:
         pytest.skip(f"no PID namespace can be made here: {probe.stderr.decode().strip()}")
     script = (
-        "import os, subprocess, sys, time\n"
-        "print('parent is', os.getppid(), flush=True)\n"
-        "def state(pid):\n"
-        "    try: return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]\n"
-        "    except OSError: return 'reaped'\n"
-        "def zombies(): return [pid for pid in os.listdir('/proc') if pid.isdecimal() and state(pid) == 'Z']\n"
-        "subprocess.run(['sh', '-c', 'sleep 0 & exec true'])\n"
-        "orphan = subprocess.run(['sh', '-c', 'setsid sh -c \"exit 0\" & echo $!'], stdout=subprocess.PIPE)\n"
+        "import os, subprocess, sys, time\nprint('parent is', os.getppid(), flush=True)\ndef"
+        " state(pid):\n    try: return"
+        " open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]\n    except OSError:"
+        " return 'reaped'\ndef zombies(): return [pid for pid in os.listdir('/proc') if"
+        " pid.isdecimal() and state(pid) == 'Z']\nsubprocess.run(['sh', '-c', 'sleep 0 & exec"
+        " true'])\norphan = subprocess.run(['sh', '-c', 'setsid sh -c \"exit 0\" & echo $!'],"
+        " stdout=subprocess.PIPE)\n"
         + WAIT_FOR_TERM.replace(
             "    sys.exit(STATUS)",
-            "    while zombies(): time.sleep(0.01)\n    print('no zombies', flush=True)\n    sys.exit(5)",
+            "    while zombies(): time.sleep(0.01)\n    print('no zombies', flush=True)\n   "
+            " sys.exit(5)",
         )
     )
     write_inputs(tmp_path, script, {}, {})
@@ -784,8 +793,8 @@ def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> N
     opened = tmp_path / "opened"
     program = (sys.executable, "-ISc", AUDITED, str(opened), *TRAIN[2:])
     script = (
-        "import subprocess\n"
-        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end; exec sleep 300 >&- 2>&-'])\n"
+        "import subprocess\nsubprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon"
+        " $$ end; exec sleep 300 >&- 2>&-'])\n"
     )
     write_inputs(tmp_path, script, {}, {})
     with Launcher(tmp_path, program=program) as made:

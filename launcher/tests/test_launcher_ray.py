@@ -272,7 +272,10 @@ def job(
     (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
     programs = {
         "ray": f'exec {sys.executable} {tmp_path}/stand_in.py "$@"',
-        "python": f'[ "$1" != -I ] || shift\nPYTHONPATH="{tmp_path}/library:$PYTHONPATH" exec {sys.executable} "$@"',
+        "python": (
+            f'[ "$1" != -I ] || shift\nPYTHONPATH="{tmp_path}/library:$PYTHONPATH" exec'
+            f' {sys.executable} "$@"'
+        ),
     }
     for name, line in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")

@@ -124,7 +124,10 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
         pytest.param(
             [(DONE, WAITS)] * 4,
             [
-                f"every rank has called {SIZES}, which does not end: look at the network and the GPUs"
+                (
+                    f"every rank has called {SIZES}, which does not end: look at the network and the"
+                    " GPUs"
+                )
             ],
             (),
             id="all",

@@ -79,7 +79,9 @@ KUBERAY = {
 }
 HETEROGENEOUS = {**SLURM_NODE, "SLURM_HET_SIZE": "2"}
 TENSORFLOW = {
-    "TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
+    "TF_CONFIG": (
+        '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
+    )
 }
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",

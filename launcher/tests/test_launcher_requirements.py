@@ -214,7 +214,10 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
     assert (image.versions()["torch"], image.versions()["plain"]) == ("2.13.0", "1.0")
     made = image.run("torch==2.13.0+cu118\n")
     assert made.status == 0, made.text
-    said = "requirements.txt line 1: torch==2.13.0+cu118 is not installed: this image keeps torch 2.13.0"
+    said = (
+        "requirements.txt line 1: torch==2.13.0+cu118 is not installed: this image keeps torch"
+        " 2.13.0"
+    )
     assert f"trainworks: {said}\n" in made.text
 
 
@@ -326,9 +329,18 @@ FAST = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
         (
             "torch>=2.14\ntriton==3.9\npytorch\n",
             (
-                "requirements.txt line 1: torch>=2.14, and this image has torch 2.13.0+cpu: choose an image with",
-                "requirements.txt line 2: triton==3.9, and this image has triton 3.0.0: choose an image with triton",
-                "requirements.txt line 3: pytorch of the package index is something else: ask for torch",
+                (
+                    "requirements.txt line 1: torch>=2.14, and this image has torch 2.13.0+cpu:"
+                    " choose an image with"
+                ),
+                (
+                    "requirements.txt line 2: triton==3.9, and this image has triton 3.0.0: choose"
+                    " an image with triton"
+                ),
+                (
+                    "requirements.txt line 3: pytorch of the package index is something else: ask"
+                    " for torch"
+                ),
             ),
         ),
         (
@@ -339,7 +351,10 @@ FAST = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
         (
             f"{FAST} ; python_version < '3'\n{FAST}\n",
             (
-                "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system; this is cp",
+                (
+                    "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system;"
+                    " this is cp"
+                ),
             ),
         ),
         (
@@ -425,8 +440,8 @@ def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_an
     made = image.run("torch==2.1.0\nolder==1.0\n")
     refused(
         made,
-        "older 1.0 requires torch==2.1.0, and this image has torch 2.13.0+cpu; ask for a version of older that fits "
-        "2.13.0+cpu, or choose an image with torch==2.1.0",
+        "older 1.0 requires torch==2.1.0, and this image has torch 2.13.0+cpu; ask for a version of"
+        " older that fits 2.13.0+cpu, or choose an image with torch==2.1.0",
     )
 
 
@@ -448,15 +463,17 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
         f"Requires-Dist: {requires}\\n" if requires else ""
     )
     return {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        f'[project]\nname = "{name}"\nversion = "1.0"\n',
-        "backend.py": "import os, subprocess\n"
-        "def prepare_metadata_for_build_wheel(directory, settings=None):\n"
-        f"    os.mkdir(os.path.join(directory, '{name}-1.0.dist-info'))\n"
-        f"    with open(os.path.join(directory, '{name}-1.0.dist-info/METADATA'), 'w') as out:\n"
-        f"        out.write('{head}')\n"
-        f"    return '{name}-1.0.dist-info'\n"
-        f"def build_wheel(*_):\n    {build or 'raise NotImplementedError'}\n",
+        "pyproject.toml": (
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            f'[project]\nname = "{name}"\nversion = "1.0"\n'
+        ),
+        "backend.py": (
+            "import os, subprocess\ndef prepare_metadata_for_build_wheel(directory,"
+            f" settings=None):\n    os.mkdir(os.path.join(directory, '{name}-1.0.dist-info'))\n   "
+            f" with open(os.path.join(directory, '{name}-1.0.dist-info/METADATA'), 'w') as out:\n  "
+            f"      out.write('{head}')\n    return '{name}-1.0.dist-info'\ndef build_wheel(*_):\n "
+            f"   {build or 'raise NotImplementedError'}\n"
+        ),
     }
 
 
@@ -490,8 +507,9 @@ def test_a_project_that_wants_another_torch(image: Image) -> None:
 def test_a_companion_that_was_built_for_another_torch_is_refused(image: Image) -> None:
     refused(
         image.run("plain\ntorchvision\n"),
-        "torchvision 0.28.0 does not work with this image's torch 2.13.0+cpu (RuntimeError: operator torchvision::nms"
-        f" does not exist); add --extra-index-url {INDEX} to the requirements file, or remove it",
+        "torchvision 0.28.0 does not work with this image's torch 2.13.0+cpu (RuntimeError:"
+        f" operator torchvision::nms does not exist); add --extra-index-url {INDEX} to the"
+        " requirements file, or remove it",
     )
 
 
@@ -507,7 +525,10 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
     made = image.run("plain\n")
     assert made.status == 0, made.text
-    warning = "warning: plain may compile code for GPUs when it is first used, and this image has no nvcc: take an image"
+    warning = (
+        "warning: plain may compile code for GPUs when it is first used, and this image has no"
+        " nvcc: take an image"
+    )
     assert f"trainworks: {warning} that was built --with nvcc" in made.text
     assert "absent" not in made.text.replace("absent=nvcc", "")
 
@@ -524,7 +545,10 @@ def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     file, content = wheel("thing", "", "1.0", ())
     (code / "thing").mkdir(parents=True)
     (code / "thing" / file).write_bytes(content)
-    build = f"open('built', 'w'); open('../beside.txt'); import shutil; shutil.copy({file!r}, _[0]); return {file!r}"
+    build = (
+        f"open('built', 'w'); open('../beside.txt'); import shutil; shutil.copy({file!r}, _[0]);"
+        f" return {file!r}"
+    )
     files = source_of("thing", build=build)
     files = {f"thing/{name}": text for name, text in files.items()}
     made = image.run(f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""})
@@ -607,14 +631,17 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     assert made.status == 0, made.text
     assert image.versions()["native"] == taken
     assert (
-        "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0"
-        in made.text
+        "native 3.0 cannot be imported beside the requirements (ImportError: native requires"
+        " Core 2.0" in made.text
     )
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
     """Nothing is asked of it: a strict job too goes on."""
-    lines = "--extra-index-url https://wheels.example/cu130\n--find-links https://wheels.example/stable.html\nplain\n"
+    lines = (
+        "--extra-index-url https://wheels.example/cu130\n--find-links"
+        " https://wheels.example/stable.html\nplain\n"
+    )
     made = image.run(lines, TRAINWORKS_STRICT_REQUIREMENTS="on")
     assert made.status == 0, made.text
     assert made.text.count("is not needed: it has another build than this image") == 2
@@ -669,7 +696,10 @@ def test_a_project_is_uvs_to_read(image: Image) -> None:
 
 def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
     image.document["needs"] = {"kernels": "nvcc", "others": "nvcc"}
-    text = '[project]\nname = "a"\nversion = "1"\ndependencies = ["plain", "kernels; sys_platform == \'linux\'"]\n'
+    text = (
+        '[project]\nname = "a"\nversion = "1"\ndependencies = ["plain", "kernels; sys_platform =='
+        " 'linux'\"]\n"
+    )
     (image.base / "pyproject.toml").write_text(text)
     done = image.program("-r", "pyproject.toml")
     assert done.returncode == 1

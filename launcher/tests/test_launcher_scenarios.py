@@ -163,8 +163,8 @@ def test_a_job_that_does_nothing(
 def test_a_rank_on_the_second_host_raises(
     shared: Network, manifest: Path, tmp_path: Path, mode: str
 ) -> None:
-    script = RANKS + (
-        'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
+    script = (
+        RANKS + 'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwhile True: signal.pause()\n"
     )
     with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
@@ -245,7 +245,8 @@ def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, 
         "seen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))\nsay('ready')\n"
         "while not seen: signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
         "say('saw SIGTERM')\ntime.sleep(3)\n"  # longer than mpirun would give it
-        "open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'), 'w').write('whole')\nsay('saved')\n"
+        "open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'),"
+        " 'w').write('whole')\nsay('saved')\n"
     )
     with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
         for host in hosts:
@@ -276,8 +277,8 @@ def test_ranks_save_while_others_have_died_of_the_stop(
     shared: Network, manifest: Path, tmp_path: Path, mode: str, seconds: int
 ) -> None:
     """Two ranks on each host, of which one saves and the other dies of SIGTERM."""
-    script = RANKS + (
-        "def save(*_):\n"
+    script = (
+        RANKS + "def save(*_):\n"
         f"    time.sleep({seconds})\n"
         "    open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'), 'w').write('whole')\n"
         "    say('saved')\n"
@@ -292,7 +293,8 @@ def test_ranks_save_while_others_have_died_of_the_stop(
             host.read_until("ready", 2)
         hosts[1].signal_process_one(signal.SIGTERM)  # the other one is only told
         hosts[0].read_until(
-            "SIGTERM: passed on; the ranks have the time that the platform of the stopped host leaves"
+            "SIGTERM: passed on; the ranks have the time that the platform of the stopped host"
+            " leaves"
         )
         statuses, _ = wait_all(hosts)
         assert statuses == [143, 143], text_of(hosts)
@@ -497,14 +499,12 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
 def test_torchrun_restarts_a_rank_that_fails(
     shared: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    script = RANKS + (
-        "mark = os.path.join(os.environ['SM_HP_SHARED'], 'lived-on-')\n"
-        "if not os.path.exists(mark + host):\n"
-        "    open(mark + host, 'w').close()\n"
-        "    while not os.path.exists(mark + 'algo-1'): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
-        "    if rank == 1: sys.exit(3)\n"
-        "    signal.pause()\n"
-        "say('second life on', host)\n"
+    script = (
+        RANKS
+        + "mark = os.path.join(os.environ['SM_HP_SHARED'], 'lived-on-')\nif not os.path.exists(mark"
+        " + host):\n    open(mark + host, 'w').close()\n    while not os.path.exists(mark +"
+        " 'algo-1'): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n    if rank == 1: sys.exit(3)\n"
+        "    signal.pause()\nsay('second life on', host)\n"
     )
     asked: dict[str, Json] = {
         **MODES["torch_distributed"],
@@ -521,8 +521,8 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
     """A rank that fails each time: what ends the job is its last failure, after
     the restarts that were allowed.
     """
-    script = RANKS + (
-        "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
+    script = (
+        RANKS + "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
         "second = os.path.exists(mark)\n"
         "if rank == 1:\n    open(mark, 'w').close()\n"
         "    raise ValueError('in the last life' if second else 'in the first life')\n"
@@ -548,10 +548,10 @@ def test_restarts_that_lead_nowhere_end_the_job(
 
     What it prints differs only in times and numbers of processes.
     """
-    script = RANKS + (
-        "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank, 'reads', hex(id(rank)))\n"
-        "if rank == 1: raise ValueError('always the same, of process %d' % os.getpid())\n"
-        "while True: signal.pause()\n"
+    script = (
+        RANKS + "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank,"
+        " 'reads', hex(id(rank)))\nif rank == 1: raise ValueError('always the same, of process"
+        " %d' % os.getpid())\nwhile True: signal.pause()\n"
     )
     asked: dict[str, Json] = {
         **MODES["torch_distributed"],
@@ -572,13 +572,13 @@ def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_p
     """Each life does one more step, which only one host shows, by the file in
     which it says its step.
     """
-    script = RANKS + (
-        "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'), int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
-        "print('step', step if rank else 'by step')\n"
-        "if rank == 1: open(os.environ['TRAINWORKS_HEARTBEAT_FILE'], 'w').write(str(step))\n"
-        "if rank == 1 and step < 5: raise ValueError('always the same')\n"
-        "if rank == 1: open(last, 'w').close()\n"
-        "while not os.path.exists(last): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
+    script = (
+        RANKS + "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'),"
+        " int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('step', step if rank else 'by"
+        " step')\nif rank == 1: open(os.environ['TRAINWORKS_HEARTBEAT_FILE'],"
+        " 'w').write(str(step))\nif rank == 1 and step < 5: raise ValueError('always the"
+        " same')\nif rank == 1: open(last, 'w').close()\nwhile not os.path.exists(last):"
+        " signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
     )
     asked: dict[str, Json] = {
         **MODES["torch_distributed"],
@@ -630,8 +630,8 @@ def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
     shared: Network, manifest: Path, tmp_path: Path
 ) -> None:
     script = (
-        RANKS
-        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+        RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True:"
+        " signal.pause()\n"
     )
     grace = {"TRAINWORKS_STOP_GRACE_SECONDS": "1"}
     with job_on(
@@ -647,8 +647,8 @@ def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
 
 def test_on_one_host_too_the_status_is_that_of_a_kill(manifest: Path, tmp_path: Path) -> None:
     script = (
-        RANKS
-        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+        RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True:"
+        " signal.pause()\n"
     )
     write_inputs(
         tmp_path, script, {**MODES["mpi"], "sagemaker_mpi_num_of_processes_per_host": "2"}, {}

@@ -41,7 +41,10 @@ MODES: dict[str, dict[str, Json]] = {
 }
 STARTERS = {
     "own torchrun": f"{PREFIX}/bin/torchrun --standalone --nproc-per-node 2 train.py",
-    "own mpirun": f"{PREFIX}/bin/mpirun --allow-run-as-root --oversubscribe -np 2 {PREFIX}/bin/python train.py",
+    "own mpirun": (
+        f"{PREFIX}/bin/mpirun --allow-run-as-root --oversubscribe -np 2 {PREFIX}/bin/python"
+        " train.py"
+    ),
 }
 SAVES = """
 import os, signal, sys
@@ -143,7 +146,10 @@ def test_mpiruns_ranks_on_both_hosts_end_with_a_launcher(
     shared: Network, manifest: Path, tmp_path: Path, killed: int
 ) -> None:
     """Hosts without a PID namespace: as Slurm starts tasks, without a container."""
-    script = "import os, signal\nos.write(1, b'pids %d ready\\n' % os.getpid())\nwhile True: signal.pause()\n"
+    script = (
+        "import os, signal\nos.write(1, b'pids %d ready\\n' % os.getpid())\nwhile True:"
+        " signal.pause()\n"
+    )
     hosts = []
     with contextlib.ExitStack() as stack:
         for name in shared.hosts:

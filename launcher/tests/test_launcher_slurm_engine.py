@@ -174,7 +174,10 @@ def test_status_and_cause_of_a_failed_task_end_the_step_on_both_nodes(
 def test_a_cancelled_job_stops_every_rank(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str], signal: tuple[str, ...]
 ) -> None:
-    script = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved', flush=True)))\n"
+    script = (
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved',"
+        " flush=True)))\n"
+    )
     script += "print('waits', flush=True)\nwhile True: signal.pause()\n"
     (tmp_path / "train.py").write_text(script)
     env = {**os.environ, "SLURM_CONF": str(slurm.folder / "slurm.conf"), **manifest}

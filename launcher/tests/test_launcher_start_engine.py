@@ -123,8 +123,8 @@ def test_a_firewall_that_answers_no_is_named(network: Network, tmp_path: Path) -
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
     assert "the data path to algo-1 does not work" in hosts[1].text
     assert (
-        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port 7777"
-        in hosts[1].text
+        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port"
+        " 7777" in hosts[1].text
     )
 
 
@@ -137,7 +137,10 @@ def test_large_packets_that_are_lost_are_named(network: Network, tmp_path: Path)
 
 
 def test_a_port_of_the_store_that_is_taken_is_named(network: Network, tmp_path: Path) -> None:
-    taken = "import socket,sys;s=socket.create_server(('',7777));print('up',flush=True);sys.stdin.read()"
+    taken = (
+        "import"
+        " socket,sys;s=socket.create_server(('',7777));print('up',flush=True);sys.stdin.read()"
+    )
     words = network.inside("algo-1", sys.executable, "-c", taken)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -157,9 +157,10 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     verdict = Verdict(plan(made), str(tmp_path), Masker({}))
     assert verdict.judge(stopped) == stopped  # it was stopped before the start
     verdict.started_at = time.time()
-    assert verdict.judge(stopped).text == (
-        f"stopped by SIGTERM; no checkpoint was written: no file in {directory} is younger than the job\n"
-        "Traceback of algo-2"
+    assert (
+        verdict.judge(stopped).text
+        == f"stopped by SIGTERM; no checkpoint was written: no file in {directory} is younger than"
+        " the job\nTraceback of algo-2"
     )
 
 

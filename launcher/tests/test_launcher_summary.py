@@ -25,8 +25,8 @@ WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
             18360.0,
             (LEADER, WORKER),
             (
-                "306 min on 2 hosts, first output after 8.2 s, 1 restart, 14 min without progress, at most 61.0 GiB of "
-                "memory (algo-2), GPUs busy 78 %, the least busy one 64 %"
+                "306 min on 2 hosts, first output after 8.2 s, 1 restart, 14 min without progress,"
+                " at most 61.0 GiB of memory (algo-2), GPUs busy 78 %, the least busy one 64 %"
             ),
         ),
         (0.25, (Figures(),), "0.2 s on 1 host"),

@@ -38,13 +38,16 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
         why = f"no distribution is on, so each of the {hosts} hosts trains a whole model of its own"
         yield Advice("no distribution", "switch one on, or use one host", why)
     if mode in SMDDP_MODES and open_library:
-        why = "smddp of this image is NCCL on GPUs and gloo on CPUs, on every instance type, on one host or more"
+        why = (
+            "smddp of this image is NCCL on GPUs and gloo on CPUs, on every instance type, on one"
+            " host or more"
+        )
         yield Advice("smddp", "expect the speed of torch_distributed", why)
     elif mode in SMDDP_MODES:
         if hosts == 1:
             why = (
-                f"AWS's library makes the exchange between hosts faster; with one, {gpus} GPU(s) are connected by"
-                " NVLink or PCIe, which NCCL uses by itself"
+                f"AWS's library makes the exchange between hosts faster; with one, {gpus} GPU(s)"
+                " are connected by NVLink or PCIe, which NCCL uses by itself"
             )
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not row.smddp:
@@ -78,7 +81,10 @@ def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
             not one_per_host and count > per_host
         ):  # a mirrored strategy uses all GPUs with its one process
             why = f"{per_host} process(es) per host, and each uses one of {count}"
-            text = f"{count - per_host} of {count} {noun} on each host are idle: give {count} processes per host"
+            text = (
+                f"{count - per_host} of {count} {noun} on each host are idle: give {count}"
+                " processes per host"
+            )
             yield Advice(f"idle {noun}", text, why)
     if mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"

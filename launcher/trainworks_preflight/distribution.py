@@ -168,7 +168,10 @@ def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> lis
         if key not in known
     ]
     if "enabled" not in table:
-        text = "'enabled' is missing, and the SDK takes that for False: the job would not be distributed"
+        text = (
+            "'enabled' is missing, and the SDK takes that for False: the job would not be"
+            " distributed"
+        )
         problems.append(Problem(text, _where(*place), "add 'enabled': True"))
     elif not isinstance(table["enabled"], bool):
         text = f"'enabled' is {table['enabled']!r}, not True or False"
@@ -213,10 +216,16 @@ class _Translator:
         if "smdistributed" not in given:
             for name in given:
                 if name in _KEYS and name != "torch_distributed" and self._on(name):
-                    text = f"{name} is on together with torch_distributed, and the SDK sends torch_distributed only"
+                    text = (
+                        f"{name} is on together with torch_distributed, and the SDK sends"
+                        " torch_distributed only"
+                    )
                     self.problems.append(Problem(text, _where(name), "keep one of them"))
             if given.get(GROUPS) and len(self._named) > 1:
-                text = "the SDK does not send instance_groups with torch_distributed: every host takes part"
+                text = (
+                    "the SDK does not send instance_groups with torch_distributed: every host takes"
+                    " part"
+                )
                 self.warnings.append(text)
         return made
 
@@ -281,7 +290,10 @@ class _Translator:
             )
             return {}
         if not parameters:
-            text = "'parameters' is missing or empty, and without them model parallelism is not switched on"
+            text = (
+                "'parameters' is missing or empty, and without them model parallelism is not"
+                " switched on"
+            )
             self.problems.append(
                 Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}")
             )

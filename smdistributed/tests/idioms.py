@@ -581,7 +581,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "weak keys of a step": (lambda: Root(Remembers(WeakTensorKeyDictionary), remembered), WEAK),
     "5000 counts that start late": (
         lambda: Holder({"table": dict.fromkeys(range(5000), 0)}, counts_late, reads_table),
-        "attribute 'held' of module the root module (Holder) has more than 4096 items or 256 containers",
+        (
+            "attribute 'held' of module the root module (Holder) has more than 4096 items or 256"
+            " containers"
+        ),
     ),
     "an object that a step makes in a class": (
         lambda: Root(ReadsLate(), makes_late),
@@ -604,7 +607,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "an average that starts late": (
         lambda: StartsLate(averages_late),
-        "attribute 'kept' of module the root module (StartsLate) was written by microbatch 0 after microbatch 1",
+        (
+            "attribute 'kept' of module the root module (StartsLate) was written by microbatch 0"
+            " after microbatch 1"
+        ),
     ),
     "an iterator": (
         lambda: Root(net(), iterator),

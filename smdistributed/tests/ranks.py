@@ -30,7 +30,10 @@ HERE = Path(__file__).parent
 
 LIMIT = 300.0
 """Seconds after which a test gives up on a job: no promise, and far above what any takes."""
-LOST = ": so says multiprocessing if its server of forks was killed, whatever the rank's own status was"
+LOST = (
+    ": so says multiprocessing if its server of forks was killed, whatever the rank's own"
+    " status was"
+)
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -116,7 +119,8 @@ def run_ranks(
     ]
     failed += [f"rank {rank}: still running after {limit} s" for rank in late]
     failed += [
-        f"rank {rank}: returned, then ended with status {process.exitcode}{LOST if process.exitcode == 255 else ''}"
+        f"rank {rank}: returned, then ended with status"
+        f" {process.exitcode}{LOST if process.exitcode == 255 else ''}"
         for rank, process in enumerate(processes)
         if not failed and process.exitcode
     ]

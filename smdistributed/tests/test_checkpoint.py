@@ -407,7 +407,10 @@ def _after_the_kill(path: str) -> list[float]:
 @pytest.mark.parametrize(("where", "victim"), [("optimizer", 1), ("content", 0)])
 def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: Path) -> None:
     here = Path(__file__).parent
-    text = f"import sys; sys.path.insert(0, {str(here)!r}); import test_checkpoint as t; t.killed(*sys.argv[1:])"
+    text = (
+        f"import sys; sys.path.insert(0, {str(here)!r}); import test_checkpoint as t;"
+        " t.killed(*sys.argv[1:])"
+    )
     variables = {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"}
     folder = tmp_path / "checkpoints"
     ended = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))

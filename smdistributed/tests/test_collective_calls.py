@@ -287,6 +287,6 @@ def test_batches_of_two_sizes_are_told(
 ) -> None:
     found = run_ranks(2, batches, config, number, variables=variables)
     assert found[1][-1].startswith(
-        "StepError: smp.step: function batches.<locals>.step, argument x['rows']: rank 0 was given a tensor of shape "
-        "(8, 4), and rank 1 one of shape (4, 4)"
+        "StepError: smp.step: function batches.<locals>.step, argument x['rows']: rank 0 was given"
+        " a tensor of shape (8, 4), and rank 1 one of shape (4, 4)"
     )

@@ -157,7 +157,8 @@ def test_the_old_name_of_the_degree() -> None:
     error = refused({"partitions": 3, "pipeline_parallel_degree": 2})
     assert (
         error
-        == "partitions = 3 and pipeline_parallel_degree = 2: must be the same, they are two names of one key"
+        == "partitions = 3 and pipeline_parallel_degree = 2: must be the same, they are two names"
+        " of one key"
     )
 
 
@@ -170,7 +171,10 @@ def test_the_old_name_of_the_degree() -> None:
         ),
         (
             {"pipeline_parallel_degree": 2, "default_partition": 2},
-            "default_partition = 2: must be an integer from 0 to 1, below pipeline_parallel_degree = 2",
+            (
+                "default_partition = 2: must be an integer from 0 to 1, below"
+                " pipeline_parallel_degree = 2"
+            ),
         ),
         ({"ddp_port": 5000}, "ddp_port = 5000: needs ddp = True, which is not set"),
         (
@@ -189,9 +193,9 @@ def test_the_old_name_of_the_degree() -> None:
         (
             {"load_partition": True, "partition_file": "a file"},
             (
-                "load_partition = True: must be False, because AWS has not published what a partition file has in it; "
-                "leave it out, and place modules with smp.set_partition or resume a partial checkpoint, which brings "
-                "its partition"
+                "load_partition = True: must be False, because AWS has not published what a"
+                " partition file has in it; leave it out, and place modules with smp.set_partition"
+                " or resume a partial checkpoint, which brings its partition"
             ),
         ),
         (
@@ -207,13 +211,15 @@ def test_rules_between_keys(given: dict[str, Any], error: str) -> None:
 def test_rules_about_the_number_of_ranks() -> None:
     degrees = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2, "ddp": True}
     assert resolve(degrees, world=8).ddp
-    assert refused(degrees, world=6) == (
-        "pipeline_parallel_degree = 2 and tensor_parallel_degree = 2: their product 4 must divide the number of ranks, "
-        "which is 6"
+    assert (
+        refused(degrees, world=6)
+        == "pipeline_parallel_degree = 2 and tensor_parallel_degree = 2: their product 4 must"
+        " divide the number of ranks, which is 6"
     )
-    assert refused({"partitions": 2}, world=4) == (
-        "ddp = False: must be True, because 4 ranks are more than the 2 of pipeline_parallel_degree = 2 and "
-        "tensor_parallel_degree = 1"
+    assert (
+        refused({"partitions": 2}, world=4)
+        == "ddp = False: must be True, because 4 ranks are more than the 2 of"
+        " pipeline_parallel_degree = 2 and tensor_parallel_degree = 1"
     )
     assert "must divide the data-parallel degree, which is 4" in refused(
         {"sharded_data_parallel_degree": 3, "ddp": True}, world=4
@@ -238,8 +244,8 @@ def test_one_error_has_all_problems() -> None:
     error = refused(
         {"microbatches": 0, "pipeline": "gpipe", "tensor_parallel_degree": 2}, {"fp16": 1}
     )
-    assert error == (
-        "the configuration has 4 problems\n"
+    assert (
+        error == "the configuration has 4 problems\n"
         "  microbatches = 0: must be an integer of at least 1\n"
         "  pipeline = 'gpipe': must be 'interleaved', 'simple' or '_only_forward'\n"
         "  fp16 = 1: must be True or False\n"
@@ -267,9 +273,10 @@ def test_unknown_keys_are_one_warning_with_the_nearest_key() -> None:
     with pytest.warns(UserWarning, match="does not know") as caught:
         config = Config.resolve({"microbatch": 4, "partition": 2, "xyz": 1, "microbatches": 2}, {})
     (warning,) = caught
-    assert str(warning.message) == (
-        "smp does not know these keys of its configuration: microbatch (did you mean microbatches?), "
-        "partition (did you mean partitions?), xyz"
+    assert (
+        str(warning.message)
+        == "smp does not know these keys of its configuration: microbatch (did you mean"
+        " microbatches?), partition (did you mean partitions?), xyz"
     )
     assert config == Config(microbatches=2)
 

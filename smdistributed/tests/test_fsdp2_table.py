@@ -38,7 +38,9 @@ WIDTH = 8
 NOT_RUN = {"cuda", "LOCAL_RANK", "set_device", "world", "N", "nccl"}
 NOTHING_TO_RUN = {
     "`expert_parallel_degree`, `MoEConfig`": "PyTorch itself has nothing",
-    "`activation_loading_horizon`, `fsdp_cache_flush_warnings`, `allow_empty_shards`": "PyTorch needs nothing",
+    "`activation_loading_horizon`, `fsdp_cache_flush_warnings`, `allow_empty_shards`": (
+        "PyTorch needs nothing"
+    ),
 }
 PROGRAMS: dict[str, Callable[[], None]] = {}
 

@@ -130,9 +130,10 @@ print("wrapped")
 """
     own = {**rank_variables(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": ""}
     only_imported = run(script.replace("FIRST", "").replace("SECOND", ""), tmp_path, **own)
-    assert (only_imported.returncode, only_imported.stdout) == (0, "wrapped\n"), (
-        only_imported.stderr
-    )
+    assert (only_imported.returncode, only_imported.stdout) == (
+        0,
+        "wrapped\n",
+    ), only_imported.stderr
     call = "amp.initialize(model, optimizer)"
     for where, refusing in (
         ("FIRST", "smp.DistributedModel"),

@@ -250,7 +250,10 @@ def give(given: str) -> tuple[str, str]:
     [
         (
             "nested",
-            "cannot send the arguments of module second (Taking) to rank 1 (pp_rank 1): TypeError: a nested tensor",
+            (
+                "cannot send the arguments of module second (Taking) to rank 1 (pp_rank 1):"
+                " TypeError: a nested tensor"
+            ),
         ),
         ("coo", "TypeError: a tensor of layout torch.sparse_coo is several tensors"),
         ("csr", "TypeError: a tensor of layout torch.sparse_csr is several tensors"),

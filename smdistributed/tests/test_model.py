@@ -134,8 +134,10 @@ def test_life_of_a_model() -> None:
         assert "already partitioned" in result["changed"]
         assert result["dtypes"] == {torch.float16}
         assert torch.equal(result["out"], first["out"])
-    assert first["printed"] == (
-        "Partition assignments:\n  (root): 0\n  first: 0\n  first.0: 0\n  first.1: 0\n  second: 1\n"
+    assert (
+        first["printed"]
+        == "Partition assignments:\n  (root): 0\n  first: 0\n  first.0: 0\n  first.1: 0\n "
+        " second: 1\n"
     )
     assert second["printed"] == ""
     assert first["local"] == ["first.0.weight", "first.0.bias", "first.1.weight", "first.1.bias"]
@@ -180,7 +182,10 @@ def test_what_cannot_be_divided_is_refused() -> None:
     (refused,) = run_ranks(1, _refusals)
     expected = {
         "before init": "call smp.init()",
-        "ddp": "the model (DistributedDataParallel) is torch's DistributedDataParallel. Wrap the plain module",
+        "ddp": (
+            "the model (DistributedDataParallel) is torch's DistributedDataParallel. Wrap the plain"
+            " module"
+        ),
         "ddp inside": "module '0' (DistributedDataParallel)",
         "script": "module '0' (RecursiveScriptModule) is a ScriptModule",
         "compiled": "cannot divide the result of torch.compile",

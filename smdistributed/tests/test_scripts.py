@@ -237,8 +237,9 @@ RESOURCES = "test/sagemaker_tests/pytorch/training/resources"
 EXAMPLES = "training/distributed_training/pytorch/model_parallel"
 MNIST = "--data-dir x --epochs 1 --log-interval 4 --lr 1.0"
 SMALL = (
-    "--zipped_data 0 --train_batch_size 8 --max_steps 12 --hidden_width 32 --num_layers 4 --num_heads 2 "
-    "--vocab_size 97 --max_context_width 32 --lr 0.01 --warmup 0 --epochs 90 --checkpoint-dir checkpoints"
+    "--zipped_data 0 --train_batch_size 8 --max_steps 12 --hidden_width 32 --num_layers 4"
+    " --num_heads 2 --vocab_size 97 --max_context_width 32 --lr 0.01 --warmup 0 --epochs 90"
+    " --checkpoint-dir checkpoints"
 )
 HALVES = f"{SMALL} --pipeline_parallel_degree 2 --tensor_parallel_degree 1 --microbatches 4"
 WHOLE = f"{SMALL} --sharded_data_parallel_degree 2 --microbatches 2"
@@ -305,7 +306,8 @@ def test_a_public_script_runs_unchanged(name: str, tmp_path: Path) -> None:
     script = PUBLIC_SCRIPTS[name]
     if script.file is None or not script.file.exists():
         pytest.skip(
-            f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how to get it"
+            f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how"
+            " to get it"
         )
     lines = [[(start * 7 + step) % 97 for step in range(33)] for start in range(64)]
     text = "".join(

@@ -659,7 +659,10 @@ def test_ranks_may_choose_in_a_module_dict() -> None:
     [
         (
             "heads",
-            "rank 0 has a gradient of heads.a.0.weight, and rank 1 has a gradient of heads.b.0.weight",
+            (
+                "rank 0 has a gradient of heads.a.0.weight, and rank 1 has a gradient of"
+                " heads.b.0.weight"
+            ),
         ),
         ("order", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
         ("late", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),

@@ -140,9 +140,10 @@ def test_each_can_be_the_first_import_of_a_process(module: str) -> None:
 
 def _data() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(), torch.randn(
-        8, 4
-    ).double()
+    return (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(),
+        torch.randn(8, 4).double(),
+    )
 
 
 def _trained(model: nn.Module, rows: torch.Tensor) -> list[float]:

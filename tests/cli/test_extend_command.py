@@ -153,7 +153,10 @@ def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> No
     assert "code: 1 file, 0.0 kB" in text
 
 
-UV_LOCK = 'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "app"\nversion = "1"\nsource = { SOURCE = "." }\n'
+UV_LOCK = (
+    'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "app"\nversion = "1"\nsource = {'
+    ' SOURCE = "." }\n'
+)
 APP = '[project]\nname = "app"\nversion = "1"\n'
 
 
@@ -392,9 +395,14 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     wanted = read(
         tmp_path,
         {
-            "requirements.txt": "# head\nPandas>=2 ; python_version > '3' # tail\n-r more/other.txt\n--pre\n"
-            "six==1 \\\n  --hash=sha256:00\n--extra-index-url https://me:${TOKEN}@h.example/simple\n",
-            "more/other.txt": "-c limits.txt\n-r ../requirements.txt\neinops @ https://h.example/einops-1.tar.gz\n",
+            "requirements.txt": (
+                "# head\nPandas>=2 ; python_version > '3' # tail\n-r more/other.txt\n--pre\nsix==1"
+                " \\\n  --hash=sha256:00\n--extra-index-url https://me:${TOKEN}@h.example/simple\n"
+            ),
+            "more/other.txt": (
+                "-c limits.txt\n-r ../requirements.txt\neinops @"
+                " https://h.example/einops-1.tar.gz\n"
+            ),
             "more/limits.txt": "-r deeper.txt\nnumpy<2\n",
             "more/deeper.txt": "scipy<1.14\n",
         },
@@ -603,7 +611,10 @@ def test_a_file_of_another_tool_gets_the_command_that_converts_it(
 # The lock.
 
 LOCK = ExtensionLock(
-    pins=f"--extra-index-url https://h.example/simple\nsix==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n",
+    pins=(
+        "--extra-index-url https://h.example/simple\nsix==1.17.0 \\\n   "
+        f" --hash=sha256:{'0' * 64}\n"
+    ),
     local={"mine": "1.0"},
     commits={"git+https://h.example/lib@main": "0123456789" * 4},
     project="mine",

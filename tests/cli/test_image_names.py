@@ -118,7 +118,10 @@ def test_an_image_is_itself(
             TCP,
             (USUAL,),
             f"buildah has no image {TCP}",
-            f"`{BUILD} --without aws-ofi-nccl --without gdrcopy --without libfabric-cuda` builds it",
+            (
+                f"`{BUILD} --without aws-ofi-nccl --without gdrcopy --without libfabric-cuda`"
+                " builds it"
+            ),
         ),
         (
             "my/trian:1",

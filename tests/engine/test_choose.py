@@ -111,7 +111,10 @@ def test_a_daemon_that_this_user_may_not_use_names_the_group() -> None:
 
 
 OLD = "echo 'buildah version 1.19.6 (image-spec 1.0.1)'"
-CLOSED = 'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error: mkdir: denied" >&2; exit 125;; esac'
+CLOSED = (
+    'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error: mkdir: denied" >&2;'
+    " exit 125;; esac"
+)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,10 @@ def test_an_unknown_engine_has_a_nearest_name() -> None:
 
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:
-    code = "import sys; from trainworks.engine import create; create('docker'); print('docker' in sys.modules)"
+    code = (
+        "import sys; from trainworks.engine import create; create('docker'); print('docker' in"
+        " sys.modules)"
+    )
     done = subprocess.run(
         (sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=300
     )

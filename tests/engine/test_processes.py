@@ -80,7 +80,10 @@ def test_stream_hands_on_lines_and_the_rest_without_newline() -> None:
 
 
 def test_stream_does_not_wait_for_a_daemon_that_keeps_the_pipe() -> None:
-    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('done')"
+    code = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True);"
+        " print('done')"
+    )
     lines: list[str] = []
     began = start_clock()
     assert stream(python(f"{code}"), lines.append) == 0
@@ -141,9 +144,8 @@ def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
     """A second Ctrl-C during the cleaning up changes nothing."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\n"
-        "from trainworks.engine.processes import stream\n"
-        f"stream({python(STUBBORN.replace(chr(39) + 'ready' + chr(39), '__import__(chr(111)+chr(115)).getpid()'))!r},"
+        "import sys\nfrom trainworks.engine.processes import"
+        f" stream\nstream({python(STUBBORN.replace(chr(39) + 'ready' + chr(39), '__import__(chr(111)+chr(115)).getpid()'))!r},"
         " lambda line: print(line, flush=True), grace=1.0)\n"
     )
     with subprocess.Popen(

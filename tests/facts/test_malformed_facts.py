@@ -83,14 +83,18 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
         "images/pytorch.toml",
         "",
         (
-            '[[target]]\nversion = "2.4.1"\ncuda = "cu121"\nbase = "debian12"\nstack = "packages-2026.11"\n'
-            'versions = {}\nsize_budget_megabytes = 1\nsource = "copied by mistake"\n'
+            '[[target]]\nversion = "2.4.1"\ncuda = "cu121"\nbase = "debian12"\nstack ='
+            ' "packages-2026.11"\nversions = {}\nsize_budget_megabytes = 1\nsource = "copied by'
+            ' mistake"\n'
         ),
     ),
     (
         LOCK,
         "",
-        f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 = "{"1" * 64}"\n',
+        (
+            '[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 ='
+            f' "{"1" * 64}"\n'
+        ),
     ),
     ("images/lock/pytorch-1.0.0-cu121-py311-debian12.toml", "", "package = []\n"),
     ("templates/components/nccl.j2", "{#\n", ""),
@@ -123,8 +127,8 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
         "images/artifacts.toml",
         "",
         (
-            '\n[[artifact]]\nname = "boost"\nversion = "1"\nurl = "https://example.com/..%2F..%2Fetc%2Fpasswd"\n'
-            'source = "test"\n'
+            '\n[[artifact]]\nname = "boost"\nversion = "1"\nurl ='
+            ' "https://example.com/..%2F..%2Fetc%2Fpasswd"\nsource = "test"\n'
         ),
     ),
     ("images/components.toml", 'name = "cmake"', 'name = "cmake"\nbuilds_with = ["metis"]'),

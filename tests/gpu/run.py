@@ -248,9 +248,11 @@ def main(words: Sequence[str] | None = None) -> int:
             "versions": facts,
             "commit": commit(),
             "digest": digest(),
-            "image": f"sha256:{hashlib.sha256(IMAGE.read_bytes()).hexdigest()}"
-            if IMAGE.is_file()
-            else "",
+            "image": (
+                f"sha256:{hashlib.sha256(IMAGE.read_bytes()).hexdigest()}"
+                if IMAGE.is_file()
+                else ""
+            ),
             "parts": [asdict(result) for result in results],
         }
         given.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -43,9 +43,9 @@ def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> s
         f" {hashlib.sha256(text.encode()).hexdigest()} 1 {path}\n" for path, text in lines.items()
     )
     return (
-        "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"
-        f"Suite: stable\nCodename: {suite}\nDate: {format_datetime(day.astimezone(UTC), usegmt=True)}\n"
-        f"MD5Sum:\n 0 1 main/binary-amd64/Packages\nSHA256:\n{listed}-----BEGIN PGP SIGNATURE-----\n\nabc\n"
+        "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nSuite: stable\nCodename:"
+        f" {suite}\nDate: {format_datetime(day.astimezone(UTC), usegmt=True)}\nMD5Sum:\n 0 1"
+        f" main/binary-amd64/Packages\nSHA256:\n{listed}-----BEGIN PGP SIGNATURE-----\n\nabc\n"
     )
 
 

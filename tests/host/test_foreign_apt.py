@@ -110,9 +110,9 @@ def test_a_password_in_an_address_is_not_shown() -> None:
 def test_keys_are_written_anew() -> None:
     block = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n -----END PGP PUBLIC KEY BLOCK-----"
     tree = tree_with(
-        f"Types: deb\nURIs: https://a.example/x\nSuites: y\nComponents: main\nSigned-By:\n {block}\n\n"
-        "Types: deb\nURIs: https://b.example/x\nSuites: y\nComponents: main\n"
-        "Signed-By: /etc/apt/sources.list.d/a.sources\n",
+        "Types: deb\nURIs: https://a.example/x\nSuites: y\nComponents: main\nSigned-By:\n"
+        f" {block}\n\nTypes: deb\nURIs: https://b.example/x\nSuites: y\nComponents:"
+        " main\nSigned-By: /etc/apt/sources.list.d/a.sources\n",
         "sources",
     )
     foreign = read_foreign(tree)
@@ -122,8 +122,9 @@ def test_keys_are_written_anew() -> None:
     assert first.endswith(".asc] https://a.example/x y main")
     assert second.startswith("deb [signed-by=/run/foreign/keys/")
     (armoured,) = (text for name, text in foreign.files.items() if name.endswith(".asc"))
-    assert armoured.decode() == (
-        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----\n"
+    assert (
+        armoured.decode()
+        == "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----\n"
     )
 
 

@@ -59,9 +59,15 @@ def test_what_pip_refuses_is_refused(
 def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
     """Files that say the same, sections, a second name of an option, and variables: pip decides."""
     files = {
-        "xdg/pip/pip.conf": f"[install]\nindex-url = {OTHER}\n[global]\ntimeout = 7\nextra-index-url = {OTHER}\n",
-        ".pip/pip.conf": "[global]\nindex-url = https://legacy.example/simple\nfind-links = /srv/one\n",
-        ".config/pip/pip.conf": f"[global]\nindex-url = {MIRROR}\nfind-links = /srv/two\n    https://h.example/w\n",
+        "xdg/pip/pip.conf": (
+            f"[install]\nindex-url = {OTHER}\n[global]\ntimeout = 7\nextra-index-url = {OTHER}\n"
+        ),
+        ".pip/pip.conf": (
+            "[global]\nindex-url = https://legacy.example/simple\nfind-links = /srv/one\n"
+        ),
+        ".config/pip/pip.conf": (
+            f"[global]\nindex-url = {MIRROR}\nfind-links = /srv/two\n    https://h.example/w\n"
+        ),
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)

@@ -185,7 +185,10 @@ default login everybody password d
         (("git+https://other.example/a.git",), "machine OTHER.example login other password o#1\n"),
         (
             ("https://files.example/x.whl", "ssh://git@more.example/b"),
-            "machine files.example login f account a password f\nmachine more.example login g password g\n",
+            (
+                "machine files.example login f account a password f\nmachine more.example login g"
+                " password g\n"
+            ),
         ),
     ],
 )

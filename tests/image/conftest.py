@@ -49,7 +49,8 @@ def mirror() -> Path:
     folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
     if not list(folder.glob("aws-ofi-nccl-*.bundle")):
         pytest.skip(
-            f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`"
+            f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py"
+            " mirror`"
         )
     return folder
 
@@ -75,9 +76,9 @@ def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactor
     version = int(CELL.removeprefix("cu")) * 100
     strict = "gcc -O2 -Wall -Wextra -Werror"
     script = (
-        f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type -shared -fPIC "
-        f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
-        " && ln -s libcudart.so libcuda.so.1"
+        f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type"
+        f" -shared -fPIC -DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so"
+        " stand_in_cudart.c && ln -s libcudart.so libcuda.so.1"
     )
     mounts = (Mount(source=folder, target="/fabric"),)
     has_compiler = (
@@ -108,7 +109,8 @@ def tree(tmp_path: Path) -> Tree:
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         pytest.skip(
-            "NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe"
+            "NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the"
+            " probe"
         )
     return Tree(root=tmp_path, compiler=compiler)
 

@@ -104,7 +104,8 @@ class EfaHost:
             for offset, (place, kind, vendor, part) in enumerate(parts, 1):
                 lines.append(
                     f'<object type="PCIDev" gp_index="{number + offset}" pci_busid="0000:{place}"'
-                    f' pci_type="{kind} [{vendor}:{part}] [{vendor}:{part}] 00" pci_link_speed="15.75"/>'
+                    f' pci_type="{kind} [{vendor}:{part}] [{vendor}:{part}] 00"'
+                    ' pci_link_speed="15.75"/>'
                 )
             lines.append("</object>")
             number += len(parts) + 1

@@ -49,8 +49,9 @@ def write_targets(root: Path, facts: Facts, names: Sequence[str]) -> str:
         )
         text += f"\n[[base]]{block}"
         targets += (
-            f'\n[[target]]\nversion = "{number}"\ncuda = "{CELL}"\nbase = "{new}"\nversions = {{}}\n'
-            f'stack = "{row.stack}"\nsize_budget_megabytes = {row.size_budget_megabytes}\nsource = "a test"\n'
+            f'\n[[target]]\nversion = "{number}"\ncuda = "{CELL}"\nbase = "{new}"\nversions ='
+            f' {{}}\nstack = "{row.stack}"\nsize_budget_megabytes ='
+            f' {row.size_budget_megabytes}\nsource = "a test"\n'
         )
         file = f"{FRAMEWORK}-{number}-{CELL}-py{plan.target.python.replace('.', '')}-{new}.toml"
         lock.with_name(file).write_bytes(lock.read_bytes())

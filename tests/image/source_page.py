@@ -394,7 +394,9 @@ def make_checkout(
     heads = heads_of([("torch", VERSIONS["torch"]), *((each.name, each.version) for each in ours)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     together = {
-        "rmm": 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
+        "rmm": (
+            'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
+        )
     }
     rows = [artifact(each) + together.get(each.name, "") for each in ours]
     rows.append(efa_installer.row(hashes["efa-installer"]))
@@ -426,9 +428,11 @@ def make_checkout(
         if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)
     ]
     kept = [
-        each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
-        if each.startswith(('name = "smp"', 'name = "smddp"'))
-        else each
+        (
+            each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
+            if each.startswith(('name = "smp"', 'name = "smddp"'))
+            else each
+        )
         for each in kept
     ]
     components.write_text(COMPONENT.join([head, *kept]), encoding="utf-8")

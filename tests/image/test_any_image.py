@@ -26,22 +26,32 @@ OF_ANOTHER_MAKER = f"LABEL org.opencontainers.image.title=theirs {INPUTS_LABEL}=
 SOUND = (
     # What builds of training images do: users, code, settings of packages,
     # links, a cache that only costs space.
-    "RUN useradd --create-home trainer && mkdir /workspace && chmod 777 /workspace && echo 'x = 1' > /workspace/t.py"
-    " && echo '# more' >> /etc/ssh/sshd_config && ln -s python3 /usr/bin/python && ln -s /workspace/none /workspace/to"
-    " && mkdir -p /root/.cache/pip && echo cached > /root/.cache/pip/file\n"
-    "EXPOSE 22\n"
+    "RUN useradd --create-home trainer && mkdir /workspace && chmod 777 /workspace && echo 'x = 1'"
+    " > /workspace/t.py && echo '# more' >> /etc/ssh/sshd_config && ln -s python3 /usr/bin/python"
+    " && ln -s /workspace/none /workspace/to && mkdir -p /root/.cache/pip && echo cached >"
+    " /root/.cache/pip/file\nEXPOSE 22\n"
 )
 
 FAULTS = {
-    f"rm {PACKAGES}/requests/api.py": f"{PACKAGES}/requests/api.py is missing (distribution requests)",
+    f"rm {PACKAGES}/requests/api.py": (
+        f"{PACKAGES}/requests/api.py is missing (distribution requests)"
+    ),
     f"echo '#' >> {PACKAGES}/yaml/loader.py": f"{PACKAGES}/yaml/loader.py has ",
-    "rm /usr/lib/git-core/git-remote-https": "/usr/lib/git-core/git-remote-https is missing (package git)",
+    "rm /usr/lib/git-core/git-remote-https": (
+        "/usr/lib/git-core/git-remote-https is missing (package git)"
+    ),
     "rm /usr/lib/x86_64-linux-gnu/libcurl-gnutls.so.4*": "does not find libcurl-gnutls.so.4",
-    "cp /usr/bin/env /usr/local/bin/as-root && chmod u+s /usr/local/bin/as-root": "/usr/local/bin/as-root has setuid",
+    "cp /usr/bin/env /usr/local/bin/as-root && chmod u+s /usr/local/bin/as-root": (
+        "/usr/local/bin/as-root has setuid"
+    ),
     "chmod 0777 /tmp": "/tmp has mode 0777",
     "chmod o+w /etc/profile": "/etc/profile has mode 0646",
-    "ln -s /nowhere/libcudart.so.12 /usr/local/lib/libcudart.so.12": "/usr/local/lib/libcudart.so.12",
-    "mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519": "/root/.ssh/id_ed25519",
+    "ln -s /nowhere/libcudart.so.12 /usr/local/lib/libcudart.so.12": (
+        "/usr/local/lib/libcudart.so.12"
+    ),
+    "mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519": (
+        "/root/.ssh/id_ed25519"
+    ),
     "mkdir -p /opt/cuda/lib64/stubs && cp /usr/lib/x86_64-linux-gnu/libnuma.so.1 /opt/cuda/lib64/stubs/libcuda.so.1": (
         "/opt/cuda/lib64/stubs/libcuda.so.1"
     ),
@@ -95,7 +105,10 @@ def test_the_faults_of_another_makers_image_are_named(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     steps = "".join(f"RUN {command}\n" for command in FAULTS)
-    path = "ENV LD_LIBRARY_PATH=/opt/cuda/lib64/stubs:$NOT_SET\nUSER 0\nRUN rm /opt/venv/bin/torchrun\n"
+    path = (
+        "ENV LD_LIBRARY_PATH=/opt/cuda/lib64/stubs:$NOT_SET\nUSER 0\nRUN rm"
+        " /opt/venv/bin/torchrun\n"
+    )
     status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + steps + path)
     assert status == ImageTestError.exit_status, said
     found = "\n".join(each["detail"] for each in result["checks"] if not each["passed"])

@@ -46,9 +46,9 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=s
     cd /run && python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- -r requirements.txt
 """
 LISTING = (
-    "import json; from importlib import metadata; "
-    "print(json.dumps({each.metadata['Name'].lower().replace('_', '-').replace('.', '-'): each.version "
-    "for each in metadata.distributions()}))"
+    "import json; from importlib import metadata;"
+    " print(json.dumps({each.metadata['Name'].lower().replace('_', '-').replace('.', '-'):"
+    " each.version for each in metadata.distributions()}))"
 )
 
 

@@ -84,7 +84,10 @@ record.write_text(re.sub("^" + re.escape(path) + ",.*", row(path), record.read_t
 """)
 """A program of a distribution with a line more, and a RECORD that fits it."""
 
-NEEDLESS = "printf 'Package: evil\\nStatus: install ok installed\\nVersion: 1\\n\\n' >> /var/lib/dpkg/status"
+NEEDLESS = (
+    "printf 'Package: evil\\nStatus: install ok installed\\nVersion: 1\\n\\n' >>"
+    " /var/lib/dpkg/status"
+)
 """A Debian package that nothing of the plan needs."""
 
 ACL = python("""
@@ -147,7 +150,10 @@ FILES = (
     (f"echo 'x = 1' >> {SITE}/requests/api.py", "requests/api.py "),
     (f"rm {SITE}/numpy/version.py", "numpy/version.py"),
     (
-        f"sed -i 's/^tqdm.std.py,sha256=[^,]*/tqdm\\/std.py,/' {SITE}/tqdm-*/RECORD; echo >> {SITE}/tqdm/std.py",
+        (
+            f"sed -i 's/^tqdm.std.py,sha256=[^,]*/tqdm\\/std.py,/' {SITE}/tqdm-*/RECORD; echo >>"
+            f" {SITE}/tqdm/std.py"
+        ),
         "tqdm/std.py ",
     ),
     (f"echo 'import evil' > {SITE}/zz.pth", "zz.pth"),

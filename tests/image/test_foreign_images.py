@@ -203,8 +203,8 @@ def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(
 ) -> None:
     (tmp_path / "context").mkdir()
     steps = (
-        "RUN ln -s /none \"$(printf '/usr/bin/x\\033]0;OWNED\\007\\033[2J\\302\\233\\nok    forged  result')\""
-        " && ln -s /none \"$(printf '/usr/bin/y\\342\\200\\256txt')\"\n"
+        "RUN ln -s /none \"$(printf '/usr/bin/x\\033]0;OWNED\\007\\033[2J\\302\\233\\nok    forged "
+        " result')\" && ln -s /none \"$(printf '/usr/bin/y\\342\\200\\256txt')\"\n"
     )
     with built(engine, tmp_path / "context", steps) as name:
         done = command(

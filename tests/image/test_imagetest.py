@@ -583,7 +583,9 @@ def test_clean_layers_have_no_finding() -> None:
         "etc/passwd": b"root:x:0:0\n",
         # Programs that read keys, AWS's example, public test data, mount points, locks: none of
         # them opens anything.
-        "usr/lib/python3/dist-packages/reader.py": b'START = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n',
+        "usr/lib/python3/dist-packages/reader.py": (
+            b'START = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n'
+        ),
         "opt/venv/lib/python3.11/site-packages/botocore/examples.json": b'"AKIAIOSFODNN7EXAMPLE"',
         "opt/venv/lib/python3.11/site-packages/tornado/test/test.key": PRIVATE_KEY,
         "root/.netrc": b"",
@@ -1035,12 +1037,11 @@ def test_folder_and_environment_of_the_caller_do_not_matter(
 def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import image.test_imagetest as tests\n"
-        "from trainworks.imagetest.results import line\n"
-        "from trainworks.imagetest.run import run_checks\n"
-        "from trainworks.plan.checks import CommandCheck\n"
-        "checks = (CommandCheck(component='a', command=('true',)), CommandCheck(component='b', command=('false',)))\n"
-        "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"
+        "import image.test_imagetest as tests\nfrom trainworks.imagetest.results import line\nfrom"
+        " trainworks.imagetest.run import run_checks\nfrom trainworks.plan.checks import"
+        " CommandCheck\nchecks = (CommandCheck(component='a', command=('true',)),"
+        " CommandCheck(component='b', command=('false',)))\nrun_checks(tests.LocalEngine(),"
+        " tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"
     )
     child = subprocess.run(
         [sys.executable, str(program)],
@@ -1051,9 +1052,10 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
         check=True,
     )
     assert child.stderr == ""
-    assert child.stdout == (
-        "ok    a  true succeeds\nFAIL  b  false succeeds\n      false\n      ended with status 1 and printed\n"
-        "      (it printed nothing)\n"
+    assert (
+        child.stdout
+        == "ok    a  true succeeds\nFAIL  b  false succeeds\n      false\n      ended with status 1"
+        " and printed\n      (it printed nothing)\n"
     )
 
 
@@ -1223,5 +1225,8 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
     ],
 )
 def test_a_debian_package_may_be_provided_by_one_of_another_name(name: str, package: str) -> None:
-    listing = "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\nlibssl3t64\tlibcrypto3, libssl3 (= 3.5)\nmawk\tawk\nbash\t\n"
+    listing = (
+        "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\nlibssl3t64\tlibcrypto3, libssl3 (="
+        " 3.5)\nmawk\tawk\nbash\t\n"
+    )
     assert promises.provider_in(listing, name) == package

@@ -31,8 +31,8 @@ OURS = "/opt/venv /opt/amazon /opt/trainworks /opt/ml /usr/local/bin/*"
 """What of the `cpu` image is this project's, and no part of theirs."""
 
 KEEP = (
-    "torch torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe filelock fsspec"
-    " typing_extensions pip"
+    "torch torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe filelock"
+    " fsspec typing_extensions pip"
 )
 """Packages that an image with torch has."""
 
@@ -60,27 +60,34 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LAYOUTS = {
     # NVIDIA's containers: the distribution's Python, packages below /usr/local.
     "dist-packages": Layout(
-        move="mv $PACKAGES/* /usr/local/lib/python3*/dist-packages/"
-        " && (echo '#!/usr/bin/python3'; tail -n +2 $TORCHRUN) > /usr/local/bin/torchrun",
+        move=(
+            "mv $PACKAGES/* /usr/local/lib/python3*/dist-packages/"
+            " && (echo '#!/usr/bin/python3'; tail -n +2 $TORCHRUN) > /usr/local/bin/torchrun"
+        ),
         path=SYSTEM_PATH,
         python="/usr/bin/python3",
     ),
     # AWS's older containers: a Python of its own below a prefix, without pyvenv.cfg.
     "conda": Layout(
-        move="mkdir -p /opt/conda/bin /opt/conda/lib /opt/conda/conda-meta"
-        " && cp $(readlink -f /usr/bin/python3) /opt/conda/bin/python3 && ln -s python3 /opt/conda/bin/python"
-        " && cp -r /usr/lib/python3.* /opt/conda/lib/ && rm -f /opt/conda/lib/python3*/EXTERNALLY-MANAGED"
-        " && SITE=$(/opt/conda/bin/python3 -c 'import site; print(site.getsitepackages()[0])')"
-        " && mkdir -p $SITE && mv $PACKAGES/* $SITE/"
-        " && (echo '#!/opt/conda/bin/python'; tail -n +2 $TORCHRUN) > /opt/conda/bin/torchrun",
+        move=(
+            "mkdir -p /opt/conda/bin /opt/conda/lib /opt/conda/conda-meta && cp $(readlink -f"
+            " /usr/bin/python3) /opt/conda/bin/python3 && ln -s python3 /opt/conda/bin/python && cp"
+            " -r /usr/lib/python3.* /opt/conda/lib/ && rm -f"
+            " /opt/conda/lib/python3*/EXTERNALLY-MANAGED && SITE=$(/opt/conda/bin/python3 -c"
+            " 'import site; print(site.getsitepackages()[0])') && mkdir -p $SITE && mv $PACKAGES/*"
+            " $SITE/ && (echo '#!/opt/conda/bin/python'; tail -n +2 $TORCHRUN) >"
+            " /opt/conda/bin/torchrun"
+        ),
         path=f"/opt/conda/bin:/opt/conda/local/bin:{SYSTEM_PATH}",  # the second is Debian's, for pip
         python="/opt/conda/bin/python3",
     ),
     # A user's own: a virtual environment that is on no PATH.
     "venv": Layout(
-        move="python3 -m venv --without-pip /opt/pytorch"
-        " && mv $PACKAGES/* /opt/pytorch/lib/python3*/site-packages/"
-        " && (echo '#!/opt/pytorch/bin/python'; tail -n +2 $TORCHRUN) > /opt/pytorch/bin/torchrun",
+        move=(
+            "python3 -m venv --without-pip /opt/pytorch && mv $PACKAGES/*"
+            " /opt/pytorch/lib/python3*/site-packages/ && (echo '#!/opt/pytorch/bin/python'; tail"
+            " -n +2 $TORCHRUN) > /opt/pytorch/bin/torchrun"
+        ),
         path=SYSTEM_PATH,
         python="/opt/pytorch/bin/python3",
         train=("/opt/pytorch/bin/train",),
@@ -198,7 +205,10 @@ def test_two_ranks_train_on_one_host(theirs: Theirs, tmp_path: Path) -> None:
     done = run_train(theirs, folder)
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
-    line = rf"this image has no manifest; it has Python 3\.\d+\.\d+ \({theirs.layout.python}\), torch \S+"
+    line = (
+        rf"this image has no manifest; it has Python 3\.\d+\.\d+ \({theirs.layout.python}\),"
+        r" torch \S+"
+    )
     assert re.search(line, done.output), done.output[-4000:]
 
 

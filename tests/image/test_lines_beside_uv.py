@@ -248,8 +248,8 @@ ROWS = {
     ),
     # What uv reads itself.
     "a project's extra and group": project(
-        "dependencies = ['beta']\n[project.optional-dependencies]\nall = ['mine[one]']\none = ['delta']\n"
-        "[dependency-groups]\ndev = [{include-group = 'test'}]\ntest = ['gamma']\n",
+        "dependencies = ['beta']\n[project.optional-dependencies]\nall = ['mine[one]']\none ="
+        " ['delta']\n[dependency-groups]\ndev = [{include-group = 'test'}]\ntest = ['gamma']\n",
         *("--extra", "all", "--group", "dev"),
     ),
     "a project's overrides and constraints": project(

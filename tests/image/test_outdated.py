@@ -94,8 +94,9 @@ def archive(home: Path) -> Iterator[Server]:
             ("bookworm", "Debian", "gzip"),
         ):
             text = (
-                f"Package: {package}\nVersion: 99\nArchitecture: amd64\nFilename: pool/{package}.deb\nSize: 1\n"
-                f"SHA256: {'0' * 64}\nMaintainer: A <a@example.org>\nDescription: a\n"
+                f"Package: {package}\nVersion: 99\nArchitecture: amd64\nFilename:"
+                f" pool/{package}.deb\nSize: 1\nSHA256: {'0' * 64}\nMaintainer: A"
+                " <a@example.org>\nDescription: a\n"
             ).encode()
             release = home / "Release"
             release.write_text(

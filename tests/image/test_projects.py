@@ -64,9 +64,9 @@ build_editable = build_wheel
 """A build backend of the project itself: builds need no index."""
 
 LISTING = (
-    "import json; from importlib import metadata; "
-    "print(json.dumps({each.metadata['Name'].lower().replace('_', '-').replace('.', '-'): each.version "
-    "for each in metadata.distributions()}))"
+    "import json; from importlib import metadata;"
+    " print(json.dumps({each.metadata['Name'].lower().replace('_', '-').replace('.', '-'):"
+    " each.version for each in metadata.distributions()}))"
 )
 JOB = """\
 cp -r /project /tmp/project && cd "/tmp/project/$FOLDER"
@@ -125,7 +125,10 @@ class Case:
     history: str = ""
 
 
-UV = "uv pip install --quiet --dry-run --output-format json --constraints /tmp/kept.txt --python /opt/venv"
+UV = (
+    "uv pip install --quiet --dry-run --output-format json --constraints /tmp/kept.txt --python"
+    " /opt/venv"
+)
 SELF = f"""{HEAD}dependencies = ["alpha<2"]
 [project.optional-dependencies]
 all = ["mine[more]", "mine[video]"]
@@ -134,16 +137,20 @@ video = ["delta"]
 """
 WORKSPACE = {
     "pyproject.toml": '[tool.uv.workspace]\nmembers = ["packages/*"]\n',
-    "packages/app/pyproject.toml": f"""{HEAD}dependencies = ["shared-part", "delta"]
+    "packages/app/pyproject.toml": (
+        f"""{HEAD}dependencies = ["shared-part", "delta"]
 [tool.uv.sources]
 shared-part = {{workspace = true}}
-""",
+"""
+    ),
     **below(
         "packages/shared",
         {
             **project_of("shared_part", "4.0", "alpha==1.5"),
-            "pyproject.toml": '[project]\nname = "shared-part"\nversion = "4.0"\ndependencies = ["alpha==1.5"]\n'
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "pyproject.toml": (
+                '[project]\nname = "shared-part"\nversion = "4.0"\ndependencies = ["alpha==1.5"]\n'
+                '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            ),
         },
     ),
 }
@@ -170,8 +177,10 @@ REPOSITORY = {
     **below("lib", project_of("delta", "99.1", "alpha<1.5")),
     **below("static", project_of("static", "3.0", "alpha<2")),
     # What a lock pins says what it requires without a build.
-    "static/pyproject.toml": '[project]\nname = "static"\nversion = "3.0"\ndependencies = ["alpha<2"]\n'
-    '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "static/pyproject.toml": (
+        '[project]\nname = "static"\nversion = "3.0"\ndependencies = ["alpha<2"]\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    ),
 }
 """What a project of others has at a commit, which its branch has left."""
 
@@ -210,8 +219,10 @@ CASES = {
     ),
     "groups that include groups": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = []\n[dependency-groups]\ntest = ["delta", '
-            '{include-group = "more"}]\nmore = ["beta"]\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = []\n[dependency-groups]\ntest = ["delta", '
+                '{include-group = "more"}]\nmore = ["beta"]\n'
+            )
         },
         words=("-r", "pyproject.toml", "--group", "test"),
         job="-r pyproject.toml --group test",
@@ -230,7 +241,9 @@ CASES = {
     ),
     "a source that is a folder": Case(
         files={
-            "app/pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n',
+            "app/pyproject.toml": (
+                f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n'
+            ),
             **below("lib", project_of("delta", "99.1", "alpha<1.5")),
         },
         words=("-r", "app/pyproject.toml"),
@@ -242,9 +255,12 @@ CASES = {
         files={
             "app/train.py": "",
             **below("app", project_of("mine", "1.0", "delta")),
-            "app/pyproject.toml": f"{HEAD}dependencies = ['delta']\n[tool.uv]\n"
-            'constraint-dependencies = ["alpha==1.0"]\n[tool.uv.sources]\ndelta = {path = "../lib", editable = true}\n'
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "app/pyproject.toml": (
+                f"{HEAD}dependencies = ['delta']\n[tool.uv]\nconstraint-dependencies ="
+                ' ["alpha==1.0"]\n[tool.uv.sources]\ndelta = {path = "../lib", editable ='
+                ' true}\n[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path ='
+                ' ["."]\n'
+            ),
             **below("lib", project_of("delta", "99.1", "alpha")),
         },
         words=("--source", "app", "--entry-point", "train.py"),
@@ -261,8 +277,10 @@ CASES = {
     ),
     "overrides and constraints": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["beta", "gamma"]\n[tool.uv]\n'
-            'override-dependencies = ["alpha==2.0"]\nconstraint-dependencies = ["beta<2"]\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["beta", "gamma"]\n[tool.uv]\n'
+                'override-dependencies = ["alpha==2.0"]\nconstraint-dependencies = ["beta<2"]\n'
+            )
         },
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
@@ -271,8 +289,11 @@ CASES = {
     ),
     "an index of its own, for one package": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["delta", "private-part"]\n[[tool.uv.index]]\nname = "inside"\n'
-            'url = "PRIVATE"\nexplicit = true\n[tool.uv.sources]\nprivate-part = {index = "inside"}\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["delta", "private-part"]\n[[tool.uv.index]]\nname ='
+                ' "inside"\nurl = "PRIVATE"\nexplicit = true\n[tool.uv.sources]\nprivate-part ='
+                ' {index = "inside"}\n'
+            )
         },
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
@@ -281,8 +302,11 @@ CASES = {
     ),
     "torch from an index of another build": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["torch>=2.4", "gamma"]\n[[tool.uv.index]]\nname = "cu128"\n'
-            'url = "http://127.0.0.1:9/simple"\nexplicit = true\n[tool.uv.sources]\ntorch = {index = "cu128"}\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["torch>=2.4", "gamma"]\n[[tool.uv.index]]\nname ='
+                ' "cu128"\nurl = "http://127.0.0.1:9/simple"\nexplicit ='
+                ' true\n[tool.uv.sources]\ntorch = {index = "cu128"}\n'
+            )
         },
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
@@ -291,21 +315,27 @@ CASES = {
     ),
     "uv.lock": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["beta", "only-windows; sys_platform == \'win32\'"]\n'
-            '[project.optional-dependencies]\nfast = ["delta"]\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["beta", "only-windows; sys_platform == \'win32\'"]\n'
+                '[project.optional-dependencies]\nfast = ["delta"]\n'
+            )
         },
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock", "--extra", "fast"),
         job="-r uv.lock --extra fast",
         plain="uv export --quiet --frozen --no-emit-project --extra fast > /tmp/r.txt && "
-        + f"{UV} -r /tmp/r.txt",
+        f"{UV} -r /tmp/r.txt",
         expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
     ),
     "uv.lock with a folder": Case(
         files={
-            "app/pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n',
-            "lib/pyproject.toml": '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "app/pyproject.toml": (
+                f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n'
+            ),
+            "lib/pyproject.toml": (
+                '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
+                '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            ),
             "lib/backend.py": project_of("delta", "99.1", "alpha")["backend.py"],
         },
         before=("uv lock --default-index INDEX --project app",),
@@ -316,27 +346,36 @@ CASES = {
     ),
     "pylock.toml with markers": Case(
         files={
-            "pyproject.toml": f"{HEAD}dependencies = [\"beta; python_version < '3.10'\", "
-            "\"alpha==1.0; python_version < '3.10'\", \"alpha==2.0; python_version >= '3.10'\", "
-            "\"only-windows; sys_platform == 'win32'\", \"delta; sys_platform != 'win32'\"]\n"
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["beta; python_version < \'3.10\'", "alpha==1.0;'
+                " python_version < '3.10'\", \"alpha==2.0; python_version >= '3.10'\","
+                " \"only-windows; sys_platform == 'win32'\", \"delta; sys_platform != 'win32'\"]\n"
+            )
         },
         before=(
             "uv lock --default-index INDEX",
-            "uv export --quiet --frozen --format pylock.toml --output-file pylock.toml --no-emit-project",
+            (
+                "uv export --quiet --frozen --format pylock.toml --output-file pylock.toml"
+                " --no-emit-project"
+            ),
         ),
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
-        plain="UV_CONSTRAINT= uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
+        plain=(
+            "UV_CONSTRAINT= uv pip install -q --dry-run --output-format json --python /opt/venv -r"
+            " pylock.toml"
+        ),
         expected={"alpha": "2.0", "delta": "1.0"},
     ),
     "a lock with another torch": Case(
         files={
-            "pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\n'
-            '[[packages]]\nname = "torch"\nversion = "2.4.1"\n'
-            'wheels = [{url = "INDEXfile/torch-2.4.1-py3-none-any.whl", hashes = {sha256 = "'
-            f'{"0" * 64}"}}}}]\n'
-            '[[packages]]\nname = "delta"\nversion = "1.0"\n'
-            'wheels = [{url = "INDEX../file/delta-1.0-py3-none-any.whl", hashes = {sha256 = "HASH"}}]\n'
+            "pylock.toml": (
+                'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "torch"\nversion ='
+                ' "2.4.1"\nwheels = [{url = "INDEXfile/torch-2.4.1-py3-none-any.whl", hashes ='
+                f' {{sha256 = "{"0" * 64}"}}}}]\n[[packages]]\nname = "delta"\nversion ='
+                ' "1.0"\nwheels = [{url = "INDEX../file/delta-1.0-py3-none-any.whl", hashes ='
+                ' {sha256 = "HASH"}}]\n'
+            )
         },
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
@@ -345,19 +384,23 @@ CASES = {
     ),
     "a lock with companions of another torch": Case(
         files={
-            "pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\n'
-            '[[packages]]\nname = "torch"\nversion = "2.11.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\n'
-            'wheels = [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
-            f'{"0" * 64}"}}}}]\n'
-            '[[packages]]\nname = "torchvision"\nversion = "0.26.0+cu128"\n'
-            'index = "https://download.pytorch.org/whl/cu128"\n'
-            'wheels = [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
-            f'{"0" * 64}"}}}}]\n'
+            "pylock.toml": (
+                'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "torch"\nversion ='
+                ' "2.11.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\nwheels ='
+                ' [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl", hashes = {sha256 ='
+                f' "{"0" * 64}"}}}}]\n[[packages]]\nname = "torchvision"\nversion ='
+                ' "0.26.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\nwheels ='
+                ' [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl", hashes ='
+                f' {{sha256 = "{"0" * 64}"}}}}]\n'
+            )
         },
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"torchvision": "0.28.0"},
-        said="torchvision==0.26.0+cu128 goes with another torch: the release for torch 2.13.0+cpu is taken",
+        said=(
+            "torchvision==0.26.0+cu128 goes with another torch: the release for torch 2.13.0+cpu is"
+            " taken"
+        ),
     ),
     "companions of another torch in a file": Case(
         files={"requirements.txt": "torch==2.4.1\ntorchvision==0.19.1\ngamma\n"},
@@ -382,11 +425,15 @@ CASES = {
     ),
     "a script with its lock": Case(
         files={
-            "train.py": '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n# [tool.uv.sources]\n'
-            '# delta = {path = "lib"}\n# ///\n',
+            "train.py": (
+                '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n#'
+                ' [tool.uv.sources]\n# delta = {path = "lib"}\n# ///\n'
+            ),
             **below("lib", project_of("delta", "99.1", "alpha")),
-            "lib/pyproject.toml": '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "lib/pyproject.toml": (
+                '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
+                '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            ),
         },
         before=("uv lock --default-index INDEX --script train.py",),
         words=("-r", "train.py"),
@@ -395,8 +442,10 @@ CASES = {
     ),
     "a script with sources and without a lock": Case(
         files={
-            "train.py": '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n# [tool.uv.sources]\n'
-            '# delta = {path = "lib"}\n# ///\n',
+            "train.py": (
+                '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n#'
+                ' [tool.uv.sources]\n# delta = {path = "lib"}\n# ///\n'
+            ),
         },
         words=("-r", "train.py"),
         job="-r train.py",
@@ -404,15 +453,16 @@ CASES = {
     ),
     "Poetry with a uv.lock": Case(
         files={
-            "pyproject.toml": '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\n'
-            'dependencies = ["beta"]\n[tool.poetry]\npackages = []\n'
-            '[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+            "pyproject.toml": (
+                '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\ndependencies'
+                ' = ["beta"]\n[tool.poetry]\npackages = []\n[build-system]\nrequires ='
+                ' ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+            )
         },
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock"),
         job="-r uv.lock",
-        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && "
-        + f"{UV} -r /tmp/r.txt",
+        plain=f"uv export --quiet --frozen --no-emit-project > /tmp/r.txt && {UV} -r /tmp/r.txt",
         expected={"alpha": "1.5", "beta": "1.0"},
     ),
     "Poetry alone": Case(
@@ -463,8 +513,10 @@ CASES = {
     ),
     "a source that is a commit of a git repository": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\n'
-            'delta = {git = "GIT", rev = "COMMIT", subdirectory = "lib"}\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\n'
+                'delta = {git = "GIT", rev = "COMMIT", subdirectory = "lib"}\n'
+            )
         },
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
@@ -473,14 +525,15 @@ CASES = {
     ),
     "uv.lock with a commit of a git repository": Case(
         files={
-            "pyproject.toml": f'{HEAD}dependencies = ["static"]\n[tool.uv.sources]\n'
-            'static = {git = "GIT", rev = "COMMIT", subdirectory = "static"}\n'
+            "pyproject.toml": (
+                f'{HEAD}dependencies = ["static"]\n[tool.uv.sources]\n'
+                'static = {git = "GIT", rev = "COMMIT", subdirectory = "static"}\n'
+            )
         },
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock"),
         job="-r uv.lock",
-        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && "
-        + f"{UV} -r /tmp/r.txt",
+        plain=f"uv export --quiet --frozen --no-emit-project > /tmp/r.txt && {UV} -r /tmp/r.txt",
         expected={"static": "3.0", "alpha": "1.5"},
     ),
     "a version of setuptools_scm in a git repository": Case(
@@ -494,7 +547,10 @@ CASES = {
         files={"requirements.txt": "delta\nflash-attn==2.8.3\n"},
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
-        refused="requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no wheel fits",
+        refused=(
+            "requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no"
+            " wheel fits"
+        ),
     ),
     "an editable folder": Case(
         files={
@@ -739,9 +795,10 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
     )
     if case.refused:
         assert (job.returncode != 0, case.refused in said) == (True, True), said
-        assert (extended.returncode != 0, case.refused in extended.stderr) == (True, True), (
-            extended.stderr
-        )
+        assert (extended.returncode != 0, case.refused in extended.stderr) == (
+            True,
+            True,
+        ), extended.stderr
         assert plain is None
         return
     assert job.returncode == 0, said
@@ -774,9 +831,10 @@ def test_a_new_line_moves_no_more_than_it_has_to(
             (tmp_path / "requirements.txt").write_text(text)
             done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
             assert done.returncode == 0, done.stderr
-            return dict(
-                each.split("==") for each in json.loads(done.stdout)["requirements"]
-            ), done.stderr
+            return (
+                dict(each.split("==") for each in json.loads(done.stdout)["requirements"]),
+                done.stderr,
+            )
 
         assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
         server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
@@ -858,7 +916,10 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(
     request = BuildRequest(name="from-ours", context=tmp_path, tags=(tag,), network="host")
     engine.build(request, lambda _event: None)
     try:
-        read = "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c 300 lifted.json"
+        read = (
+            "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c"
+            " 300 lifted.json"
+        )
         said = engine.run(tag, ("sh", "-c", read), timeout=120).output
         listed = engine.run(tag, ("python", "-c", LISTING), timeout=120).output
     finally:

@@ -38,48 +38,56 @@ class Public:
 
 
 TORCHX = (
-    "aiobotocore ax-platform[mysql]==0.2.3 black==23.3.0 boto3 captum>=0.4.0 flake8==3.9.0 fsspec[s3]==2023.1.0 "
-    "google-api-core google-cloud-batch>=0.5.0 google-cloud-logging>=3.0.0 google-cloud-runtimeconfig>=0.33.2 "
-    "hydra-core ipython kfp==1.8.22 mlflow-skinny moto==4.1.6 protobuf==3.20.3 pyre-extensions pyre-check pytest "
-    "pytorch-lightning==1.5.10 torch-model-archiver>=0.4.2 torch>=1.10.0 torchmetrics<0.11.0 torchserve>=0.4.2 "
-    "torchtext>=0.11.0 torchvision>=0.11.1 ts==0.5.1 usort==1.0.2 ray[default]"
+    "aiobotocore ax-platform[mysql]==0.2.3 black==23.3.0 boto3 captum>=0.4.0 flake8==3.9.0"
+    " fsspec[s3]==2023.1.0 google-api-core google-cloud-batch>=0.5.0 google-cloud-logging>=3.0.0"
+    " google-cloud-runtimeconfig>=0.33.2 hydra-core ipython kfp==1.8.22 mlflow-skinny moto==4.1.6"
+    " protobuf==3.20.3 pyre-extensions pyre-check pytest pytorch-lightning==1.5.10"
+    " torch-model-archiver>=0.4.2 torch>=1.10.0 torchmetrics<0.11.0 torchserve>=0.4.2"
+    " torchtext>=0.11.0 torchvision>=0.11.1 ts==0.5.1 usort==1.0.2 ray[default]"
 )
 FARM = (
-    "setuptools wheel torch>=1.4.0 tqdm boto3 requests scipy>=1.3.2 sklearn seqeval mlflow==1.0.0 transformers==2.7.0 "
-    "dotmap==1.3.0 Werkzeug==0.16.1 flask flask-restplus flask-cors dill"
+    "setuptools wheel torch>=1.4.0 tqdm boto3 requests scipy>=1.3.2 sklearn seqeval mlflow==1.0.0"
+    " transformers==2.7.0 dotmap==1.3.0 Werkzeug==0.16.1 flask flask-restplus flask-cors dill"
 )
 YOLO = (
-    "gitpython>=3.1.30 matplotlib>=3.3 numpy>=1.23.5 opencv-python>=4.1.1 pillow>=10.3.0 psutil PyYAML>=5.3.1 "
-    "requests>=2.32.2 scipy>=1.4.1 thop>=0.1.1 torch>=1.8.0 torchvision>=0.9.0 tqdm>=4.66.3 ultralytics>=8.2.64 "
-    "pandas>=1.1.4 seaborn>=0.11.0 packaging setuptools>=70.0.0 albumentations wandb gsutil notebook Pillow>=9.1.0"
+    "gitpython>=3.1.30 matplotlib>=3.3 numpy>=1.23.5 opencv-python>=4.1.1 pillow>=10.3.0 psutil"
+    " PyYAML>=5.3.1 requests>=2.32.2 scipy>=1.4.1 thop>=0.1.1 torch>=1.8.0 torchvision>=0.9.0"
+    " tqdm>=4.66.3 ultralytics>=8.2.64 pandas>=1.1.4 seaborn>=0.11.0 packaging setuptools>=70.0.0"
+    " albumentations wandb gsutil notebook Pillow>=9.1.0"
 )
 F5 = (
-    "wget curl man git less openssl libssl-dev unzip unar build-essential aria2 tmux vim openssh-server sox "
-    "libsox-fmt-all libsox-fmt-mp3 libsndfile1-dev ffmpeg librdmacm1 libibumad3 librdmacm-dev libibverbs1 "
-    "libibverbs-dev ibverbs-utils ibverbs-providers"
+    "wget curl man git less openssl libssl-dev unzip unar build-essential aria2 tmux vim"
+    " openssh-server sox libsox-fmt-all libsox-fmt-mp3 libsndfile1-dev ffmpeg librdmacm1 libibumad3"
+    " librdmacm-dev libibverbs1 libibverbs-dev ibverbs-utils ibverbs-providers"
 )
 RLHF = (
-    "accelerate aiohttp bitsandbytes datasets einops flash-attn==2.8.3 grpcio>=1.74.0 isort jsonlines optimum "
-    "optree>=0.13.0 packaging pynvml>=12.0.0 ray[default]==2.48.0 tensorboard torch torchdata torchmetrics tqdm "
-    "transformers==4.57.3 transformers_stream_generator wandb wheel"
+    "accelerate aiohttp bitsandbytes datasets einops flash-attn==2.8.3 grpcio>=1.74.0 isort"
+    " jsonlines optimum optree>=0.13.0 packaging pynvml>=12.0.0 ray[default]==2.48.0 tensorboard"
+    " torch torchdata torchmetrics tqdm transformers==4.57.3 transformers_stream_generator wandb"
+    " wheel"
 )
 NANOVLM = (
-    "torch numpy torchvision pillow datasets huggingface-hub transformers wandb einops accelerate loguru lmms_eval "
-    "sagemaker-mlflow"
+    "torch numpy torchvision pillow datasets huggingface-hub transformers wandb einops accelerate"
+    " loguru lmms_eval sagemaker-mlflow"
 )
 VJEPA = (
-    "torch>=2 torchvision tensorboard wandb iopath pyyaml numpy opencv-python submitit braceexpand webdataset timm "
-    "transformers peft decord2 pandas einops beartype psutil h5py fire python-box scikit-image ftfy jupyter"
+    "torch>=2 torchvision tensorboard wandb iopath pyyaml numpy opencv-python submitit braceexpand"
+    " webdataset timm transformers peft decord2 pandas einops beartype psutil h5py fire python-box"
+    " scikit-image ftfy jupyter"
 )
 BEND = (
-    "biopython>=1.81 pandas>=2.0.2 scikit-learn>=1.2.2 torch>=2.0.1 tqdm>=4.65.0 transformers>=4.30.1 "
-    "hydra-core>=1.3.1 wandb==0.13.5 einops torchvision hydra-joblib-launcher webdataset"
+    "biopython>=1.81 pandas>=2.0.2 scikit-learn>=1.2.2 torch>=2.0.1 tqdm>=4.65.0"
+    " transformers>=4.30.1 hydra-core>=1.3.1 wandb==0.13.5 einops torchvision hydra-joblib-launcher"
+    " webdataset"
 )
 OPENEXR = (
-    "build-essential git python3-dev python3-pip libopenexr-dev libxi-dev libglfw3-dev libglew-dev libomp-dev "
-    "libxinerama-dev libxcursor-dev gdb gosu sudo tzdata"
+    "build-essential git python3-dev python3-pip libopenexr-dev libxi-dev libglfw3-dev libglew-dev"
+    " libomp-dev libxinerama-dev libxcursor-dev gdb gosu sudo tzdata"
 )
-OF_EFA = "apt-utils autoconf automake build-essential cmake curl gcc gdb git kmod libtool openssh-client openssh-server vim"
+OF_EFA = (
+    "apt-utils autoconf automake build-essential cmake curl gcc gdb git kmod libtool openssh-client"
+    " openssh-server vim"
+)
 DOCKERFILES = {
     "OpenRLHF": Public("vllm==0.15.1", OPENEXR, "2.9"),
     "OpenRLHF requirements": Public(RLHF),
@@ -99,7 +107,8 @@ DOCKERFILES = {
         "tqdm boto3 requests six ipdb h5py html2text nltk progressbar", "pbzip2 pv bzip2 cabextract"
     ),
     "nnU-Net": Public(
-        "nibabel==3.2.1 joblib==1.0.1 pytorch-lightning==1.3.8 scikit-learn==1.0 scikit-image==0.18.3 pynvml==11.0.0"
+        "nibabel==3.2.1 joblib==1.0.1 pytorch-lightning==1.3.8 scikit-learn==1.0"
+        " scikit-image==0.18.3 pynvml==11.0.0"
     ),
     "TFT": Public("pandas==1.3.4 pynvml==11.0.0"),
     "koyeb-fun-training": Public(
@@ -234,9 +243,13 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
     # What fails otherwise fails for a release of theirs that is not there for
     # this Python, or that nvcc compiles.
     others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
-    assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "LLaMA-Factory"} <= fits, (
-        others
-    )
+    assert {
+        "koyeb-fun-training",
+        "therabot-training",
+        "ddp",
+        "dlrm",
+        "LLaMA-Factory",
+    } <= fits, others
     assert len(fits) >= 14, others
 
 
@@ -245,7 +258,10 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
 ) -> None:
     (tmp_path / "asked.json").write_text("{}")
     names = {name for each in DOCKERFILES.values() for name in each.apt.split()}
-    command = 'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null; shift 2; apt-get install -s -y "$@" >&2'
+    command = (
+        'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null; shift 2; apt-get install -s'
+        ' -y "$@" >&2'
+    )
     there = sorted(names - NOT_THERE)
     assert len(NOT_THERE) == 2
     done = inside(
@@ -286,7 +302,10 @@ def test_three_are_built_to_their_end_and_train(
 ) -> None:
     row, settings = DOCKERFILES[name], read_host_settings(os.environ)
     quoted = " ".join(f"'{word}'" for word in row.pip.split())
-    apt = f"APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG; apt-get update && apt-get install -y {row.apt}"
+    apt = (
+        "APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG; apt-get update && apt-get install -y"
+        f" {row.apt}"
+    )
     text = BUILD.format(base=docker_image.reference, apt=apt if row.apt else "true", pip=quoted)
     (tmp_path / "Dockerfile").write_text(text)
     (tmp_path / "train.py").write_text(

@@ -37,7 +37,9 @@ BASE = ExtendedBase(
     ),
     kept={"kept-one": "1.0+build"},
     metadata={
-        "Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"
+        "Kept_One": (
+            "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"
+        )
     },
 )
 

@@ -164,11 +164,10 @@ def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, fold
     (work / "metis.c").write_text(METIS_PROGRAM)
     (work / "rmm.cpp").write_text(RMM_PROGRAM)
     (work / "run").write_text(
-        "set -e; cd /programs\n"
-        "gcc -I/opt/metis/include metis.c -L/opt/metis/lib -lmetis -lm -o /tmp/metis && /tmp/metis\n"
-        "g++ -std=c++14 -I/opt/rmm/include -I/cuda rmm.cpp -Wl,--no-as-needed -L/opt/rmm/lib -lrmm"
-        " -Wl,--allow-shlib-undefined -L/usr/local/cuda/lib64 -lcudart -o /tmp/rmm\n"
-        "ldd /tmp/rmm | grep -c librmm && /tmp/rmm\n"
+        "set -e; cd /programs\ngcc -I/opt/metis/include metis.c -L/opt/metis/lib -lmetis -lm -o"
+        " /tmp/metis && /tmp/metis\ng++ -std=c++14 -I/opt/rmm/include -I/cuda rmm.cpp"
+        " -Wl,--no-as-needed -L/opt/rmm/lib -lrmm -Wl,--allow-shlib-undefined"
+        " -L/usr/local/cuda/lib64 -lcudart -o /tmp/rmm\nldd /tmp/rmm | grep -c librmm && /tmp/rmm\n"
     )
     tag = f"{image.reference}-with-compiler"
     command = (

@@ -19,7 +19,10 @@ from image.support import ROOT
 
 TRIM = ROOT / "templates/files/builder/trim-python-packages"
 
-SOURCE = "static int hidden_in_it(void) { return 40; }\nint answer(void) { return hidden_in_it() + 2; }\n"
+SOURCE = (
+    "static int hidden_in_it(void) { return 40; }\nint answer(void) { return hidden_in_it() +"
+    " 2; }\n"
+)
 
 
 def trim(environment: Path, *words: str) -> None:

@@ -82,7 +82,10 @@ def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> N
 def test_an_installer_leaves_what_it_installed_and_nothing_else(
     vendor_image: BuiltByCommand,
 ) -> None:
-    script = "find / -xdev -name '*efa*installer.sh'; dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
+    script = (
+        "find / -xdev -name '*efa*installer.sh'; dpkg-query -W -f '${Package} ${Status}\\n'"
+        " efa-test libfabric1"
+    )
     done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=300)
     assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
 
@@ -95,7 +98,7 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
     engine = engine_that_answers("buildah")
     done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", "--until", "build")
     assert done.returncode == 0, done.stderr[-6000:]
-    (tag, *_) = json.loads(done.stdout)["tags"]
+    tag, *_ = json.loads(done.stdout)["tags"]
     found = engine.run(tag, ("find", "/opt/metis", "-name", "libmetis.*"), timeout=PATIENCE)
     assert found.output.startswith("/opt/metis/"), found.output
 

@@ -282,7 +282,8 @@ def test_credentials_come_from_netrc(stage: Stage, server: Server) -> None:
 
 def wrong_bytes(error: str, content: bytes, found: bytes) -> bool:
     return (
-        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)}, {len(found)} bytes"
+        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)},"
+        f" {len(found)} bytes"
         in error
         and "is not what was pinned and was not unpacked" in error
     )
@@ -448,8 +449,8 @@ def test_the_whole_list_is_looked_at_before_anything_is_downloaded(
     assert done.status == 1
     assert re.sub(r"^error: ", "", done.errors, flags=re.MULTILINE).splitlines() == [
         (
-            "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and unverified files are refused; "
-            "record it: python build.py lock --only TARGET"
+            "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and unverified"
+            " files are refused; record it: python build.py lock --only TARGET"
         ),
         f"../smp 1.15.0: {listing}: '../smp' is not a file name",
         f"smp 1: {listing}: '../../etc/passwd' is not a file name",

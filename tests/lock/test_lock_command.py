@@ -140,7 +140,10 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
     assert "error: 3 inputs are not locked:" in ended.err
     for part in (
         "pytorch 2.13.0 cpu on debian12 cannot be resolved:",
-        f"gklib 1.0: tag v1.0 of {git} points at {repository.commit}, its row says {repository.newer}",
+        (
+            f"gklib 1.0: tag v1.0 of {git} points at {repository.commit}, its row says"
+            f" {repository.newer}"
+        ),
         f"spdlog 1.6: {server.url}/spdlog.tar.gz answers HTTP 404",
     ):
         assert part in ended.err
@@ -551,8 +554,8 @@ def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) ->
         f"images/lock/{TARGET}.toml: cmake==3.31.0 is missing",
         f"images/lock/{TARGET}.toml: has uv 0.12.0, the target's version is 0.13.8",
         f"images/lock/{TARGET}.toml: uv requires absent, which is missing",
-        "metis 5.1.0: images/lock/artifacts.toml and its row in images/artifacts.toml differ: expected sha256 "
-        + SHA256,
+        "metis 5.1.0: images/lock/artifacts.toml and its row in images/artifacts.toml differ:"
+        " expected sha256 " + SHA256,
         "images/lock/artifacts.toml: https://vendor.invalid/gone stands in no row any more",
         "images/lock/base-images.toml: gone:1 stands in no row any more",
     ):
@@ -645,7 +648,10 @@ def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> No
     ended = call("mirror", str(folder), root=tree)
     assert ended.status == 11
     for part in (
-        "metis 5.1.0: no sha256 of https://vendor.invalid/a/x.tar.gz is recorded; `python build.py lock` records it",
+        (
+            "metis 5.1.0: no sha256 of https://vendor.invalid/a/x.tar.gz is recorded; `python"
+            " build.py lock` records it"
+        ),
         "thrust 1: x.tar.gz is also gklib 1, another file; use a folder for each",
         "gklib 1: cannot download https://vendor.invalid/b/x.tar.gz",
         f"cmake 3.31.0: no index of this machine's pip has {PACKAGES[0]['file']}",
@@ -708,7 +714,10 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
         "nothing is resolved anew"
     )
     assert [line for line in ended.err.splitlines() if "first seen today" in line] == [
-        f"warning: first seen today: {url}, sha256 {SHA256}, {len(METIS)} bytes; commit images/lock",
+        (
+            f"warning: first seen today: {url}, sha256 {SHA256}, {len(METIS)} bytes; commit"
+            " images/lock"
+        ),
         f"warning: first seen today: base image {image}, {DIGEST}; commit images/lock",
     ]
     assert (

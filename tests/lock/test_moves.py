@@ -189,8 +189,10 @@ def test_newest_names_what_the_rows_hold_back_and_newer_tags(
     capsys.readouterr()
     assert main(("lock", "--newest"), tree) == 0
     written = capsys.readouterr()
-    assert written.out == (
-        f"{PACKAGES_TARGET}\n  demo 1.0 -> 2.0\n  other 5.0 is new\n  uv (to build) 0.13.8 -> 0.13.9\n"
+    assert (
+        written.out
+        == f"{PACKAGES_TARGET}\n  demo 1.0 -> 2.0\n  other 5.0 is new\n  uv (to build) 0.13.8 ->"
+        " 0.13.9\n"
     )
     assert "gklib 1.0: there is a newer tag, v1.12\n" in written.err
     assert (tree / LOCK).read_bytes() == before

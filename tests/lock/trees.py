@@ -77,8 +77,8 @@ def make_tree(
         if path.stem not in recipes:
             path.unlink()
     (images / "stacks.toml").write_text(
-        f'[[stack]]\nname = "the-stack"\nsources = "{sources}"\nsource = "the tests"\n[stack.components]\n'
-        'builder = "0.13.8"\n'
+        f'[[stack]]\nname = "the-stack"\nsources = "{sources}"\nsource = "the'
+        ' tests"\n[stack.components]\nbuilder = "0.13.8"\n'
         + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
         encoding="utf-8",
     )
@@ -86,7 +86,8 @@ def make_tree(
         'framework = "pytorch"\nsummary = "PyTorch"\n\n'
         '[[target]]\nversion = "2.13.0"\ncuda = "cpu"\nbase = "debian12"\n'
         + (f'builder_image = "{base_image}"\n' if base_image else "")
-        + 'stack = "the-stack"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the tests"\n',
+        + 'stack = "the-stack"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the'
+        ' tests"\n',
         encoding="utf-8",
     )
     if base_image:

@@ -477,8 +477,8 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
         plan_target(context_of(row, spoiled), components, spoiled)
     unfit, broken = caught.value.problems
     assert (
-        unfit
-        == "efa-installer 1.15.2: requires base ubuntu22.04; this target has base ubuntu20.04 (source: test)"
+        unfit == "efa-installer 1.15.2: requires base ubuntu22.04; this target has base ubuntu20.04"
+        " (source: test)"
     )
     assert broken.startswith("image: image.base ubuntu20.04: why")
 

@@ -110,9 +110,9 @@ def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None
     ]
     lock = Lock(target=CPU, packages=(*facts.locks[CPU].packages, *cuda))
     (said,) = problems(replace(facts, locks={**facts.locks, CPU: lock}), CPU)
-    assert said == (
-        f"has {', '.join(f'{each.name} {each.version}' for each in cuda[:3])} and {len(cuda) - 3} more, packages of "
-        "CUDA; the target's cell cpu is without CUDA"
+    assert (
+        said == f"has {', '.join(f'{each.name} {each.version}' for each in cuda[:3])} and"
+        f" {len(cuda) - 3} more, packages of CUDA; the target's cell cpu is without CUDA"
     )
 
 

@@ -79,9 +79,13 @@ BUILDER = Builder(
 )
 
 METADATA = {
-    "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n"
-    "Author: The PyTorch\n        Team\n",
-    "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
+    "torch-2.13.0+cpu": (
+        "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n"
+        "Author: The PyTorch\n        Team\n"
+    ),
+    "Jinja2-3.1.6": (
+        "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n"
+    ),
     "filelock-3.0": "Name: filelock\nVersion: 3.0\nLicense: MIT\n\nLicense: of the description\n",
     # A copy inside another package, of another version than the locked one.
     "setuptools/_vendor/Jinja2-3.0.0": "Name: Jinja2\nVersion: 3.0.0\n",
@@ -117,8 +121,12 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
         "etc/os-release": 'ID=debian\nVERSION_ID="12"\n',
         "var/lib/dpkg/status": STATUS,
         "usr/share/doc/libssl3/copyright": COPYRIGHT,
-        "usr/share/doc/libstdc++6/copyright": "This is the Debian package of GCC. License: prose.\n",
-        "usr/lib/python3/dist-packages/distro-1.0.dist-info/METADATA": "Name: distro\nVersion: 1.0\n",
+        "usr/share/doc/libstdc++6/copyright": (
+            "This is the Debian package of GCC. License: prose.\n"
+        ),
+        "usr/lib/python3/dist-packages/distro-1.0.dist-info/METADATA": (
+            "Name: distro\nVersion: 1.0\n"
+        ),
     }
     folder = "opt/venv/lib/python3.11/site-packages"
     files |= {

@@ -30,7 +30,8 @@ def components(proven: Proven) -> list[dict[str, Any]]:
 def amazon(facts: Facts, found: packages.PackagesAnswer) -> list[dict[str, Any]]:
     """Give the components of an image of Amazon Linux."""
     rows = rpm_listing(
-        "openssl-libs\t1:3.0.8-1.amzn2023.0.18\tx86_64\topenssl-3.0.8-1.amzn2023.0.18.src.rpm\tASL 2.0\n"
+        "openssl-libs\t1:3.0.8-1.amzn2023.0.18\tx86_64\topenssl-3.0.8-1.amzn2023.0.18.src.rpm\tASL"
+        " 2.0\n"
     )
     answer: packages.PackagesAnswer = {
         **found,

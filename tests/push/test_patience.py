@@ -167,9 +167,10 @@ def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
     assert asked == [1], "the image is read once"
     tried = [method for method, path, _ in hostile.seen if "/uploads/" in path]
-    assert tried == ["POST", *["POST", "PATCH", "DELETE"] * PATIENCE.attempts], (
-        "what was tried is cancelled"
-    )
+    assert tried == [
+        "POST",
+        *["POST", "PATCH", "DELETE"] * PATIENCE.attempts,
+    ], "what was tried is cancelled"
 
 
 def test_a_registry_that_fails_for_a_moment_has_not_refused(
@@ -206,7 +207,10 @@ def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing
     )
     assert registries.referrers(f"{hostile.host}/released", digest) == ()
     attached = {"mediaType": "x", "digest": digest_of(b"a"), "size": 1}
-    index = f'{{"schemaVersion": 2, "manifests": [{{"mediaType": "x", "digest": "{attached["digest"]}", "size": 1}}]}}'
+    index = (
+        f'{{"schemaVersion": 2, "manifests": [{{"mediaType": "x", "digest": "{attached["digest"]}",'
+        ' "size": 1}]}'
+    )
     kind = "application/vnd.oci.image.index.v1+json"
     hostile.manifests["released", digest.replace(":", "-")] = kind, index.encode()
     assert registries.referrers(f"{hostile.host}/released", digest) == (attached,)

@@ -382,7 +382,10 @@ DEEP = b"[" * 200_000
         ("referrers", b'{"manifests": [{"artifactType": "application/x-note"}]}'),
         (
             "referrers",
-            b'{"manifests": [{"mediaType": "x", "size": 5, "digest": "sha256:../../../etc/passwd"}]}',
+            (
+                b'{"manifests": [{"mediaType": "x", "size": 5, "digest":'
+                b' "sha256:../../../etc/passwd"}]}'
+            ),
         ),
     ],
 )

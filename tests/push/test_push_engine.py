@@ -227,7 +227,10 @@ def test_docker_pushes_where_skopeo_is_too_old_for_the_daemon(
     """Debian 12's skopeo with Docker 25 or later."""
     (tmp_path / "old").mkdir()
     old = tmp_path / "old" / "skopeo"
-    words = "Error response from daemon: client version 1.22 is too old. Minimum supported API version is 1.24"
+    words = (
+        "Error response from daemon: client version 1.22 is too old. Minimum supported API version"
+        " is 1.24"
+    )
     old.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{old.parent}{os.pathsep}{os.environ['PATH']}")

@@ -36,11 +36,17 @@ def renderings(plans: Mapping[str, ImagePlan], facts: Facts) -> Mapping[str, Ren
 
 
 WHOLE = {
-    "pytorch-2.13.0-cpu-py311-debian12": "packages without CUDA: the smallest image, which most tests build",
+    "pytorch-2.13.0-cpu-py311-debian12": (
+        "packages without CUDA: the smallest image, which most tests build"
+    ),
     "pytorch-2.4.1-cu121-py311-debian12": "packages with CUDA: the image of the README",
-    "pytorch-2.15.0-cu132-py313-debian13": "packages of the newest CUDA, on Debian 13 with its Python",
+    "pytorch-2.15.0-cu132-py313-debian13": (
+        "packages of the newest CUDA, on Debian 13 with its Python"
+    ),
     "tensorflow-2.21.0-cu129-py311-debian12": "packages of another framework",
-    "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": "vendor sources with apt: every part is compiled, Python too",
+    "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": (
+        "vendor sources with apt: every part is compiled, Python too"
+    ),
 }
 """The targets whose Dockerfiles are golden files, one of each kind, and why.
 
@@ -82,7 +88,10 @@ def test_golden_digests(
 ) -> None:
     """Of every other target the same two texts, as one line each."""
     lines = {
-        name: f"{name} Dockerfile {digest(rendering.dockerfile)} packages {digest(packages_text(plans[name]))}"
+        name: (
+            f"{name} Dockerfile {digest(rendering.dockerfile)} packages"
+            f" {digest(packages_text(plans[name]))}"
+        )
         for name, rendering in sorted(renderings.items())
         if name not in WHOLE
     }

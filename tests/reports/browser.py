@@ -60,7 +60,10 @@ class Browser:
         """Wait until an expression of the page is true: what follows a key or a
         click may come with the next frame.
         """
-        script = f"const done = arguments[0]; (function look() {{ ({condition}) ? done() : setTimeout(look, 10); }})();"
+        script = (
+            f"const done = arguments[0]; (function look() {{ ({condition}) ? done() :"
+            " setTimeout(look, 10); })();"
+        )
         self.command("execute/async", script=script, args=[])
 
     def press(self, *keys: str) -> None:
@@ -77,8 +80,8 @@ class Browser:
     def choose(self, selector: str, value: str) -> None:
         """Choose an option, and let the page know as Chromium does."""
         self.run(
-            f"const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
-            "it.dispatchEvent(new Event('input', {bubbles: true}));"
+            f"const it = document.querySelector({json.dumps(selector)}); it.value ="
+            f" {json.dumps(value)};it.dispatchEvent(new Event('input', {{bubbles: true}}));"
         )
 
     def devtools(self, method: str, **values: object) -> Any:

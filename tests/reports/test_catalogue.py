@@ -324,7 +324,8 @@ def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
     for _ in range(6):
         page.press("Tab")
         assert page.run(
-            "return document.activeElement === document.body || !!document.activeElement.closest('dialog')"
+            "return document.activeElement === document.body ||"
+            " !!document.activeElement.closest('dialog')"
         )
     page.press("Escape")
     page.until(CLOSED)
@@ -369,8 +370,8 @@ def test_no_screen_is_too_narrow(page: Browser, address: str, width: int) -> Non
         == 0
     )
     small = (
-        "return [...document.querySelectorAll('button, select, input[type=search]')].filter(e => e.checkVisibility())"
-        ".map(e => e.getBoundingClientRect().height).filter(h => h < 24)"
+        "return [...document.querySelectorAll('button, select, input[type=search]')].filter(e =>"
+        " e.checkVisibility()).map(e => e.getBoundingClientRect().height).filter(h => h < 24)"
     )
     assert page.run(small) == [], "a finger finds them"
 

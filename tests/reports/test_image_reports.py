@@ -114,9 +114,11 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     files = {path: (size, what, owner) for path, size, _, what, owner in found["files"]}
     digest = hashlib.sha256(b"print()\n").hexdigest()
     assert files[f"{PACKAGES}/my/code.py"] == (8, digest, "python my-package")
-    assert files[f"{PACKAGES}/my/twin.py"] == (0, digest, "python my-package"), (
-        "the same bytes, counted once"
-    )
+    assert files[f"{PACKAGES}/my/twin.py"] == (
+        0,
+        digest,
+        "python my-package",
+    ), "the same bytes, counted once"
     assert files[f"{PACKAGES}/my/__pycache__/code.cpython-311.pyc"][2] == "python my-package"
     assert files["/usr/lib/libc.so.6"] == (0, "-> libc-2.36.so", "package libc6")
     assert files["/opt/trainworks/image.json"][2] == ""

@@ -308,9 +308,10 @@ def test_what_makes_an_image_one_to_replace() -> None:
         "advisories are published about requests (CVE-requests)"
     ]
     first = report.as_text().splitlines()[0]
-    assert first == (
-        "one: no security updates of the distribution missing; pytorch 2.4 has had no patches since 2024-10-17, take "
-        "2.5 or newer; 2 published advisories about Python packages"
+    assert (
+        first
+        == "one: no security updates of the distribution missing; pytorch 2.4 has had no patches"
+        " since 2024-10-17, take 2.5 or newer; 2 published advisories about Python packages"
     )
     update = Update(name="libssl3", installed="1", update="2")
     assert (

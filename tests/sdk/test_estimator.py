@@ -44,7 +44,10 @@ def store(image: str) -> Iterator[str]:
                 "the S3 server did not start"
             )
             address = f"http://{host}:{port}"
-            make = f"import boto3; boto3.client('s3', endpoint_url={address!r}).create_bucket(Bucket={BUCKET!r})"
+            make = (
+                "import boto3; boto3.client('s3',"
+                f" endpoint_url={address!r}).create_bucket(Bucket={BUCKET!r})"
+            )
             keys = {
                 "AWS_ACCESS_KEY_ID": "test",
                 "AWS_SECRET_ACCESS_KEY": "test",

@@ -197,7 +197,10 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         advice = f"{look}; start the container with NVIDIA's container runtime and its utilities"
         yield Finding(WARNING, gpus.problem, advice)
     elif gpus.status == _MISMATCH:
-        what = "the NVIDIA driver was changed while the host was running: library and kernel module differ"
+        what = (
+            "the NVIDIA driver was changed while the host was running: library and kernel module"
+            " differ"
+        )
         yield Finding(FAILED, what, "reboot or replace the host")
     elif gpus.status == _NO_DRIVER:
         yield Finding(
@@ -211,7 +214,10 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         yield Finding(WARNING, f"{PROGRAM} ends with status {gpus.status}", look)
     yield from _fabric(gpus)
     if (gpus.devices or gpus.status == _LOST) and len(gpus.devices) < asked.gpus:
-        what = f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in this container"
+        what = (
+            f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in"
+            " this container"
+        )
         yield Finding(FAILED, what, REPLACE)
     for index, gpu in gpus.devices.items():
         if is_visible(asked.visible_gpus, index, gpu.get(_UUID, "")):

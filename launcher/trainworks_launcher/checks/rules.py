@@ -53,7 +53,10 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
         found = list(judge_gpus(asked, seen.gpus))
     found += [*_driver(asked, seen), *_counts(asked, seen), *_places(asked, seen)]
     if asked.interface and seen.interface_up is False:
-        what = f"the network interface {asked.interface} is down, and the other hosts are reached by it"
+        what = (
+            f"the network interface {asked.interface} is down, and the other hosts are reached"
+            " by it"
+        )
         advice = "bring it up, or name another one; replace the host if its link is broken"
         found.append(Finding(FAILED, what, advice))
     return tuple(sorted(found, key=lambda finding: finding.severity != FAILED))
@@ -71,8 +74,8 @@ def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
         and version_of(seen.driver) < version_of(asked.minimum_driver)
     ):
         what = (
-            f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which CUDA"
-            f" {asked.cuda or 'of this image'} needs"
+            f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which"
+            f" CUDA {asked.cuda or 'of this image'} needs"
         )
         yield Finding(
             FAILED, what, "update the driver, use newer hosts, or an image for an older CUDA"
@@ -83,12 +86,18 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
     devices = seen.gpus.devices if seen.gpus is not None else {}
     present = min(asked.gpus, len(devices)) if devices else asked.gpus
     if asked.row_gpus > present and not asked.without_cuda:
-        what = f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has {present}"
+        what = (
+            f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has"
+            f" {present}"
+        )
         yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
     if (
         asked.efa and asked.efa < asked.row_efa
     ):  # none at all is said where EFA is chosen: it matters between hosts
-        what = f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container has {asked.efa}"
+        what = (
+            f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container"
+            f" has {asked.efa}"
+        )
         yield Finding(
             WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}"
         )
@@ -99,7 +108,10 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
     least = SHARED_MEMORY_BYTES if asked.shared_memory else _DEFAULT_SHARED_MEMORY
     if size is not None and size < least:
         what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
-        advice = "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium Memory"
+        advice = (
+            "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium"
+            " Memory"
+        )
         yield Finding(WARNING, what, advice)
     for directory, free in seen.free.items():
         if free < DISK_BYTES:

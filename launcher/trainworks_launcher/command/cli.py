@@ -209,7 +209,10 @@ def _check(measures: bool) -> int:
     if len(placement.hosts) > 1:
         way = f"the launchers of this job talk on port {network.control_port} of {placement.leader}"
         known = f"with {names.JOB_SECRET_VARIABLE}: only who knows it may join or lead"
-        open_ = f"without {names.JOB_SECRET_VARIABLE}: who comes first may join, or lead and start programs"
+        open_ = (
+            f"without {names.JOB_SECRET_VARIABLE}: who comes first may join, or lead and start"
+            " programs"
+        )
         print(f"{way}, {known if environment.job_secret else open_}")
     return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
 

@@ -70,9 +70,10 @@ _VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 """The options that the driver gives before the job's own, with the number of their values."""
 
 NO_KEY = (
-    "the SDK's own MPI driver cannot start on {hosts} hosts in this image: it needs a private key that all hosts have,"
-    ' and this image holds none. Let the launcher start the job: add command="train" to SourceCode(entry_script=...);'
-    " it needs no keys, and reads MPI(process_count_per_node=...)"
+    "the SDK's own MPI driver cannot start on {hosts} hosts in this image: it needs a private key"
+    " that all hosts have, and this image holds none. Let the launcher start the job: add"
+    ' command="train" to SourceCode(entry_script=...); it needs no keys, and reads'
+    " MPI(process_count_per_node=...)"
 )
 """Said where the driver would wait 300 seconds and then say that a host was not reachable."""
 
@@ -172,13 +173,15 @@ def corrected(
             if reaching and given == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
                 notes[
-                    f"the network interface {missing!r} does not exist on this host; mpirun gets {reaching!r}"
+                    f"the network interface {missing!r} does not exist on this host; mpirun gets"
+                    f" {reaching!r}"
                 ] = None
     if 0 < ranks < slots:
         notes[
-            f"the SDK's own MPI driver asks for {ranks} process(es), and the hosts have room for {slots}: it counts the"
-            f" processes of one host only. The job's world has {ranks} process(es), and some hosts have none. With"
-            ' SourceCode(..., command="train") the launcher starts them all'
+            f"the SDK's own MPI driver asks for {ranks} process(es), and the hosts have room for"
+            f" {slots}: it counts the processes of one host only. The job's world has {ranks}"
+            ' process(es), and some hosts have none. With SourceCode(..., command="train") the'
+            " launcher starts them all"
         ] = None
     return words, tuple(notes)
 

@@ -179,7 +179,8 @@ def mask_tokens(text: str) -> str:
 
 
 _OPTION_IN_TEXT = re.compile(
-    r"(?<![\w-])(--?([A-Za-z][\w.-]{0,63})(?:=|[ \t]+|['\"],\s*['\"])(?!-))('[^']*'|\"[^\"]*\"|[^\s'\",\])]+)"
+    r"(?<![\w-])(--?([A-Za-z][\w.-]{0,63})(?:=|["
+    r" \t]+|['\"],\s*['\"])(?!-))('[^']*'|\"[^\"]*\"|[^\s'\",\])]+)"
 )
 
 
@@ -254,9 +255,11 @@ class Masker:
         """
         if isinstance(value, dict):
             return {
-                key: MASK
-                if is_secret(key, entry) and entry and entry is not True
-                else self.json(entry)
+                key: (
+                    MASK
+                    if is_secret(key, entry) and entry and entry is not True
+                    else self.json(entry)
+                )
                 for key, entry in value.items()
             }
         if isinstance(value, list):

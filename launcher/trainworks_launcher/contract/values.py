@@ -82,7 +82,10 @@ def unusable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not a character"
+        return (
+            f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not a"
+            " character"
+        )
     return ""
 
 

@@ -164,7 +164,10 @@ def choose_entry_point(
     problems: list[Problem] = []
     nothing = EntryPoint("script", "")
     if not code.entries and not code.remote and not known:
-        advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
+        advice = (
+            "put the training script there, or say where it is with"
+            f" {names.SUBMIT_DIRECTORY_VARIABLE}"
+        )
         problems.append(Problem("no code found", place, advice))
     if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in known):
         return nothing, problems  # the file that cannot be read may name it
@@ -226,7 +229,10 @@ def choose_given_program(
         kind = "script" if name.endswith(".py") else "shell" if name.endswith(".sh") else "command"
         point = EntryPoint(kind, name)
         if name not in code.entries:
-            what = f"file not found: {name!r} in {code.directory}, and no program on PATH has this name"
+            what = (
+                f"file not found: {name!r} in {code.directory}, and no program on PATH has this"
+                " name"
+            )
             problems.append(Problem(what, where, nearest(name, code.entries)))
         elif kind == "command" and name not in code.executable:
             advice = "make it executable (chmod +x), or name it .py or .sh"

@@ -328,7 +328,10 @@ class _Documents:
         self.base = base
         self.problems: list[Problem] = []
         if are_needed and not Path(base).is_dir():
-            advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
+            advice = (
+                f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/;"
+                " see: train --help"
+            )
             self._refuse("directory not found; the job's files are expected in it", base, advice)
 
     def read(self, name: str) -> Mapping[str, Json]:
@@ -464,7 +467,10 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
         name[start:] for name in variables if name.startswith(names.OWN_PREFIX) and name not in own
     ]
     meant = [(name, likeness.nearest(name, known)) for name in unknown]
-    line = f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean {names.OWN_PREFIX}{{}}?"
+    line = (
+        f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean"
+        f" {names.OWN_PREFIX}{{}}?"
+    )
     return [line.format(name, near) for name, near in meant if near]
 
 
@@ -531,7 +537,10 @@ def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
     """Return a warning if an MPI program is started as tasks that know nothing of each other."""
     from trainworks_launcher.given.source import imports_mpi
 
-    said = "the program imports mpi4py, and srun gave its tasks no PMI: each of them will be rank 0 of 1"
+    said = (
+        "the program imports mpi4py, and srun gave its tasks no PMI: each of them will be rank 0"
+        " of 1"
+    )
     todo = "start it with srun --mpi=pmix, or with one task on each node and train --mode mpi"
     return [f"{said}; {todo}"] if imports_mpi(code, words) else []
 

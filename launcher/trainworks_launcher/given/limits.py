@@ -89,7 +89,10 @@ def why_no_thread() -> tuple[str, str]:
         what = "this container may not start threads: its seccomp profile refuses clone3"
         return (
             what,
-            "update the host's container engine and libseccomp, or start it with --security-opt seccomp=unconfined",
+            (
+                "update the host's container engine and libseccomp, or start it with --security-opt"
+                " seccomp=unconfined"
+            ),
         )
     limit = of_processes()
     advice = "raise that limit" if limit else "look at its limits of processes and of memory"

@@ -35,15 +35,20 @@ RESULTS: Mapping[str, str] = {
 of the job's results.
 """
 
-TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm")  # noqa: S108  (directories of our own are made there)
+TEMPORARY = (
+    "/tmp",  # noqa: S108
+    "/var/tmp",  # noqa: S108
+    "/usr/tmp",
+    "/dev/shm",  # noqa: S108
+)
 """Where temporary files may be, in order: Python's own list (tempfile), then memory.
 
 Never the current directory, which is the user's code.
 """
 
 _ADVICE = (
-    f"mount a directory there that this user can write, or set {names.BASE_DIRECTORY_VARIABLE} to one that keeps the"
-    " results"
+    f"mount a directory there that this user can write, or set {names.BASE_DIRECTORY_VARIABLE} to"
+    " one that keeps the results"
 )
 _CHECKPOINT_ADVICE = (
     f"set {names.CHECKPOINT_DIRECTORY_VARIABLE} to a directory that this user can write"
@@ -104,7 +109,8 @@ def choose(
         elif paths[variable] != own[0]:
             moved.append(paths[variable])
             why[variable] = (
-                f"in the working directory, because {why_not_writable(own[0]) or f'no mount keeps {own[0]}'}"
+                "in the working directory, because"
+                f" {why_not_writable(own[0]) or f'no mount keeps {own[0]}'}"
             )
             reason = reason or why[variable]
     known = {**paths, **({names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else {})}
@@ -126,8 +132,8 @@ def _warning(lost: Sequence[str]) -> str:
     """Return a line about paths that nothing keeps."""
     mounts = " ".join(f'-v "$PWD/{Path(path).name}:{path}"' for path in lost)
     return (
-        f"results end with this container: no mount keeps {' and '.join(lost)}; mount a directory of the host or a"
-        f" volume there: docker run {mounts}"
+        f"results end with this container: no mount keeps {' and '.join(lost)}; mount a directory"
+        f" of the host or a volume there: docker run {mounts}"
     )
 
 
@@ -303,7 +309,10 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
             return chosen, f"{said}: the job's processes get HOME={chosen}, for their caches"
     return (
         "",
-        f"{said}, and no temporary directory can be written: caches of libraries cannot be kept; set HOME",
+        (
+            f"{said}, and no temporary directory can be written: caches of libraries cannot be"
+            " kept; set HOME"
+        ),
     )
 
 
@@ -325,7 +334,10 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
     if not usable or not (_forbids_execution(usable[0]) or is_too_long(usable[0])):
         return "", ""
     advice = f"mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
-    said = f"files in {usable[0]} cannot be executed (it is mounted noexec), which torch.compile and Triton do"
+    said = (
+        f"files in {usable[0]} cannot be executed (it is mounted noexec), which torch.compile and"
+        " Triton do"
+    )
     if is_too_long(usable[0]):
         said = f"the name of {usable[0]} is too long for the sockets that programs make in it"
         advice = f"set TMPDIR to a directory whose name has at most {_NAME_BYTES} bytes"

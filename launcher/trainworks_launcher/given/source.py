@@ -166,7 +166,10 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
 def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
     """Return what is known of code that is not fetched yet."""
     baked = _look_at_directory(directory, program).entries
-    note = f"the code of {address} is laid over {len(baked)} file(s) that are in {directory} already, and wins"
+    note = (
+        f"the code of {address} is laid over {len(baked)} file(s) that are in {directory} already,"
+        " and wins"
+    )
     code = Code(directory, archive=address, notes=(note,) if baked else ())
     if re.fullmatch(_OBJECT, address):
         return code, []
@@ -313,5 +316,8 @@ def _laid_over(
     more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
     replaces = f", and replaces {', '.join(replaced[:_SHOWN])}{more}" if replaced else ""
     return (
-        f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already{replaces}",
+        (
+            f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory}"
+            f" already{replaces}"
+        ),
     )

@@ -91,11 +91,15 @@ def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
         )
         if size >= names.ARGUMENT_LIMIT_BYTES:
             variable = f"SM_HP_{name.upper()}"
-            what = f"its argument has {size:,} bytes, and the kernel takes at most {names.ARGUMENT_LIMIT_BYTES - 1:,}"
+            what = (
+                f"its argument has {size:,} bytes, and the kernel takes at most"
+                f" {names.ARGUMENT_LIMIT_BYTES - 1:,}"
+            )
             advice = (
-                f"put the value into a file of a channel; or set {names.ARGUMENT_STYLE} to 'none' and read it from the"
-                f" file that {variable}{names.FILE_SUFFIX} names, or with all others from"
-                f" {names.HYPERPARAMETERS_VARIABLE} or the file of {names.HYPERPARAMETERS_VARIABLE}{names.FILE_SUFFIX}"
+                f"put the value into a file of a channel; or set {names.ARGUMENT_STYLE} to 'none'"
+                f" and read it from the file that {variable}{names.FILE_SUFFIX} names, or with all"
+                f" others from {names.HYPERPARAMETERS_VARIABLE} or the file of"
+                f" {names.HYPERPARAMETERS_VARIABLE}{names.FILE_SUFFIX}"
             )
             problems.append(Problem(what, f"hyperparameter {name}", advice))
     return tuple(problems)

@@ -92,15 +92,16 @@ def choose_fabric(
         advice = "pass /dev/infiniband into the container, and the right to open it"
         listed = ", ".join(closed)
         warnings.append(
-            f"this host has EFA ({listed}), but the container can open none of its devices: traffic between hosts goes"
-            f" over TCP; {advice}"
+            f"this host has EFA ({listed}), but the container can open none of its devices: traffic"
+            f" between hosts goes over TCP; {advice}"
         )
     elif row and row.efa:
         efa = False
         origin = f"{instance_type} has EFA, but no EFA device is in this container"
         if hosts > 1:
             warnings.append(
-                f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the container"
+                f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the"
+                " container"
             )
     else:
         return _without("this host has no EFA device", inherited)
@@ -146,7 +147,10 @@ def _without_rdma(
             if variable.rdma:
                 yield (
                     variable.name,
-                    f"the EFA devices of {instance_type} do not read remote memory: libfabric aborts",
+                    (
+                        f"the EFA devices of {instance_type} do not read remote memory: libfabric"
+                        " aborts"
+                    ),
                 )
 
 

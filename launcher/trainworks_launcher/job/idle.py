@@ -31,17 +31,18 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
     gpus, hosts = environment.devices.gpus, len(placement.distribution_hosts)
     if alone and gpus > 1 and not environment.platform.ranks_elsewhere:
         found.append(
-            f"this host has {gpus} GPUs, and one process is started: the others stay idle unless the program uses them"
-            " by itself; one process for each GPU is train --mode torch_distributed"
+            f"this host has {gpus} GPUs, and one process is started: the others stay idle unless"
+            " the program uses them by itself; one process for each GPU is train --mode"
+            " torch_distributed"
         )
     finds_itself = (
         "MASTER_ADDR" in environment.platform.kept
     )  # the script may read where the others are
     if alone and hosts > 1 and placement.host == placement.leader and not finds_itself:
         found.append(
-            f"each of the {hosts} hosts runs the whole program: unless it shares the work itself, each trains alone,"
-            " and where they write to one place the last one replaces the others; one job of all hosts is"
-            " train --mode torch_distributed"
+            f"each of the {hosts} hosts runs the whole program: unless it shares the work itself,"
+            " each trains alone, and where they write to one place the last one replaces the"
+            " others; one job of all hosts is train --mode torch_distributed"
         )
     line = _no_gpu(environment, placement)
     return (*found, line) if line else tuple(found)

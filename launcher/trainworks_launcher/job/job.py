@@ -111,7 +111,10 @@ def _check_settings(environment: Environment) -> list[Problem]:
     secret = environment.job_secret
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
         what = f"a secret of {len(secret)} characters can be guessed"
-        advice = f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand -hex 32"
+        advice = (
+            f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand"
+            " -hex 32"
+        )
         reader.refuse(what, f"variable {names.JOB_SECRET_VARIABLE}, or its file", advice)
     return reader.problems
 
@@ -124,7 +127,10 @@ def describe(job: Job) -> str:
     hosts, part = len(placement.hosts), len(placement.distribution_hosts)
     if placement.served:
         ranks = f"{placement.processes} process(es) on {part} host(s) that serve ssh"
-        return f"mode {placement.mode}, started by host {placement.host}, {ranks}, {job.program.entry.name}"
+        return (
+            f"mode {placement.mode}, started by host {placement.host}, {ranks},"
+            f" {job.program.entry.name}"
+        )
     place = (
         f"{placement.host_rank + 1} of {part}"
         if placement.takes_part
@@ -139,4 +145,7 @@ def describe(job: Job) -> str:
         else ""
     )
     processes = f"{count} process{'' if count == 1 else 'es'} on this host{total}"
-    return f"mode {placement.mode}, host {placement.host} ({place}), {processes}, {job.program.entry.name}"
+    return (
+        f"mode {placement.mode}, host {placement.host} ({place}), {processes},"
+        f" {job.program.entry.name}"
+    )

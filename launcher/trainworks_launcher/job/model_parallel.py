@@ -176,7 +176,8 @@ def _no_degree(value: Mapping[str, Json]) -> list[tuple[str, str]]:
 def unknown(value: Json) -> list[str]:
     """Return a warning for each key that smp does not know: misspelt, or of another version."""
     return [
-        f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know; {nearest(name, known())}"
+        f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know;"
+        f" {nearest(name, known())}"
         for name in mapping(value)
         if name not in known()
     ]
@@ -197,10 +198,16 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
     split, no_ddp = pipeline * tensor, given.get("ddp") is False
     found: list[tuple[str, str]] = []
     if processes % split:
-        text = f"{processes} process(es) for models of {split}: {_NEW} {pipeline} x tensor_parallel_degree {tensor}"
+        text = (
+            f"{processes} process(es) for models of {split}: {_NEW} {pipeline} x"
+            f" tensor_parallel_degree {tensor}"
+        )
         found.append((text, f"start a multiple of {split} processes, or change a degree"))
     elif processes > split and no_ddp:
-        text = f"{processes} processes train {processes // split} copies of the model, and ddp is false"
+        text = (
+            f"{processes} processes train {processes // split} copies of the model, and ddp is"
+            " false"
+        )
         found.append((text, f"set ddp to true, or start {split} process(es)"))
     elif tensor > 1 and no_ddp:
         found.append((f"tensor_parallel_degree is {tensor}, and ddp is false", "set ddp to true"))
@@ -232,7 +239,8 @@ def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list
         Problem(
             f"{key} is {given[key]}, and needs PyTorch {least}; the image has {torch}",
             where,
-            f"take an image with PyTorch {least} or later, or set it to 1; shard_optimizer_state saves memory as well",
+            f"take an image with PyTorch {least} or later, or set it to 1; shard_optimizer_state"
+            " saves memory as well",
         )
         for key, least in _table().needs_torch.items()
         if torch and _is_on(given.get(key)) and _release(torch) < _release(least)

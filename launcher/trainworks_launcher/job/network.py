@@ -89,7 +89,8 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         hang = 0.0
         if environment.variables.get(names.HANG_VARIABLE, "").strip():
             reader.warnings.append(
-                f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks"
+                f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the"
+                " ranks"
             )
     # One host has its own free port: two jobs on one machine must not meet at the default.
     default_port = platform.master_port or environment.devices.free_port or names.MASTER_PORT
@@ -142,7 +143,8 @@ def _absent(environment: Environment) -> list[str]:
         meant = [name for name in has if (name in words if whole else name.startswith(words))]
         if has and words and not meant and not value.startswith("^"):
             found.append(
-                f"{variable}={value}: this host has no such network interface; it has {', '.join(has)}"
+                f"{variable}={value}: this host has no such network interface; it has"
+                f" {', '.join(has)}"
             )
     return found
 
@@ -163,25 +165,30 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
     given = text(environment.resource_config.get("network_interface_name"))
     devices = environment.devices
     if not given:
-        leads = f"this host's own name leads to {devices.own_address or 'no address'}, which is no address of it"
+        leads = (
+            f"this host's own name leads to {devices.own_address or 'no address'}, which is no"
+            " address of it"
+        )
         return devices.reaching, f"routes to the leader; {leads}" if devices.reaching else ""
     present = [name for name in given.split(",") if name in devices.interfaces]
     if present == given.split(",") or not devices.interfaces:
         return given, "network_interface_name of the platform"
     if present:
         reader.warnings.append(
-            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host: using that"
+            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host:"
+            " using that"
         )
         return ",".join(present), f"what exists of the platform's {given!r}"
     if not devices.reaching:
         reader.warnings.append(
-            f"the network interface {given!r} does not exist on this host (it has {', '.join(devices.interfaces)}), and"
-            " none routes to the leader: the programs choose one themselves"
+            f"the network interface {given!r} does not exist on this host (it has"
+            f" {', '.join(devices.interfaces)}), and none routes to the leader: the programs choose"
+            " one themselves"
         )
         return "", ""
     reader.warnings.append(
-        f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
-        " leader"
+        f"the network interface {given!r} does not exist on this host; using {devices.reaching!r},"
+        " which routes to the leader"
     )
     return (
         devices.reaching,

@@ -172,7 +172,10 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         )
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
     if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
-        what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
+        what = (
+            f"restarts need the hosts' names, and {environment.platform.platform} does not say"
+            " where they are"
+        )
         reader.refuse(
             what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
         )
@@ -267,8 +270,9 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     if parameters is not None and "torch_distributed" not in asked:
         if not asked:
             advice = (
-                f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
-                f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
+                f"set {names.MPI_ENABLED} for smp's first version,"
+                f" {names.TORCH_DISTRIBUTED_ENABLED} for its second, or leave"
+                f" {names.MODEL_PARALLEL_PARAMETERS} out"
             )
             reader.refuse(
                 "no setting says how to start the model parallel processes", where, advice
@@ -282,7 +286,10 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
         both = " and ".join(asked)
         advice = "keep one of them"
         if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
-            advice = "smp is not supported together with smddp: keep one of them (smp has its own data parallelism)"
+            advice = (
+                "smp is not supported together with smddp: keep one of them (smp has its own data"
+                " parallelism)"
+            )
         reader.refuse(f"{both} are both switched on", ", ".join(asked.values()), advice)
     for name in reserved:
         if (
@@ -299,20 +306,26 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     if platform.tasks is not None:
         mode = _mode_of_tasks(environment, mode, reader)
     elif platform.served and not mode.by_mpirun:
-        what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
+        what = (
+            f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this"
+            " host only"
+        )
         reader.refuse(what, platform.where, "use mpi, or a job that starts train on every host")
     elif platform.ranks_elsewhere and mode.name != "none":
         what = (
-            f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another program has started"
-            " this process as one of several"
+            f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another"
+            " program has started this process as one of several"
         )
         advice = (
-            "let that program start the script itself (mode none), or start train once on each host without it, and set"
-            f" {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+            "let that program start the script itself (mode none), or start train once on each"
+            f" host without it, and set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
         )
         reader.refuse(what, platform.where, advice)
     elif mode.by_name and not platform.names_resolve:
-        what = f"{mode.name} tells each host the others' names, and {platform.platform} does not say where they are"
+        what = (
+            f"{mode.name} tells each host the others' names, and {platform.platform} does not say"
+            " where they are"
+        )
         reader.refuse(what, platform.where, "use torch_distributed or mpi")
     _check_version(environment, mode, reader)
     return mode
@@ -324,7 +337,10 @@ def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode
     A problem if the mode would start them, too.
     """
     if mode.name not in ("none", "torch_distributed"):
-        what = f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts several on each host"
+        what = (
+            f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts"
+            " several on each host"
+        )
         reader.refuse(what, environment.platform.where, "let it start one task on each host")
     return MODES["tasks"]
 
@@ -404,8 +420,9 @@ def _hosts_of(
     if not asked:
         if len(groups) > 1:
             reader.warnings.append(
-                f"the job has {len(groups)} instance groups and {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all"
-                " hosts take part in the distribution"
+                f"the job has {len(groups)} instance groups and"
+                f" {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all hosts take part in the"
+                " distribution"
             )
         return tuple(hosts)
     known = frozenset(hosts)
@@ -534,12 +551,13 @@ def _uncounted(environment: Environment, kind: str) -> list[str]:
     if row.gpus or (row.neuron_cores and not devices.neuron_devices):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
         found.append(
-            f"{kind} has {what} by the image's instance table, but no such device was found on this host"
+            f"{kind} has {what} by the image's instance table, but no such device was found on this"
+            " host"
         )
     if devices.neuron_devices and not row.neuron_cores:
         found.append(
-            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
-            f" {kind} has: set {names.PROCESSES_PER_HOST}"
+            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not"
+            f" say how many cores {kind} has: set {names.PROCESSES_PER_HOST}"
         )
     return found
 
@@ -556,8 +574,9 @@ def unknown_type(kind: str, known: Iterable[str]) -> str:
     nothing is refused for it.
     """
     return (
-        f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
-        " EFA devices are counted on the host itself; where that is not possible, none are assumed"
+        f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs,"
+        " Neuron cores and EFA devices are counted on the host itself; where that is not possible,"
+        " none are assumed"
     )
 
 

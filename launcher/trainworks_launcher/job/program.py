@@ -163,15 +163,15 @@ def _warnings(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[st
     warnings: list[str] = []
     if text(reserved.get(names.S3_OUTPUT)).startswith("s3://"):
         warnings.append(
-            f"{names.S3_OUTPUT} is set, but this launcher uploads nothing while the job runs: what is in"
-            " output/intermediate stays there; write checkpoints to the checkpoint directory"
+            f"{names.S3_OUTPUT} is set, but this launcher uploads nothing while the job runs: what"
+            " is in output/intermediate stays there; write checkpoints to the checkpoint directory"
         )
     for name in user:
         variable = f"SM_HP_{name.upper()}"
         if variable in held:
             warnings.append(
-                f"the hyperparameters {held[variable]!r} and {name!r} share the variable {variable}, which has the"
-                f" value of {name!r}; arguments and SM_HPS have both"
+                f"the hyperparameters {held[variable]!r} and {name!r} share the variable"
+                f" {variable}, which has the value of {name!r}; arguments and SM_HPS have both"
             )
         held[variable] = name
     return warnings

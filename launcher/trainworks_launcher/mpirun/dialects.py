@@ -144,7 +144,9 @@ OPEN_MPI_5 = Dialect(
     ),
     gone=MappingProxyType(
         {
-            "orte_abort_on_non_zero_status": "Open MPI 5 always ends a job on the first non-zero status",
+            "orte_abort_on_non_zero_status": (
+                "Open MPI 5 always ends a job on the first non-zero status"
+            ),
             "btl_vader_single_copy_mechanism": _SINGLE_COPY,
             "btl_sm_single_copy_mechanism": _SINGLE_COPY,
         }
@@ -215,7 +217,10 @@ INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
 option that we give: it is left out then.
 """
 
-_COUNTED = "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes"
+_COUNTED = (
+    "processes are counted by sagemaker_mpi_num_of_processes_per_host and"
+    " sagemaker_mpi_num_processes"
+)
 _LISTED = "the platform's resource config lists the hosts"
 _PRINTS = "mpirun would print and start nothing, and the job would count as done"
 _PLACED = "ranks start in the directory of the job's code"

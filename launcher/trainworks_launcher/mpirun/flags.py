@@ -278,8 +278,8 @@ class _Parser:
         The words up to the next option are its values.
         """
         self._warnings.append(
-            f"{word} is not a known option of Open MPI {self._dialect.major}; it is passed on to mpirun;"
-            f" {nearest(option, self._dialect.options)}"
+            f"{word} is not a known option of Open MPI {self._dialect.major}; it is passed on to"
+            f" mpirun; {nearest(option, self._dialect.options)}"
         )
         if "=" in word:
             self.words.pop(0)

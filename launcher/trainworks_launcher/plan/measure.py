@@ -17,8 +17,8 @@ ASKED = Invocation((PROGRAM, "--minbytes", "1G", "--maxbytes", "1G", "--check", 
 """What the command line of a job with that program would ask for."""
 
 MISSING = (
-    f"{PROGRAM} is not in this image: build it with `--with nccl-tests` for CUDA 13, or put one that was compiled with"
-    " MPI on PATH; TCP alone is measured by iperf3"
+    f"{PROGRAM} is not in this image: build it with `--with nccl-tests` for CUDA 13, or put one"
+    " that was compiled with MPI on PATH; TCP alone is measured by iperf3"
 )
 
 LIMIT_SECONDS = 900.0

@@ -57,9 +57,9 @@ class _Copying:
         if made or name == "__pycache__" or name.endswith(".egg-info"):
             return True
         if (
-            os.path.exists(os.path.join(path, "pyvenv.cfg"))
+            os.path.exists(os.path.join(path, "pyvenv.cfg"))  # noqa: PTH110, PTH118
             or os.path.realpath(path) in self._results
-        ):  # noqa: PTH110, PTH118
+        ):
             return True
         kind = os.lstat(path).st_mode
         if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(
@@ -134,8 +134,8 @@ def main(words: list[str]) -> int:
     at = words.index("--") + 1
     words = [
         *words[:at],
-        *(private_copy(os.getcwd()) if word == "." else word for word in words[at:]),
-    ]  # noqa: PTH109
+        *(private_copy(os.getcwd()) if word == "." else word for word in words[at:]),  # noqa: PTH109
+    ]
     os.execv(words[0], words)
 
 

@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 
-_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+    "TRAINWORKS_RUNTIME_DIRECTORY"
+)
 _ARCHIVE = "code.tar.gz"  # names.FETCHED_ARCHIVE
 _CONNECT_SECONDS = 10
 _ATTEMPTS = 5

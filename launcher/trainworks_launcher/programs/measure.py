@@ -40,8 +40,8 @@ def main(document: str, command: Sequence[str]) -> int:
         except subprocess.TimeoutExpired:
             _end(running)
             _log(
-                f"warning: the all-reduce of {among} has not ended within {asked['limit']:g} s: run it again with"
-                " NCCL_DEBUG=INFO, which says where NCCL waits"
+                f"warning: the all-reduce of {among} has not ended within {asked['limit']:g} s: run"
+                " it again with NCCL_DEBUG=INFO, which says where NCCL waits"
             )
             return 0
         if status:
@@ -52,7 +52,8 @@ def main(document: str, command: Sequence[str]) -> int:
             )
         except (OSError, ValueError, KeyError, TypeError):
             _log(
-                "warning: all_reduce_perf left no figure on this host: see its line `Avg bus bandwidth`"
+                "warning: all_reduce_perf left no figure on this host: see its line `Avg bus"
+                " bandwidth`"
             )
             return 0
     beside = (
@@ -63,7 +64,8 @@ def main(document: str, command: Sequence[str]) -> int:
     _log(f"all-reduce of {among}: {figure:.2f} GB/s bus bandwidth{beside}")
     if figure < _SLOW * asked["gigabits"] / 8:
         _log(
-            "warning: that is less than half of it: see whether EFA is used (docs/efa.md), and whether one host is slow"
+            "warning: that is less than half of it: see whether EFA is used (docs/efa.md), and"
+            " whether one host is slow"
         )
     return 0
 

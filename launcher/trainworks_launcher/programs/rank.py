@@ -31,7 +31,9 @@ import socket
 import sys
 from typing import Mapping
 
-_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+    "TRAINWORKS_RUNTIME_DIRECTORY"
+)
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
@@ -178,8 +180,9 @@ def restarted() -> Mapping[str, str]:
     found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
     if _CHECKPOINTS in os.environ:
         sys.path.insert(
-            0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        )  # noqa: PTH100, PTH120
+            0,
+            os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),  # noqa: PTH100, PTH120
+        )
         from trainworks_launcher.contract.checkpoints import newest_complete
 
         found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")

@@ -127,9 +127,8 @@ def main(arguments: list[str]) -> int:
     """Unpack; 0, or 1 with one line on standard error."""
     archive, directory = arguments
     try:
-        unpack(
-            os.path.join(os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, ""), archive), directory
-        )  # noqa: PTH118
+        runtime_directory = os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, "")
+        unpack(os.path.join(runtime_directory, archive), directory)  # noqa: PTH118
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
         sys.stderr.write(
             f"trainworks: cannot unpack {archive}: {str(error) or type(error).__name__}\n"

@@ -243,7 +243,10 @@ class Tries:
         known, self._counted = self._step >= 0 and begins >= 0, True
         steps = max(0, self._step - begins) if known else None
         self.lost = None if self.lost is None or steps is None else self.lost + steps
-        said = f"try {self.restarts + 1} of the job goes on from {found or 'its beginning: no checkpoint'}"
+        said = (
+            f"try {self.restarts + 1} of the job goes on from"
+            f" {found or 'its beginning: no checkpoint'}"
+        )
         if steps is not None:
             said += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
         elif self._began:

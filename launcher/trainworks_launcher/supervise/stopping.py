@@ -183,7 +183,10 @@ class Stopping:
         if self._only_told:
             return "the ranks have the time that the platform of the stopped host leaves"
         by_whom = self._plan.platform or "container engine"
-        return f"the ranks have the time that the platform leaves ({by_whom}), and it sends KILL itself"
+        return (
+            f"the ranks have the time that the platform leaves ({by_whom}), and it sends KILL"
+            " itself"
+        )
 
     # --------------------------------------------------------------------------------- starters
     # that would cut it short
@@ -252,7 +255,10 @@ class Stopping:
         if command is not None and command.running:
             self._events.log(f"process {command.pid} does not end after KILL; leaving without it")
             self._running.command = None
-            text = f"{name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
+            text = (
+                f"{name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after"
+                " KILL"
+            )
             self._events.report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
             self._events.abandoned()
 

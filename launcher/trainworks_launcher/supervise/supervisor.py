@@ -365,7 +365,8 @@ class _Supervisor:
             self._clean_up_shared_memory()
         for name in self._runtime.by_file:
             self._log(
-                f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value"
+                f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with"
+                " its value"
             )
         if self._refusal is None:
             try:
@@ -376,7 +377,8 @@ class _Supervisor:
                 )
             except OSError as error:
                 self._log(
-                    f"nothing ends this job's processes if the launcher is killed: no guard: {error}"
+                    "nothing ends this job's processes if the launcher is killed: no guard:"
+                    f" {error}"
                 )
         self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
@@ -493,7 +495,8 @@ class _Supervisor:
         self._is_copy = True
         leader = self._plan.control.leader if self._plan.control is not None else ""
         self._log(
-            f"mpirun starts its ranks from host {leader} alone: the program here waits, and ends as it does there"
+            f"mpirun starts its ranks from host {leader} alone: the program here waits, and ends as"
+            " it does there"
         )
         self._report(Outcome(SUCCEEDED, 0, self._plan.host))
 
@@ -616,9 +619,11 @@ class _Supervisor:
             own = data_path.Own(
                 host=plan.member or plan.host,
                 place=data_path.place_of(variables, self._environment.devices),
-                store=data_path.Store(int(port), plan.mode in _STORE_MODES)
-                if port.isdecimal()
-                else None,
+                store=(
+                    data_path.Store(int(port), plan.mode in _STORE_MODES)
+                    if port.isdecimal()
+                    else None
+                ),
                 needs_path=needs_path,
                 may_lose_hosts=plan.control.minimum_hosts > 0,
             )
@@ -1118,7 +1123,8 @@ class _Supervisor:
         asked = self._daemons is not None and self._daemons.were_asked
         if self._is_copy and not asked and self._outcome.kind == SUCCEEDED:
             self._log(
-                "warning: mpirun was called on this host alone, not on the first one: it has started nothing"
+                "warning: mpirun was called on this host alone, not on the first one: it has"
+                " started nothing"
             )
         self._lookout.end()
         command = self._running.command

@@ -72,8 +72,8 @@ def prepare(environment: MutableMapping[str, str]) -> None:
         address = environment.get("SMDATAPARALLEL_SERVER_ADDR", ADDRESS)
         if address == ADDRESS and ranks.size > ranks.local_size:
             raise ValueError(
-                f"MASTER_ADDR is not set, and only {ranks.local_size} of the {ranks.size} ranks are on this host: "
-                "let mpirun pass the address of rank 0's host, -x MASTER_ADDR=..."
+                f"MASTER_ADDR is not set, and only {ranks.local_size} of the {ranks.size} ranks are"
+                " on this host: let mpirun pass the address of rank 0's host, -x MASTER_ADDR=..."
             )
         environment["MASTER_ADDR"] = address
     set_rendezvous(environment)

@@ -113,7 +113,8 @@ def test(model, device, loader):
             correct += sum(corrects)
     if smp.mp_rank() == 0:
         print(
-            f"Test loss: {loss / len(loader.dataset):.4f}, accuracy: {correct / len(loader.dataset):.4f}"
+            f"Test loss: {loss / len(loader.dataset):.4f}, accuracy:"
+            f" {correct / len(loader.dataset):.4f}"
         )
     return loss / len(loader.dataset)
 
@@ -174,9 +175,9 @@ def main():
         if wanted and smp.dp_rank() == 0:
             state = {
                 "model_state_dict": model.local_state_dict() if partial else model.state_dict(),
-                "optimizer_state_dict": optimizer.local_state_dict()
-                if partial
-                else optimizer.state_dict(),
+                "optimizer_state_dict": (
+                    optimizer.local_state_dict() if partial else optimizer.state_dict()
+                ),
             }
             smp.save(state, os.path.join(args.folder, "digits.pt"), partial=partial)
     smp.barrier()

@@ -48,7 +48,10 @@ NAMED = 3
 CUDA image's wheels, there are dozens.
 """
 
-ARCHIVE_HINT = "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of other days"
+ARCHIVE_HINT = (
+    "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of"
+    " other days"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,10 @@ class ImageResult:
         how = "is there" if self.looked_at else "was built"
         return ImageTestError(
             f"{self.image.reference} {how}, and {len(failed)} of its checks failed: {names}",
-            hint="the lines above that begin with FAIL say why; the image stays in the engine's store",
+            hint=(
+                "the lines above that begin with FAIL say why; the image stays in the engine's"
+                " store"
+            ),
             reported=True,
         )
 
@@ -259,7 +265,8 @@ def _hold_to_lock(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:
     wanted = _label_of(map(line_of, spec.base.states))
     if read != wanted:
         raise LockError(
-            f"{image.reference} has system packages of another day than the lock: {read or 'not known'}, not {wanted}",
+            f"{image.reference} has system packages of another day than the lock:"
+            f" {read or 'not known'}, not {wanted}",
             hint="its layers were built before: `--pull --no-cache` builds all of them again",
         )
 
@@ -367,7 +374,7 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
     if before is not None:
         say(
             f"known by its identifier: {len(before.results)} checks passed on {before.when}; "
-            f"`check --image` and `--junit FILE` ask them again"
+            "`check --image` and `--junit FILE` ask them again"
         )
     return before
 

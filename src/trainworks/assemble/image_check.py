@@ -80,8 +80,12 @@ def check_image(
         return _look_at(image, engine, removed)
     if request is None:
         raise UnknownNameError(
-            f"{reference}: the name {title or reference} does not say which components the image has",
-            hint="build it again with the same --with and --without, and --junit FILE: that runs its tests",
+            f"{reference}: the name {title or reference} does not say which components the"
+            " image has",
+            hint=(
+                "build it again with the same --with and --without, and --junit FILE: that runs its"
+                " tests"
+            ),
         )
     plan = make_plan(request, facts)
     rendering = render(plan, facts)
@@ -89,21 +93,25 @@ def check_image(
     if not as_now and image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
         raise UnknownNameError(
             f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
-            hint="`--any` asks what holds for every image; `python build.py extend` with the same options and --junit "
-            "FILE runs its own tests, and builds nothing",
+            hint=(
+                "`--any` asks what holds for every image; `python build.py extend` with the same"
+                " options and --junit FILE runs its own tests, and builds nothing"
+            ),
         )
     compared = compare_layers(image, engine)
     for each in compared:
         say(line(each))
     if not as_now:
         say(
-            f"{reference} was not built from this checkout as it is now: what changed since may fail"
+            f"{reference} was not built from this checkout as it is now: what changed since may"
+            " fail"
         )
     # That it is ours is what its own labels say: its programs run isolated, or none of them does.
     words = engine.isolates()
     if words and not static:
         say(
-            f"only its files are checked, no program of it is run: {engine.name} cannot isolate one ({words})"
+            f"only its files are checked, no program of it is run: {engine.name} cannot isolate one"
+            f" ({words})"
         )
         static = True
     spec = replace(image_spec(plan, rendering, session), isolated="job")

@@ -244,7 +244,10 @@ def _first_failure(done: ImageResult) -> str:
     failed = [check for check in checks if not check.passed]
     if not failed:
         return ""
-    return f"{len(failed)} of {len(checks)} checks failed, first {failed[0].component}: {failed[0].title}"
+    return (
+        f"{len(failed)} of {len(checks)} checks failed, first {failed[0].component}:"
+        f" {failed[0].title}"
+    )
 
 
 def _make_folders(order: BuildOrder) -> None:

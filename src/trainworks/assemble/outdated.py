@@ -149,7 +149,10 @@ class OutdatedReport:
         """Return the report for people: a line for each package."""
         number = len(self.updates)
         first = [
-            f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution missing"
+            (
+                f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution"
+                " missing"
+            )
         ]
         if self.ended is not None:
             first.append(_ended_words(self.ended))
@@ -211,7 +214,8 @@ def find_outdated(
     if foreign is None:
         release = release_of(tree)
         raise UnknownNameError(
-            f"{reference} has no apt: it is an image of {release.get('PRETTY_NAME', 'an unknown distribution')}",
+            f"{reference} has no apt: it is an image of"
+            f" {release.get('PRETTY_NAME', 'an unknown distribution')}",
             hint="scan its bill of materials instead (docs/ship.md)",
         )
     for sentence in foreign.refused:
@@ -397,7 +401,10 @@ def newest_distributions(
             except UnreachableError as error:
                 raise HostError(
                     f"the package index of the image was not compared: {error.message}",
-                    hint="indexes are asked with this machine's settings of pip, proxies and certificates",
+                    hint=(
+                        "indexes are asked with this machine's settings of pip, proxies and"
+                        " certificates"
+                    ),
                 ) from error
             if newest is not None and newest > Version(version):
                 newer.append(Update(name=name, installed=version, update=str(newest)))

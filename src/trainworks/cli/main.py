@@ -91,7 +91,10 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
     options = [name for argument in grammar_of(BUILD).arguments() for name in argument["names"]]
     near = nearest(first, (*COMMANDS, *options))
     did_you_mean = f"did you mean {near}? " if near else ""
-    hint = f"{did_you_mean}`python build.py help` lists all commands; --framework and --cuda build an image"
+    hint = (
+        f"{did_you_mean}`python build.py help` lists all commands; --framework and --cuda build an"
+        " image"
+    )
     raise CommandLineError([f"unknown command {first!r}"], hint=hint)
 
 

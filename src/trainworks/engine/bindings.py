@@ -129,8 +129,8 @@ def _mounted(
         origin = options.get("from")
         if origin is not None and origin.lower() in stages and kind in {"bind", "cache"}:
             raise BuildError(
-                f"line {instruction.line + 1} of the Dockerfile mounts the stage {origin}, which buildah does wrong "
-                "when that stage is cached",
+                f"line {instruction.line + 1} of the Dockerfile mounts the stage {origin}, which"
+                " buildah does wrong when that stage is cached",
                 hint=f"use `COPY --from={origin}`, or `--engine docker`",
             )
         if origin is not None:

@@ -59,7 +59,10 @@ _OLDEST: Final = (1, 24)
 _HINT: Final = (
     "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
 )
-_AGAIN: Final = "this is not a fault of the image: run the command again; if it fails again, try `buildah run` with another image"
+_AGAIN: Final = (
+    "this is not a fault of the image: run the command again; if it fails again, try `buildah run`"
+    " with another image"
+)
 _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
@@ -345,7 +348,8 @@ class BuildahEngine:
         words = self.isolates()
         if words and network == "none":
             raise EngineUnavailableError(
-                f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without a network: {words}",
+                f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without"
+                f" a network: {words}",
                 hint="`apt-get install crun`, or use `--engine docker`",
             )
         isolation_ = (
@@ -675,9 +679,11 @@ class BuildahEngine:
         self._swept = True
         listed = processes.run(self._argv("containers", "--json"), timeout=_SHORT_CALL)
         remove_left_containers(
-            [each["containername"] for each in json.loads(listed.output or b"null") or ()]
-            if listed.status == 0
-            else (),
+            (
+                [each["containername"] for each in json.loads(listed.output or b"null") or ()]
+                if listed.status == 0
+                else ()
+            ),
             lambda name: processes.run(self._argv("rm", name), timeout=_SHORT_CALL),
         )
 
@@ -713,9 +719,9 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
     words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
     # What makes a container in another way than buildah does would not be closed: it is refused.
     wrapper.write_text(
-        f'#!/bin/sh\ncase " $* " in\n*" create "*) exec {shlex.join(words)} "$@" ;;\n'
-        f'*" start "* | *" state "* | *" kill "* | *" delete "*) exec {shlex.quote(runtime)} "$@" ;;\n'
-        '*) echo "not known: $*" >&2; exit 125 ;;\nesac\n'
+        f'#!/bin/sh\ncase " $* " in\n*" create "*) exec {shlex.join(words)} "$@" ;;\n*" start "* |'
+        f' *" state "* | *" kill "* | *" delete "*) exec {shlex.quote(runtime)} "$@" ;;\n*) echo'
+        ' "not known: $*" >&2; exit 125 ;;\nesac\n'
     )
     wrapper.chmod(0o700)
     options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none"]

@@ -63,10 +63,13 @@ _DATED_BUILDKIT: Final = 26
 
 _ARCHIVE: Final = "image.tar"
 
-_HINT: Final = "start the docker daemon, or install and start an engine with `make engine`, or use `--engine buildah`"
+_HINT: Final = (
+    "start the docker daemon, or install and start an engine with `make engine`, or use `--engine"
+    " buildah`"
+)
 _AGAIN: Final = (
-    "this is not a fault of the image: run the command again; if it fails again, read the daemon's log "
-    "(`journalctl -u docker`)"
+    "this is not a fault of the image: run the command again; if it fails again, read the daemon's"
+    " log (`journalctl -u docker`)"
 )
 _SHORT_CALL: Final = 60.0
 _LONG_CALL: Final = 1800.0
@@ -77,7 +80,10 @@ _FIRST_ANSWER: Final = 10.0
 After a fifth of them a line reports it.
 """
 
-_DENIED: Final = "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
+_DENIED: Final = (
+    "your user may not use this daemon: join its group (`sudo usermod --append --groups docker"
+    " $USER`) and log in again"
+)
 
 _SHOWN_BYTES: Final = 2000
 """How much is kept of an output that was too long."""
@@ -569,7 +575,10 @@ class DockerEngine:
     @contextlib.contextmanager
     def _noted(self, report: Report) -> Iterator[None]:
         """Tell the user after a fifth of the time what is waited for, and until when."""
-        line = f"waiting for the docker daemon at {self._host()} to answer, at most {self._first_answer:g} s"
+        line = (
+            f"waiting for the docker daemon at {self._host()} to answer, at most"
+            f" {self._first_answer:g} s"
+        )
         timer = threading.Timer(self._first_answer / 5, report, (line,))
         timer.daemon = True
         timer.start()
@@ -585,9 +594,13 @@ class DockerEngine:
             host = self._host()
             if host.startswith("ssh://") and importlib.util.find_spec("paramiko") is None:
                 raise EngineUnavailableError(
-                    f"docker at {host}: the Python library `paramiko`, which reaches a daemon over ssh, is missing",
-                    hint="`.venv/bin/python -m pip install paramiko` adds it; or forward the socket with `ssh -NL "
-                    "/tmp/docker.sock:/run/docker.sock HOST` and set DOCKER_HOST=unix:///tmp/docker.sock",
+                    f"docker at {host}: the Python library `paramiko`, which reaches a daemon over"
+                    " ssh, is missing",
+                    hint=(
+                        "`.venv/bin/python -m pip install paramiko` adds it; or forward the socket"
+                        " with `ssh -NL /tmp/docker.sock:/run/docker.sock HOST` and set"
+                        " DOCKER_HOST=unix:///tmp/docker.sock"
+                    ),
                 )
             self._knock(host)
             # The client asks for the daemon's version at once.

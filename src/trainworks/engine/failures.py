@@ -33,7 +33,8 @@ _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 OWN_FAULT: Final = re.compile(
     # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the
     # kernel moves a page.
-    r"(?:Close_Fd sealing memfd copy|memfd_create\(\)|(?:open|fstat|read)\(\"/proc/self/exe\"\)|write\(anonfd\)"
+    r"(?:Close_Fd sealing memfd"
+    r" copy|memfd_create\(\)|(?:open|fstat|read)\(\"/proc/self/exe\"\)|write\(anonfd\)"
     r"|Error (?:during (?:reexec|unshare|set\w+)|writing PID to pipe)[^:]*): .*"
     # buildah 1.28 again: a stage failed while another one was being started,
     # and its own Go code fell over that.
@@ -44,10 +45,11 @@ OWN_FAULT: Final = re.compile(
 """A line that an engine's own processes print if they fail before a command is started."""
 
 _LOOK: Final = (
-    "the last lines are of the program that failed. It uses this machine's pip and apt settings (index, mirror, proxy, "
-    "CA): try a failed download outside of the build. A hash that is not the locked one means that the publisher, or a "
-    "proxy on the way, changed the file. `build.py ... --until render --output DIR` writes the Dockerfile, to try the "
-    "step by hand; finished steps are cached"
+    "the last lines are of the program that failed. It uses this machine's pip and apt settings"
+    " (index, mirror, proxy, CA): try a failed download outside of the build. A hash that is not"
+    " the locked one means that the publisher, or a proxy on the way, changed the file. `build.py"
+    " ... --until render --output DIR` writes the Dockerfile, to try the step by hand; finished"
+    " steps are cached"
 )
 
 
@@ -94,14 +96,19 @@ def explain(
     if failure.daemon and (step is None or step.status is None) and (silence := alive()):
         return EngineUnavailableError(
             f"the {failure.engine} daemon stopped answering during {_during(failure)}: {silence}",
-            hint=f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make engine`), and build "
-            "again: finished steps are cached",
+            hint=(
+                f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make"
+                " engine`), and build again: finished steps are cached"
+            ),
         )
     full = next((line for line in evidence if DISK_FULL.search(line)), None)
     if full is not None:
         return OutputError(
             f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",
-            hint="free some space there, or move the engine's storage to a larger disk, and build again",
+            hint=(
+                "free some space there, or move the engine's storage to a larger disk, and build"
+                " again"
+            ),
         )
     fault = next((line.strip() for line in evidence if OWN_FAULT.fullmatch(line.strip())), None)
     if fault is not None:

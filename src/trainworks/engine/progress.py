@@ -43,7 +43,8 @@ class BuildKitParser:
     _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}$")
     _OUTPUT: Final = re.compile(r"\d+\.\d+ ?(?P<text>.*)")
     _END: Final = re.compile(
-        r"(?:DONE (?P<seconds>[\d.]+)s|(?P<cached>CACHED)|(?P<cancelled>CANCELED)|ERROR: (?P<error>.*))$"
+        r"(?:DONE (?P<seconds>[\d.]+)s|(?P<cached>CACHED)|(?P<cancelled>CANCELED)|ERROR:"
+        r" (?P<error>.*))$"
     )
     _GLUED: Final = re.compile(r"#(?P<number>\d+) (?P<end>DONE [\d.]+s|CACHED|CANCELED|ERROR: .*)$")
 
@@ -130,12 +131,14 @@ class BuildahParser:
     """
 
     _HEADING: Final = re.compile(
-        r"(?:^|\[(?P<stage>\d+)/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?: .+)?)$"
+        r"(?:^|\[(?P<stage>\d+)/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?:"
+        r" .+)?)$"
     )
     _FROM: Final = re.compile(r"FROM \S+(?: \S+)*? AS (?P<stage>\S+)$", re.IGNORECASE)
     _CACHED: Final = re.compile(r"--> Using cache [0-9a-f]{12,}$")
     _NOISE: Final = re.compile(
-        r"--> [0-9a-f]{11,}$|subprocess exited (?:with status \d+|on [a-z ]+)$|^Successfully tagged |^[0-9a-f]{64}$"
+        r"--> [0-9a-f]{11,}$|subprocess exited (?:with status \d+|on [a-z ]+)$|^Successfully tagged"
+        r" |^[0-9a-f]{64}$"
     )
     _WARNING: Final = re.compile(r'time="[^"]*" level=\w+ msg="(?P<text>.*)"$')
     _ERROR: Final = re.compile(r"[Ee]rror: (?P<text>.*)$")

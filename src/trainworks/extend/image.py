@@ -143,9 +143,15 @@ def plan_extension(
     if request.build_network and engine.name == "buildah":
         raise ExtendError(
             [
-                "--build-network: buildah has only this machine's own network, which shows builds what listens on it"
+                (
+                    "--build-network: buildah has only this machine's own network, which shows builds"
+                    " what listens on it"
+                )
             ],
-            hint="use `--engine docker`, or put what the build downloads into the folder of the project",
+            hint=(
+                "use `--engine docker`, or put what the build downloads into the folder of the"
+                " project"
+            ),
         )
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     check_fit(base, inputs)

@@ -199,7 +199,10 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     if request.source is None:
         return
     source = inputs.source
-    yield f"  code: {len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
+    yield (
+        f"  code: {len(source.files)} file{'s' if len(source.files) != 1 else ''},"
+        f" {source.size / 1e3:,.1f} kB"
+    )
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
     for path in sorted(request.source.iterdir()):
@@ -211,8 +214,14 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
             yield f"  {path} is not read: it is {OF_OTHER_TOOLS[path.name]} writes what pip reads"
     own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
-        yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
+        yield (
+            f"  {own} is installed when a job starts, on each host: --requirements names another"
+            " file"
+        )
     if (project := _project_file(source)) and not inputs.project and project in inputs.installed:
         yield f"  {project}: the lock says that the project itself is not installed"
     elif project and not inputs.project:
-        yield f"  {project} is not installed: {request.entry_point} may install the project in its own way"
+        yield (
+            f"  {project} is not installed: {request.entry_point} may install the project in its"
+            " own way"
+        )

@@ -174,15 +174,18 @@ def check_names(base: str, tag: str) -> list[str]:
     problems = []
     if not _REFERENCE.fullmatch(base):
         problems.append(
-            f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:..."
+            f"--base {base!r} is not the name of an image, such as my/image:1 or"
+            " my/image@sha256:..."
         )
     if not _TAGGED.fullmatch(tag):
         problems.append(
-            f"--tag {tag!r} is not the name of an image with its tag, in lower case, such as my/image:1"
+            f"--tag {tag!r} is not the name of an image with its tag, in lower case, such as"
+            " my/image:1"
         )
     if base == tag:
         problems.append(
-            f"--tag {tag} is the base image's own name: it would be extended again by the next build"
+            f"--tag {tag} is the base image's own name: it would be extended again by the next"
+            " build"
         )
     return problems
 
@@ -316,7 +319,10 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
         yield DebianPackageCheck(component=COMPONENT, package=package)
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
-        title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
+        title = (
+            f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed"
+            " as locked"
+        )
         yield _command(
             f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words
         )

@@ -305,9 +305,11 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
             raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
         found = resolver.fetch(lock)
         return [
-            each.file
-            if each.file.name.endswith(".whl")
-            else workshop.wheel_of(source_of_archive(each.file))
+            (
+                each.file
+                if each.file.name.endswith(".whl")
+                else workshop.wheel_of(source_of_archive(each.file))
+            )
             for each in found
         ]
 
@@ -652,7 +654,8 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
     rows = json.loads(done.stdout) if done.returncode == 0 else ()
     return [
-        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years"
+        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two"
+        " years"
         for row in rows
     ]
 

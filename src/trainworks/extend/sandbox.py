@@ -232,7 +232,8 @@ class Workshop:
                 break
             more = [*more, *(each for each in asked if each not in more)]
         raise BuildError(
-            f"{source.origin}: its build gives no wheel, and asks for {', '.join(more) or 'nothing'}"
+            f"{source.origin}: its build gives no wheel, and asks for"
+            f" {', '.join(more) or 'nothing'}"
         )
 
     def _ask(self, question: Question, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
@@ -280,7 +281,8 @@ class Workshop:
         words = []
         if isolated:
             words.append(
-                f"If the build imports torch or another package of the base: --no-build-isolation {isolated}."
+                "If the build imports torch or another package of the base: --no-build-isolation"
+                f" {isolated}."
             )
         if not base.compiler:
             how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"

@@ -32,7 +32,9 @@ PROJECT = "pyproject.toml"
 UV_LOCK = "uv.lock"
 PYLOCK = "pylock.toml"
 OF_OTHER_TOOLS = {
-    "environment.yml": "conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt`",
+    "environment.yml": (
+        "conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt`"
+    ),
     "Pipfile": "pipenv's: `pipenv requirements > requirements.txt`",
     "Pipfile.lock": "pipenv's: `pipenv requirements > requirements.txt`",
     "poetry.lock": "Poetry's: `poetry export -o requirements.txt` (plug-in poetry-plugin-export)",
@@ -52,8 +54,8 @@ _SECRET_VALUE = re.compile(
 )
 """A value of a query that gives access by itself."""
 _HAS_LOGIN = (
-    "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an index, or name a "
-    "variable with it: ${NAME}"
+    "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an"
+    " index, or name a variable with it: ${NAME}"
 )
 
 
@@ -344,7 +346,8 @@ def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[s
         name = f"files/{path.name}"
         wanted.files[name] = SourceFile(path=name, content=path.read_bytes())
         wanted.lines.append(
-            f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}  #@ {place}"
+            f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}  #@"
+            f" {place}"
         )
     elif re.match(r"/(?:croot|tmp/build|.*/conda|opt/conda)", str(path)):
         wanted.lines.append(f"{line}  #@ {place}")  # the installer knows conda's
@@ -358,7 +361,8 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
         raise ValueError("a git address begins with git+https://, git+ssh:// or git+file://")
     if parts.password or (parts.username and parts.scheme != "ssh"):
         raise ValueError(
-            "the address has a password or token in it: give it to git (credential helper, ~/.netrc)"
+            "the address has a password or token in it: give it to git (credential helper,"
+            " ~/.netrc)"
         )
     path, at, reference = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "")
     if at and (not _REFERENCE.fullmatch(reference) or ".." in reference):

@@ -40,10 +40,15 @@ def data_folder(root: Path, name: str) -> Path:
         return root / name
     if not any((root / each).is_dir() for each in FOLDERS):
         raise OutputError(
-            f"{root} has no folder {', '.join(FOLDERS[:-1])} or {FOLDERS[-1]}"
-            if root.is_dir()
-            else f"{root} is not a folder",
-            hint="--root takes a checkout of trainworks, or a folder with an images/ or templates/ of your own",
+            (
+                f"{root} has no folder {', '.join(FOLDERS[:-1])} or {FOLDERS[-1]}"
+                if root.is_dir()
+                else f"{root} is not a folder"
+            ),
+            hint=(
+                "--root takes a checkout of trainworks, or a folder with an images/ or templates/"
+                " of your own"
+            ),
         )
     return PACKAGED / name
 

@@ -126,7 +126,8 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
         content = read or FrontMatter()
         reader.problems += [f"{where}: {problem}" for problem in problems]
         reader.problems.extend(
-            f"{where}: key 'environment': {short(name)} is not the name of a variable: letters, digits and underscores"
+            f"{where}: key 'environment': {short(name)} is not the name of a variable: letters,"
+            " digits and underscores"
             for name in content.environment
             if not forms.VARIABLE.match(name)
         )

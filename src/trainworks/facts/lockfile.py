@@ -48,7 +48,10 @@ WHAT: Mapping[type[Any], str] = {
     LockedPackage: "Every file that the target's Python layers are made of.",
     LockedArtifact: "What the files of images/artifacts.toml are, as first seen or as published.",
     LockedBaseImage: "Which images the tags of images/base-images.toml and images/bases.toml mean.",
-    LockedArchive: "The state of each suite of the package archives; an image's system packages are of this day.",
+    LockedArchive: (
+        "The state of each suite of the package archives; an image's system packages are of this"
+        " day."
+    ),
 }
 
 
@@ -105,7 +108,10 @@ def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
     files: dict[str, str] = {}
     for package in packages:
         if files.setdefault(package.sha256, package.file) != package.file:
-            yield f"package {package.name!r}: key 'sha256': that is the sum of {files[package.sha256]}, too"
+            yield (
+                f"package {package.name!r}: key 'sha256': that is the sum of"
+                f" {files[package.sha256]}, too"
+            )
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:

@@ -37,7 +37,9 @@ PROPERTIES: Mapping[str, str] = {
     "cuda": "the CUDA that the image has, with all its numbers",
     "cudnn": "the cuDNN that the image has",
     "driver": "the oldest NVIDIA driver that the cell promises to run on",
-    "architectures": "GPU architectures that code is compiled for, a set; absent where the cell names none",
+    "architectures": (
+        "GPU architectures that code is compiled for, a set; absent where the cell names none"
+    ),
     "python": "the target's Python, MAJOR.MINOR",
     "base": "the operating system: a row of images/bases.toml",
     "base.python": "the operating system's own Python, MAJOR.MINOR",
@@ -73,7 +75,10 @@ BOUND = re.compile(r"v?[0-9]+(\.[0-9]+)*([+-]?[a-z]*[0-9]+(\.[0-9]+)*)?\Z")
 WORD = re.compile(r"!?-{0,2}[A-Za-z0-9][A-Za-z0-9._+/:=-]*\Z")
 REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
 
-GRAMMAR = f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}}; {PRESENT}; {ABSENT}"
+GRAMMAR = (
+    f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}};"
+    f" {PRESENT}; {ABSENT}"
+)
 """The forms of a condition, for people."""
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]

@@ -80,7 +80,8 @@ def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Itera
     names of all components.
     """
     yield from (
-        f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
+        f"templates/components/{recipe.name}.j2: check {number}: beside unknown component"
+        f" {check.beside!r}"
         for recipe in facts.recipes.values()
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
@@ -200,7 +201,10 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
         if not FILE.pattern.fullmatch(row.file):
-            yield f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a file"
+            yield (
+                f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a"
+                " file"
+            )
         if bool(row.url) == bool(row.git):
             yield f"{where}: must have either `url` or `git`"
         if bool(row.git) != bool(row.commit):
@@ -246,7 +250,8 @@ def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
             if problem := problem_of(allowed):
                 yield f"{where}: {name}: {problem}"
     yield from (
-        f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which plans it speaks about"
+        f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which"
+        " plans it speaks about"
         for row in facts.rules
         if not row.when
     )

@@ -52,7 +52,8 @@ def read_text(path: Path) -> str:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise UnreadableError(
-                f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+                "cannot be read: it is"
+                f" {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
             )
         content = path.read_bytes()
     except OSError as error:

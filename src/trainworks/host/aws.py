@@ -47,10 +47,16 @@ def call(
         if missing and code == missing:
             return None
         words = str(error.response["Error"].get("Message", ""))
-        needed = f"the IAM identity needs {service}:{action}; `aws sts get-caller-identity` says who it is"
+        needed = (
+            f"the IAM identity needs {service}:{action}; `aws sts get-caller-identity` says who"
+            " it is"
+        )
         hint = (hints or {}).get(code, needed)
         if "expired" in f"{code} {words}".lower():
-            hint = "AWS's session has ended: log in again (`aws sso login`, or new keys), then repeat the command"
+            hint = (
+                "AWS's session has ended: log in again (`aws sso login`, or new keys), then repeat"
+                " the command"
+            )
         raise refuse(f"{place} refuses {action}: {code}: {words}", hint) from error
     except ParamValidationError as error:
         raise refuse(f"this boto3 is too old for {action}", f"{INSTALL} --upgrade") from error

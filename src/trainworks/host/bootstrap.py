@@ -104,9 +104,13 @@ def bootstrap(
     tool = shutil.which(TOOL)
     if tool is None:
         raise HostError(
-            f"no registry gives the base image {base.image}, and {TOOL} is not installed to make it",
-            hint="where a registry answers, `build.py lock --upgrade system` records the digest to pull; else install "
-            f"{TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
+            f"no registry gives the base image {base.image}, and {TOOL} is not installed to"
+            " make it",
+            hint=(
+                "where a registry answers, `build.py lock --upgrade system` records the digest to"
+                f" pull; else install {TOOL} with `make engine` (`apt-get install {TOOL}` on Debian"
+                " and Ubuntu)"
+            ),
         )
     release = [source for source in settings.apt.sources if source.suite == settings.suite]
     sources = sources_for(base.suite, release, settings.suite) or (
@@ -155,7 +159,10 @@ def bootstrap(
                 )
                 raise HostError(
                     f"{TOOL} {base.suite} ended with status {status}:\n  " + "\n  ".join(last),
-                    hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses"
+                    hint=(
+                        "it needs root (or unprivileged user namespaces) and the archive that this"
+                        " machine's apt uses"
+                    )
                     + emulated,
                 )
             record = root / RECORD.removeprefix("/")

@@ -131,18 +131,26 @@ def debian_problems(found: DebianList, content: DebianContent) -> Iterator[str]:
     for member in sorted({*found["members"], *content.members}):
         path = f"/var/lib/dpkg/info/{found['name']}.{member}"
         if member not in content.members:
-            yield f"{path} is there, and package {found['name']} {found['version']} does not have it"
+            yield (
+                f"{path} is there, and package {found['name']} {found['version']} does not have it"
+            )
         elif member not in found["members"]:
             yield f"{path} is missing, and package {found['name']} {found['version']} has it"
         elif found["members"][member] != content.members[member]:
             yield f"{path} is not the one of package {found['name']} {found['version']}"
     for path, digest in content.conffiles.items():
         if found["conffiles"].get(path, digest) != digest:
-            yield f"/var/lib/dpkg/status has another sum of {path} than package {found['name']} {found['version']}"
+            yield (
+                f"/var/lib/dpkg/status has another sum of {path} than package {found['name']}"
+                f" {found['version']}"
+            )
     for path, target in content.links.items():
         there = found["links"].get(path, target)
         if there != target:
-            yield f"{path} is a link to {there}, and to {target} in package {found['name']} {found['version']}"
+            yield (
+                f"{path} is a link to {there}, and to {target} in package {found['name']}"
+                f" {found['version']}"
+            )
 
 
 def debian_name(found: DebianList) -> DebianName:

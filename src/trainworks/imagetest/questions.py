@@ -51,8 +51,8 @@ INSIDE = tuple(
 """The program that answers checks: its modules, each after what it imports."""
 
 _HINT = (
-    "every image needs the distribution's python3 with its standard library (packages python3-minimal and "
-    "libpython3-stdlib)"
+    "every image needs the distribution's python3 with its standard library (packages"
+    " python3-minimal and libpython3-stdlib)"
 )
 _SHOWN = 2000
 """Characters of an output that an error shows."""
@@ -178,8 +178,8 @@ def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
     before, *answers = completed.output.split(mark)
     if not answers:
         raise ImageTestError(
-            f"the image does not answer: the program ended with status {completed.status} and printed\n"
-            f"{before.strip()[-_SHOWN:] or '(nothing)'}"
+            f"the image does not answer: the program ended with status {completed.status} and"
+            f" printed\n{before.strip()[-_SHOWN:] or '(nothing)'}"
         )
     if len(answers) != 2:
         raise ImageTestError(

@@ -52,7 +52,10 @@ def title_of(check: kinds.Check) -> str:
         case kinds.PythonPackageCheck(distribution=distribution, version=version):
             return f"{distribution} {version} is installed"
         case kinds.PythonImportsCheck(distributions=distributions):
-            return f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be imported"
+            return (
+                f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be"
+                " imported"
+            )
         case kinds.DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"
         case kinds.LoadedLibraryCheck(module=module, library=library):
@@ -64,7 +67,10 @@ def title_of(check: kinds.Check) -> str:
                 f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
             )
         case kinds.HardenedLibrariesCheck(libraries=libraries):
-            return f"{', '.join(libraries)} {'are' if len(libraries) > 1 else 'is'} hardened as Debian's libraries"
+            return (
+                f"{', '.join(libraries)} {'are' if len(libraries) > 1 else 'is'} hardened as"
+                " Debian's libraries"
+            )
         case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case kinds.SingleLibraryCheck(soname=soname):
@@ -107,7 +113,10 @@ def line(result: CheckResult, *, width: int = 10) -> str:
 
     ``width`` is the space for the component's name; ``component_width`` finds it for a plan.
     """
-    first = f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}}  {one_line(result.title)}"
+    first = (
+        f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}} "
+        f" {one_line(result.title)}"
+    )
     return first if result.passed else f"{first}\n{textwrap.indent(result.detail, ' ' * 6)}"
 
 
@@ -138,8 +147,10 @@ def folded(paths: Iterable[str]) -> list[str]:
     for folder, inside in below.items():
         lines += map(
             one_line,
-            inside
-            if len(inside) <= ALIKE
-            else [f"{folder}/ ({len(inside)} files, as {inside[0]})"],
+            (
+                inside
+                if len(inside) <= ALIKE
+                else [f"{folder}/ ({len(inside)} files, as {inside[0]})"]
+            ),
         )
     return lines

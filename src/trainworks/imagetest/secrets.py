@@ -70,7 +70,10 @@ _FILES: tuple[tuple[str, str, str, bytes | None], ...] = (
     (
         "ssh host key",
         r"etc/ssh/ssh_host_[^/]*_key",
-        "all containers would share it: delete it in the step that makes it, and make keys when the container starts",
+        (
+            "all containers would share it: delete it in the step that makes it, and make keys when"
+            " the container starts"
+        ),
         None,
     ),
     (

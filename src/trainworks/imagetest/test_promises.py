@@ -187,9 +187,11 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
         yield Asked(
             inside=lambda: {**of_files(), **of_others()},
-            secrets=lanes.ask(scan)
-            if any(isinstance(check, kinds.SecretsCheck) for check in checks)
-            else None,
+            secrets=(
+                lanes.ask(scan)
+                if any(isinstance(check, kinds.SecretsCheck) for check in checks)
+                else None
+            ),
             completed={
                 check: lanes.ask(program)
                 for check in checks
@@ -315,7 +317,8 @@ def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
     file = host.file(check.path)
     if not file.exists:
         _broken(
-            f"{check.path} does not exist: the recipe of {check.component} does not bring it to the final stage"
+            f"{check.path} does not exist: the recipe of {check.component} does not bring it to the"
+            " final stage"
         )
     if check.state == "directory" and not file.is_directory:
         _broken(f"{check.path} is not a directory")
@@ -331,11 +334,13 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
     command = shlex.join(check.command)
     if completed.status != 0:
         _broken(
-            f"{command}\nended with status {completed.status} and printed\n{_tail(completed.output)}"
+            f"{command}\nended with status {completed.status} and"
+            f" printed\n{_tail(completed.output)}"
         )
     if check.expect not in completed.output:
         _broken(
-            f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}"
+            f"{command}\nsucceeded, but {check.expect!r} is not in what it"
+            f" printed:\n{_tail(completed.output)}"
         )
 
 
@@ -374,12 +379,14 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
     versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
     if not versions:
         _broken(
-            f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}"
+            f"{check.distribution} is not installed in the environment of"
+            f" {questions.ENVIRONMENT_PYTHON}"
         )
     if len(versions) > 1:
         _broken(
-            f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}): one of them is a "
-            "remainder of a broken installation or comes from a second folder on sys.path"
+            f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}): one"
+            " of them is a remainder of a broken installation or comes from a second folder on"
+            " sys.path"
         )
     try:
         fits = SpecifierSet(f"=={check.version}").contains(versions[0], prereleases=True)
@@ -387,8 +394,8 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
         fits = versions[0] == check.version
     if not fits:
         _broken(
-            f"{check.distribution} is {versions[0]}, declared is {check.version}: another requirement moved it, or the "
-            "lock and the row do not fit each other"
+            f"{check.distribution} is {versions[0]}, declared is {check.version}: another"
+            " requirement moved it, or the lock and the row do not fit each other"
         )
 
 
@@ -405,7 +412,8 @@ def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
         package = host.package(_provider(host, check.package) or check.package)
     if not package.is_installed:
         _broken(
-            f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage"
+            f"{check.package} is not installed: the recipe of {check.component} must install it in"
+            " the final stage"
         )
     if not check.version:
         return
@@ -441,9 +449,9 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> Non
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
-            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\n"
-            "belong to no package, no Python distribution and no recipe: remove them in the step that makes "
-            "them, or declare them (`owns` in the recipe's front matter)"
+            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\nbelong to no package, no Python"
+            " distribution and no recipe: remove them in the step that makes them, or declare them"
+            " (`owns` in the recipe's front matter)"
         )
 
 
@@ -456,8 +464,8 @@ def test_delivered_files(
     if stock["damaged"]:
         lines = damages(stock["damaged"], subject.checks)
         _broken(
-            f"{_lines(lines, 5 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes or replaces is "
-            "declared in its front matter (`removes`)"
+            f"{_lines(lines, 5 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes"
+            " or replaces is declared in its front matter (`removes`)"
         )
 
 
@@ -520,11 +528,13 @@ def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) 
         sticky = bool(mode & stat.S_ISVTX)
         if path not in check.allowed or not sticky:
             problems.append(
-                f"{path} has mode {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}"
+                f"{path} has mode"
+                f" {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}"
             )
     if problems:
         _broken(
-            f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it"
+            f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the"
+            " step that makes it"
         )
 
 
@@ -537,8 +547,8 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFil
     ]
     if problems:
         _broken(
-            f"{_lines(problems)}\nremove the setuid or setgid bit or capability in the step that adds it, or give the "
-            "reason in images/privileged-files.toml"
+            f"{_lines(problems)}\nremove the setuid or setgid bit or capability in the step that"
+            " adds it, or give the reason in images/privileged-files.toml"
         )
 
 
@@ -630,14 +640,20 @@ def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> l
     found = [step for step in map(_step_of, history) if step]
     if len(found) < len(steps):
         return [
-            f"history has {len(found)} steps that make layers, and should have {len(steps)} on the base image"
+            (
+                f"history has {len(found)} steps that make layers, and should have {len(steps)} on the"
+                " base image"
+            )
         ]
     for number, (wanted, there) in enumerate(
         zip(steps, found[-len(steps) :], strict=True), start=1
     ):
         if there != wanted:
             return [
-                f"history says of step {number} of {len(steps)} {there!r:.200}, and should say {wanted!r:.200}"
+                (
+                    f"history says of step {number} of {len(steps)} {there!r:.200}, and should say"
+                    f" {wanted!r:.200}"
+                )
             ]
     return []
 
@@ -674,8 +690,8 @@ def test_start(check: kinds.StartCheck, asked: Asked) -> None:
     completed = asked.completed[check]()
     if completed.status != 0 or check.expect not in completed.output:
         _broken(
-            f"a container with {shlex.join(check.arguments)} ended with status {completed.status} and printed\n"
-            f"{_tail(completed.output)}"
+            f"a container with {shlex.join(check.arguments)} ended with status {completed.status}"
+            f" and printed\n{_tail(completed.output)}"
         )
 
 

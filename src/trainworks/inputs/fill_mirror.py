@@ -112,7 +112,8 @@ def _all_wanted(
         artifacts = downloads_of(row, facts)
         unrecorded = [artifact for artifact in artifacts if not (artifact.git or artifact.sha256)]
         problems += [
-            f"{each.name} {each.version}: no sha256 of {each.url} is recorded; `python build.py lock` records it"
+            f"{each.name} {each.version}: no sha256 of {each.url} is recorded; `python build.py"
+            " lock` records it"
             for each in unrecorded
         ]
         wanted = [_artifact(each, places, client) for each in artifacts if each not in unrecorded]
@@ -129,7 +130,8 @@ def _all_wanted(
             other = found.setdefault(each.file, each)
             if other.sha256 != each.sha256:
                 problems.append(
-                    f"{each.what}: {each.file} is also {other.what}, another file; use a folder for each"
+                    f"{each.what}: {each.file} is also {other.what}, another file; use a folder for"
+                    " each"
                 )
     return tuple(found.values()), list(dict.fromkeys(problems))  # targets share artifacts
 

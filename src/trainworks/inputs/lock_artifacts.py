@@ -292,7 +292,8 @@ def lock_base_images(
             elif name in optional or (system is not None and not refused):
                 kept = known or (before[name].digest if name in before else "")
                 report(
-                    f"  {failures[0]}: {f'it stays {kept}' if kept else 'its digest is not recorded'}"
+                    f"  {failures[0]}:"
+                    f" {f'it stays {kept}' if kept else 'its digest is not recorded'}"
                 )
             else:
                 problems += failures
@@ -349,7 +350,8 @@ def lock_archives(
             before = locked.get(state.suite)
             if before != state:
                 report(
-                    f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'} {state.date}"
+                    f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'}"
+                    f" {state.date}"
                 )
             locked[state.suite] = state
     before_all = {row.suite: row for row in facts.locked_archives}

@@ -127,7 +127,7 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
             task.advance(package.size)
     if problems:
         raise LockError(
-            f"{folder} does not have {'all' if complete else 'the right files'} of {plan.target.name}:\n  "
-            + "\n  ".join(problems),
+            f"{folder} does not have {'all' if complete else 'the right files'} of"
+            f" {plan.target.name}:\n  " + "\n  ".join(problems),
             hint=f"`python build.py mirror {folder} --only {plan.target.name}` fills it",
         )

@@ -125,19 +125,24 @@ def as_text(findings: Sequence[TargetCheck]) -> str:
     if unlocked:
         inputs = {each for finding in unlocked for each in finding.unlocked}
         lines.append(
-            f"not locked yet: {_counted(inputs, 'input')} of {_counted(unlocked)}; `build.py lock` records them"
+            f"not locked yet: {_counted(inputs, 'input')} of {_counted(unlocked)}; `build.py lock`"
+            " records them"
         )
     rendered = sum(not finding.built for finding in findings)
     wrong = sum(not finding.fits for finding in findings)
     lines.append(
-        f"{_counted(findings)}: {len(findings) - wrong} fit, {wrong} do not; {rendered} not built as they are today"
+        f"{_counted(findings)}: {len(findings) - wrong} fit, {wrong} do not; {rendered} not built"
+        " as they are today"
     )
     return "\n".join(lines) + "\n"
 
 
 def _paragraph(conflict: Conflict) -> list[str]:
     return [
-        f"  {conflict.rule}: {conflict.found}{f' (required: {conflict.wanted})' if conflict.wanted else ''}",
+        (
+            f"  {conflict.rule}:"
+            f" {conflict.found}{f' (required: {conflict.wanted})' if conflict.wanted else ''}"
+        ),
         f"    reason:  {conflict.reason}",
         f"    instead: {conflict.instead}",
         f"    source:  {conflict.source}",

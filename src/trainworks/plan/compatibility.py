@@ -39,7 +39,10 @@ class Conflict:
     def __str__(self) -> str:
         """Return the conflict as one paragraph."""
         wanted = f" (required: {self.wanted})" if self.wanted else ""
-        return f"{self.rule}: {self.found}{wanted}: {self.reason}; instead: {self.instead} (source: {self.source})"
+        return (
+            f"{self.rule}: {self.found}{wanted}: {self.reason}; instead: {self.instead} (source:"
+            f" {self.source})"
+        )
 
 
 def conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:

@@ -137,7 +137,10 @@ def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
         if name != package.name or canonicalize_version(version) != canonicalize_version(
             package.version
         ):
-            yield f"{package.name} {package.version}: its file is {package.file}, of another package or version"
+            yield (
+                f"{package.name} {package.version}: its file is {package.file}, of another package"
+                " or version"
+            )
 
 
 def _unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
@@ -194,7 +197,9 @@ def _row_problems(
             locked[wanted.name],
             _public(locked[wanted.name]),
         ):
-            yield f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
+            yield (
+                f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
+            )
         elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
             yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
     yield from _pattern_problems(target, packages)
@@ -232,7 +237,10 @@ def _cuda_problems(
     if not target.cell.version and (names := cuda_packages(versions, facts)):
         named = ", ".join(f"{name} {versions[name]}" for name in names[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"has {named}{more}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
+        yield (
+            f"has {named}{more}, packages of CUDA; the target's cell {target.cell.name} is without"
+            " CUDA"
+        )
 
 
 def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
@@ -275,6 +283,9 @@ def refuse_unlocked(plan: ImagePlan) -> None:
     if plan.unlocked:
         raise LockError(
             f"{plan.target.name} has inputs that are not locked:\n  " + "\n  ".join(plan.unlocked),
-            hint="on a machine that reaches their servers, `--trust-first-use` records what is missing and builds; "
-            f"`python build.py lock --only {plan.target.name}` records it without a build",
+            hint=(
+                "on a machine that reaches their servers, `--trust-first-use` records what is"
+                f" missing and builds; `python build.py lock --only {plan.target.name}` records it"
+                " without a build"
+            ),
         )

@@ -88,7 +88,8 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
     tag = f"cp{target.python.replace('.', '')}"
     if not {tag, "py3"} & set(parts["python"].split(".")):
         raise UnknownNameError(
-            f"--artifact {own.name}: {own.file} is for {parts['python']}, and {target.name} has Python {target.python}",
+            f"--artifact {own.name}: {own.file} is for {parts['python']}, and {target.name} has"
+            f" Python {target.python}",
             hint=f"give a wheel for {tag}",
         )
     old = wheels[own.name]

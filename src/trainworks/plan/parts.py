@@ -165,7 +165,10 @@ def _choose_artifacts(
                 ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
             )
             problems[name] = [
-                f"{name} {version or 'without a version'}: no row in images/artifacts.toml (available: {known})"
+                (
+                    f"{name} {version or 'without a version'}: no row in images/artifacts.toml"
+                    f" (available: {known})"
+                )
             ]
     return found, problems
 

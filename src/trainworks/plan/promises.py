@@ -47,8 +47,8 @@ PIP_CHECK_ARM64 = (
     "sh",
     "-ec",
     (
-        'found=$(python -m pip check) || test -n "$found"; printf "%s\\n" "$found" '
-        '| { ! grep -v -e "^nvidia-.* is not supported on this platform$" -e "^No broken requirements found"; }'
+        'found=$(python -m pip check) || test -n "$found"; printf "%s\\n" "$found" | { ! grep -v -e'
+        ' "^nvidia-.* is not supported on this platform$" -e "^No broken requirements found"; }'
     ),
 )
 """As ``pip check``, but NVIDIA's wheels for arm64 may name their platform
@@ -69,7 +69,12 @@ Programs among the words of a command may have braces of their own.
 RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
 """Where a job leaves what it made, whichever user it runs as."""
 
-FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock", *RESULTS)  # noqa: S108  (names of folders in an image)
+FOLDERS_FOR_ALL = (
+    "/tmp",  # noqa: S108
+    "/var/tmp",  # noqa: S108
+    "/run/lock",
+    *RESULTS,
+)
 """Where every user of a Linux system may write, and of an image.
 
 With the sticky bit: files stay their owner's.
@@ -120,11 +125,11 @@ TRITON = frozenset({"triton", "pytorch-triton"})
 """Names of the compiler that torch.compile uses for GPUs."""
 
 TRITON_TOOLS = (
-    "import glob, importlib.util, os, subprocess; "
-    "(folder,) = importlib.util.find_spec('triton').submodule_search_locations; "
-    "every = lambda name: glob.glob(os.path.join(folder, '**', name), recursive=True); "
-    "[subprocess.run([path, '--version'], check=True) for path in every('ptxas') or ['ptxas']]; "
-    "print('libdevice is', 'there' if any(map(os.path.getsize, every('libdevice*.bc'))) else 'missing')"
+    "import glob, importlib.util, os, subprocess; (folder,) ="
+    " importlib.util.find_spec('triton').submodule_search_locations; every = lambda name:"
+    " glob.glob(os.path.join(folder, '**', name), recursive=True); [subprocess.run([path,"
+    " '--version'], check=True) for path in every('ptxas') or ['ptxas']]; print('libdevice is',"
+    " 'there' if any(map(os.path.getsize, every('libdevice*.bc'))) else 'missing')"
 )
 
 TORCHRUN_FROM = Version("1.13")
@@ -184,7 +189,10 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
         return {}, [f"{where}: unknown kind; {advice}"]
     if "component" in row.values:
         return {}, [
-            f"{where}: key 'component': a promise is its recipe's, and cannot name another component"
+            (
+                f"{where}: key 'component': a promise is its recipe's, and cannot name another"
+                " component"
+            )
         ]
     check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
     if check is not None:
@@ -195,7 +203,8 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
             if key != "component" and getattr(check, key) in ("", ())
         ]
         wrong += [
-            f"key '{key}': {{{name}}} is never filled in; known: {', '.join(f'{{{each}}}' for each in FILLED_IN)}"
+            f"key '{key}': {{{name}}} is never filled in; known:"
+            f" {', '.join(f'{{{each}}}' for each in FILLED_IN)}"
             for key in sorted(row.values.keys() - {"command", "arguments"})
             for name in NAME_IN_BRACES.findall(str(getattr(check, key)))
             if name not in FILLED_IN
@@ -266,7 +275,10 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
                         component=step.component,
                         command=("python", "-c", TRITON_TOOLS),
                         expect="libdevice is there",
-                        why="Triton's own assembler starts, and its library of functions for the device is there",
+                        why=(
+                            "Triton's own assembler starts, and its library of functions for the"
+                            " device is there"
+                        ),
                     )
                 )
     if target.sources == "packages":
@@ -275,9 +287,11 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
         found.append(
             checks.CommandCheck(
                 component=IMAGE,
-                command=("python", "-m", "pip", "check")
-                if target.base.architecture == "amd64"
-                else PIP_CHECK_ARM64,
+                command=(
+                    ("python", "-m", "pip", "check")
+                    if target.base.architecture == "amd64"
+                    else PIP_CHECK_ARM64
+                ),
                 why="every Python package has what it requires, in a version that it accepts",
             )
         )
@@ -380,7 +394,10 @@ def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
             component="torch",
             arguments=("train", *mode, "--", "python", "-c", MEETING),
             expect="ranks that met: 2",
-            why="two ranks of torchrun meet on a host that has no network and cannot resolve its own name",
+            why=(
+                "two ranks of torchrun meet on a host that has no network and cannot resolve its"
+                " own name"
+            ),
             alone=True,
         )
     ]
@@ -394,7 +411,10 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
         component=IMAGE,
         command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
         expect="imported",
-        why="a user whom the image does not know can start the launcher and Python, and leave results",
+        why=(
+            "a user whom the image does not know can start the launcher and Python, and leave"
+            " results"
+        ),
     ),
     checks.CommandCheck(
         component=IMAGE,

@@ -164,7 +164,10 @@ def _with_other_sources(
     }
     if not others:
         return ""
-    return f"{label} {value} is there with {' and '.join(f'--sources {name}' for name in sorted(others))}"
+    return (
+        f"{label} {value} is there with"
+        f" {' and '.join(f'--sources {name}' for name in sorted(others))}"
+    )
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:
@@ -295,8 +298,12 @@ def select_components(
                 )
                 problems.append(
                     UnknownNameError(
-                        f"{name} needs {need}, which is not in the image{_why(name, need, target, facts)}",
-                        hint=f"add --with {need}, or {' '.join(f'--without {other}' for other in others)}",
+                        f"{name} needs {need}, which is not in the"
+                        f" image{_why(name, need, target, facts)}",
+                        hint=(
+                            f"add --with {need}, or"
+                            f" {' '.join(f'--without {other}' for other in others)}"
+                        ),
                     )
                 )
     if problems:
@@ -306,11 +313,15 @@ def select_components(
         name for name in built_with - chosen if name in available and not available[name].default
     }
     return tuple(
-        replace(
-            component, build_only=True, summary=f"{component.summary}; here it only builds others"
+        (
+            replace(
+                component,
+                build_only=True,
+                summary=f"{component.summary}; here it only builds others",
+            )
+            if name in lent
+            else component
         )
-        if name in lent
-        else component
         for name, component in available.items()
         if name in lent or (name in chosen and (not component.build_only or name in built_with))
     )

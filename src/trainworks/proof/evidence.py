@@ -151,9 +151,15 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     if ran_in != f"sha256:{manifest}":
         raise ProofError(
             [
-                f"the record is of another image: its {MANIFEST} was {ran_in or 'none'}, and is sha256:{manifest}"
+                (
+                    f"the record is of another image: its {MANIFEST} was {ran_in or 'none'}, and is"
+                    f" sha256:{manifest}"
+                )
             ],
-            hint="run tests/gpu/run.py --report in a container of this image, then `tools/evidence.py gpu` on it",
+            hint=(
+                "run tests/gpu/run.py --report in a container of this image, then"
+                " `tools/evidence.py gpu` on it"
+            ),
         )
     return {"image": address.rpartition("@")[2], "record": dict(record)}
 

@@ -234,7 +234,8 @@ def _base_components(
         if image.labels.get(INPUTS_LABEL) == rendering.digest:
             return _target_bill(plan, rendering, image, found, engine, root).components
     say(
-        f"  {reference} was not built from this checkout as it is now: the bill of materials has no hashes of its files"
+        f"  {reference} was not built from this checkout as it is now: the bill of materials has no"
+        " hashes of its files"
     )
     return package_components(reference, found, {})
 

@@ -239,9 +239,15 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
     except (KeyError, TypeError, ValueError):
         return _NOT_OURS
     if serial != serial_number(bill):
-        return "the bill of materials is not what was written: its serial number does not follow from its content"
+        return (
+            "the bill of materials is not what was written: its serial number does not follow from"
+            " its content"
+        )
     if not named:
-        return "the bill of materials does not name the image's manifest: write it with `prove --pushed ADDRESS`"
+        return (
+            "the bill of materials does not name the image's manifest: write it with `prove"
+            " --pushed ADDRESS`"
+        )
     return (
         ""
         if named == f"sha256:{sha256}"
@@ -282,8 +288,9 @@ def describe(image: str, proven: Verified) -> str:
     commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
     changed = ", with changes that are in no commit" if proven.changed else ""
     tested = "".join(
-        f"  tested    {each.suite}, {each.date}, {', '.join(each.gpus) or 'no GPU'}, driver {each.driver or 'none'}: "
-        f"{len(each.passed)} passed, {len(each.failed)} failed, {len(each.not_tested)} not tested\n"
+        f"  tested    {each.suite}, {each.date}, {', '.join(each.gpus) or 'no GPU'}, driver"
+        f" {each.driver or 'none'}: {len(each.passed)} passed, {len(each.failed)} failed,"
+        f" {len(each.not_tested)} not tested\n"
         for each in proven.evidence
     )
     return (

@@ -134,7 +134,10 @@ def check_repository(address: str) -> str:
     if not slash or not is_host(host):
         raise RegistryError(
             f"{address}: a repository is HOST/NAME, and {host!r} is not a host name",
-            hint=f"for example {DEFAULT_HOST}/{address}, or ACCOUNT.dkr.ecr.REGION.amazonaws.com/{address}",
+            hint=(
+                f"for example {DEFAULT_HOST}/{address}, or"
+                f" ACCOUNT.dkr.ecr.REGION.amazonaws.com/{address}"
+            ),
         )
     if not re.fullmatch(rf"{PART}(?:/{PART})*", name):
         hint = (

@@ -166,7 +166,10 @@ def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:
 def _unreadable(engine: Engine, image: BuiltImage, said: str) -> EngineError:
     return EngineError(
         f"{engine.name} cannot read the image {image.reference} on this machine: {said}",
-        hint="`build.py check --image` says which bytes are damaged; remove the image, and pull or build it again",
+        hint=(
+            "`build.py check --image` says which bytes are damaged; remove the image, and pull or"
+            " build it again"
+        ),
     )
 
 
@@ -182,7 +185,8 @@ def _remove(registries: Registries, place: str, image: Manifest, name: str) -> N
         removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
     if not removed:
         say(
-            f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing"
+            f"  {place} keeps the tag {name}, under which the image was sent: the registry removes"
+            " nothing"
         )
 
 
@@ -293,7 +297,8 @@ def promote_image(
             lost = attachments - set(_attachments(registries, place, manifest))
             if lost:
                 raise RegistryError(
-                    f"{place}@{digest} lacks {', '.join(sorted(lost))}, attached to it in {origin}; it got no tag",
+                    f"{place}@{digest} lacks {', '.join(sorted(lost))}, attached to it in {origin};"
+                    " it got no tag",
                     hint="repeat the command",
                 )
             if attachments:

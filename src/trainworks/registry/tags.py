@@ -164,7 +164,8 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
         if all(each["digest"] in there for each in added):
             if replaced:
                 say(
-                    f"  {place}:{tag} was given another image for {platform['architecture']} meanwhile"
+                    f"  {place}:{tag} was given another image for {platform['architecture']}"
+                    " meanwhile"
                 )
             return not replaced
     raise RegistryError(
@@ -212,7 +213,8 @@ def _put_claim(registries: Registries, place: str, tag: str, value: Mapping[str,
         raise
     except RegistryError as error:
         say(
-            f"  {place}:{name} cannot be written, so only the registry keeps {tag} ({error.message})"
+            f"  {place}:{name} cannot be written, so only the registry keeps {tag}"
+            f" ({error.message})"
         )
         return False
     return True

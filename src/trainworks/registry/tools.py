@@ -55,9 +55,10 @@ most unless they are told otherwise.
 """
 
 MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
-    "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.artifact.manifest.v1+json, "
-    "application/vnd.docker.distribution.manifest.list.v2+json, */*"
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json,"
+    " application/vnd.docker.distribution.manifest.v2+json,"
+    " application/vnd.oci.artifact.manifest.v1+json,"
+    " application/vnd.docker.distribution.manifest.list.v2+json, */*"
 )
 """Every form of a manifest: a registry may call a tag unknown that has another
 form than those that it is asked for.
@@ -465,6 +466,9 @@ def oras() -> str:
     if not found:
         raise HostError(
             "there is no `oras` program on PATH, which talks to registries",
-            hint="install the package oras (Debian 13: `apt-get install oras`; `brew install oras`); see docs/ship.md",
+            hint=(
+                "install the package oras (Debian 13: `apt-get install oras`; `brew install oras`);"
+                " see docs/ship.md"
+            ),
         )
     return found[0]

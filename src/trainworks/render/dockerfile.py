@@ -407,9 +407,11 @@ def _check_instructions(texts: Mapping[str, str]) -> None:
                     near = nearest(word, sorted(INSTRUCTIONS))
                     raise RecipeError(
                         f"{where}: {word!r} is not an instruction that recipes use",
-                        hint=f"did you mean {near}?"
-                        if near
-                        else f"known: {', '.join(sorted(INSTRUCTIONS))}",
+                        hint=(
+                            f"did you mean {near}?"
+                            if near
+                            else f"known: {', '.join(sorted(INSTRUCTIONS))}"
+                        ),
                     )
                 if goes_on and line.startswith(tuple(f"{name} " for name in INSTRUCTIONS)):
                     raise RecipeError(f"{where}: the line before {word} ends with a backslash")
@@ -437,7 +439,8 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
         names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
         near = nearest(unknown[0], sorted(stages))
         raise RecipeError(
-            f"the recipe of {', '.join(names)} takes files of the stage {unknown[0]!r}, which is missing",
+            f"the recipe of {', '.join(names)} takes files of the stage {unknown[0]!r}, which is"
+            " missing",
             hint=f"did you mean {near}?" if near else "stages are named by `FROM IMAGE AS NAME`",
         )
     if missing:
@@ -447,7 +450,10 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
                 f"the recipe of {', '.join(names)} takes {path}, which is missing"
                 for path, names in recipes.items()
             ),
-            hint="files of recipes are in templates/files, launcher and smdistributed of the checkout",
+            hint=(
+                "files of recipes are in templates/files, launcher and smdistributed of the"
+                " checkout"
+            ),
         )
 
 
@@ -489,7 +495,10 @@ def blaming(name: str) -> Iterator[None]:
     ) as error:
         what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
         if isinstance(error, (RecursionError, MemoryError)):
-            what = "it calls or includes itself without an end, or makes more text than fits into memory"
+            what = (
+                "it calls or includes itself without an end, or makes more text than fits into"
+                " memory"
+            )
         # The text of a syntax error repeats file and line, in Jinja's own words.
         what = what or (
             error.message or "" if isinstance(error, TemplateSyntaxError) else str(error)

@@ -28,8 +28,9 @@ def render_constraints(plan: ImagePlan) -> str:
     jobs, and in images built on it.
     """
     head = (
-        f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
-        "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
+        f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this"
+        " file.\n# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT="
+        " UV_NO_CONFIG=1 pip install ...\n"
     )
     return head + "".join(
         f"{name}=={version}\n" for name, version in sorted(plan.protected.items())
@@ -43,7 +44,10 @@ def render_uv_settings(plan: ImagePlan) -> str:
     lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
     return "".join(
         [
-            "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints of their own (-c).\n",
+            (
+                "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints"
+                " of their own (-c).\n"
+            ),
             "constraint-dependencies = [\n",
             *lines,
             "]\n",

@@ -57,8 +57,10 @@ ENTRYPOINT ["/usr/bin/tool"]
 CMD ["by", "default"]
 """
 FILES = {
-    "files/tool": '#!/bin/sh\necho "arguments: $*"\necho "answer $ANSWER mode $MODE"\ncat /given/text 2>/dev/null\n'
-    'test "$1" != fail || exit 5\ntest "$1" != wait || sleep 600\n',
+    "files/tool": (
+        '#!/bin/sh\necho "arguments: $*"\necho "answer $ANSWER mode $MODE"\ncat /given/text'
+        ' 2>/dev/null\ntest "$1" != fail || exit 5\ntest "$1" != wait || sleep 600\n'
+    ),
     "files/data": "data\n",
 }
 SECRET = b"a secret that nobody may find " + b"0123456789abcdef" * 4
@@ -338,7 +340,10 @@ def test_proxies_reach_the_steps_and_nothing_else(engine: Engine, tmp_path: Path
 def test_a_failing_step_names_component_command_status_and_lines(
     engine: Engine, tmp_path: Path
 ) -> None:
-    dockerfile = f"FROM {BASE} AS ok\nRUN true\nFROM {BASE} AS bad\nCOPY --from=ok /bin/sh /x\nRUN seq 1 40; exit 9\n"
+    dockerfile = (
+        f"FROM {BASE} AS ok\nRUN true\nFROM {BASE} AS bad\nCOPY --from=ok /bin/sh /x\nRUN seq 1 40;"
+        " exit 9\n"
+    )
     events: list[StepEvent] = []
     with pytest.raises(BuildError) as caught:
         engine.build(
@@ -586,7 +591,8 @@ def test_cold_builds_are_byte_identical_where_the_engine_can(
 ) -> None:
     if isinstance(engine, DockerEngine) and not engine.sets_times():
         pytest.skip(
-            "this Docker writes the time of the build into the image (it needs 26, with containerd's store)"
+            "this Docker writes the time of the build into the image (it needs 26, with"
+            " containerd's store)"
         )
     identifiers = {
         full_build(engine, tmp_path / str(number), tag, no_cache=True)[1].identifier
@@ -604,7 +610,10 @@ def test_a_build_without_a_network_sees_nothing_of_this_machine(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = f"{server.getsockname()[1]:04X}"
         look = f"grep :{port} /proc/net/tcp; cat /proc/net/dev; ls -d /proc/[0-9]*"
-        text = f"FROM {BASE} AS asked\nRUN ({look}) > /answer 2>&1\nFROM scratch\nCOPY --from=asked /answer /\n"
+        text = (
+            f"FROM {BASE} AS asked\nRUN ({look}) > /answer 2>&1\nFROM scratch\nCOPY --from=asked"
+            " /answer /\n"
+        )
         asked = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
         engine.build(asked, ignore)
     answer = read_files(engine, tag)["answer"].decode()
@@ -638,14 +647,20 @@ def test_an_asked_container_is_closed(closing: Engine) -> None:
         words = container.run(("sh", "-c", CLOSED)).output.split()
     number = words.index("processes") + 1
     assert int(words.pop(number)) < 10
-    closed = "user 0 CapBnd: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 networks lo processes read-only"
+    closed = (
+        "user 0 CapBnd: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 networks lo"
+        " processes read-only"
+    )
     assert sorted(words) == sorted(f"{closed} temporary".split())
 
 
 def test_an_asked_container_cannot_reach_a_process_of_the_host(closing: Engine) -> None:
     with subprocess.Popen(("sleep", "600.25")) as ours:
         try:
-            script = f"kill {ours.pid} && echo killed=$((1)); for each in /proc/[0-9]*; do cat $each/cmdline; done"
+            script = (
+                f"kill {ours.pid} && echo killed=$((1)); for each in /proc/[0-9]*; do cat"
+                " $each/cmdline; done"
+            )
             with closing.container(BASE, isolated="asked") as container:
                 output = container.run(("sh", "-c", script)).output
             assert "killed=1" not in output
@@ -668,13 +683,19 @@ def test_an_asked_container_ends_endless_output_and_endless_work(closing: Engine
 
 
 def test_an_asked_container_has_a_limit_of_processes(closing: Engine) -> None:
-    script = f"i=0; while [ $i -lt {2 * isolation.MOST_PROCESSES} ]; do sleep 60 & i=$((i + 1)); done; echo all"
+    script = (
+        f"i=0; while [ $i -lt {2 * isolation.MOST_PROCESSES} ]; do sleep 60 & i=$((i + 1)); done;"
+        " echo all"
+    )
     with closing.container(BASE, isolated="asked") as container:
         assert not container.run(("sh", "-c", script), timeout=PATIENCE).output.endswith("all\n")
 
 
 def test_a_job_that_is_isolated_may_change_its_own_files_and_users(closing: Engine) -> None:
-    script = "touch /tmp/new && echo wrote; echo networks $(ls /sys/class/net); grep NoNewPrivs /proc/self/status"
+    script = (
+        "touch /tmp/new && echo wrote; echo networks $(ls /sys/class/net); grep NoNewPrivs"
+        " /proc/self/status"
+    )
     with closing.container(BASE, isolated="job") as container:
         lines = container.run(("sh", "-c", script)).output.split()
     assert lines == ["wrote", "networks", "lo", "NoNewPrivs:", "1"]
@@ -691,9 +712,9 @@ def test_the_files_of_an_image_are_read_without_it(
     engine: Engine, tmp_path: Path, tag: str
 ) -> None:
     dockerfile = (
-        f"FROM {BASE}\nRUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a && ln -s ../etc /kept/etc "
-        "&& ln -s /kept/../../../kept/a /kept/up && ln -s /none /kept/none && ln -s loop /kept/loop\n"
-        "RUN rm -r /gone && echo b >/kept/a && rm /bin/sh\n"
+        f"FROM {BASE}\nRUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a && ln -s ../etc"
+        " /kept/etc && ln -s /kept/../../../kept/a /kept/up && ln -s /none /kept/none && ln -s"
+        " loop /kept/loop\nRUN rm -r /gone && echo b >/kept/a && rm /bin/sh\n"
     )
     _, built = full_build(engine, tmp_path, tag, dockerfile=dockerfile)
     tree = read_tree(engine, built.reference, re.compile("/kept/a|/etc/passwd"))

@@ -430,8 +430,14 @@ def _check_counts(
         if not more:
             continue
         told = f"{count} hosts" if count > 1 else "more than one"
-        what = f"{row.name} says that the job has one host ({made.where}), and {other.name} {told} ({mark})"
-        advice = f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+        what = (
+            f"{row.name} says that the job has one host ({made.where}), and {other.name} {told}"
+            f" ({mark})"
+        )
+        advice = (
+            f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and"
+            f" {names.HOST_VARIABLE}"
+        )
         if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in given.variables:
             advice = "leave elasticPolicy out, or give it as many replicas as the job has pods"
         return (Problem(what, f"{made.where}, {said.where}", advice),)

@@ -17,7 +17,10 @@ from trainworks_launcher.given.platforms.common import (
 )
 from trainworks_launcher.given.platforms.ranks import others
 
-_ADVICE = "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST"
+_ADVICE = (
+    "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS"
+    " and TRAINWORKS_HOST"
+)
 
 
 def describe(given: Given) -> Description:

@@ -193,8 +193,8 @@ def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> De
         else f"{where} does not say which hosts the job has"
     )
     todo = (
-        f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's own name; for a job"
-        " of this one host set both to its name"
+        f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's"
+        " own name; for a job of this one host set both to its name"
     )
     problem = Problem(
         f"{what}, and not how train is started on them", f"the variables of {title}", todo

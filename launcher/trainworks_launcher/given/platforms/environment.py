@@ -26,8 +26,9 @@ from trainworks_launcher.given.platforms.common import (
 )
 
 _ADVICE = (
-    "set MASTER_ADDR, NNODES and NODE_RANK on every host (or MASTER_ADDR, WORLD_SIZE and RANK, which count hosts then),"
-    f" or {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}; a job of one host needs none of them: unset them"
+    "set MASTER_ADDR, NNODES and NODE_RANK on every host (or MASTER_ADDR, WORLD_SIZE and RANK,"
+    f" which count hosts then), or {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}; a job of one"
+    " host needs none of them: unset them"
 )
 
 _SAID_OF_HOSTS = MappingProxyType(
@@ -76,8 +77,14 @@ def describe(given: Given) -> Description:
         and numbers(world) % numbers(per_host) == 0
     ):
         fewer = numbers(world) // numbers(per_host)
-        what = f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or hosts"
-        advice = f"set NNODES to the number of hosts ({fewer}, or {world}) and NODE_RANK to this one's, from 0"
+        what = (
+            f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or"
+            " hosts"
+        )
+        advice = (
+            f"set NNODES to the number of hosts ({fewer}, or {world}) and NODE_RANK to this one's,"
+            " from 0"
+        )
         reader.refuse(what, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
     count = reader.whole(where, least=1)
@@ -99,7 +106,10 @@ def describe(given: Given) -> Description:
     else:
         index_of = ("RANK",)
         if node_rank and rank and node_rank != rank:
-            what = f"RANK is {rank}, NODE_RANK is {node_rank}, and NNODES does not say how many hosts there are"
+            what = (
+                f"RANK is {rank}, NODE_RANK is {node_rank}, and NNODES does not say how many hosts"
+                " there are"
+            )
             reader.refuse(what, "RANK", "NODE_RANK")
     if count == 1 and not reader.problems and reader.optional(*index_of) in ("", "0"):
         return Description(where=where, kept=kept)

@@ -22,7 +22,10 @@ def describe(given: Given) -> Description:
 
     The host's own name may be left out where it follows from the index or the kernel's name.
     """
-    advice = f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE} to its own name"
+    advice = (
+        f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE}"
+        " to its own name"
+    )
     reader = Reader(given.variables, "plain hosts", advice)
     listed = re.sub(r"[,\s]+", ",", without_brackets(reader.text(names.HOSTS_VARIABLE))).strip(",")
     hosts: tuple[str, ...] = ()
@@ -39,7 +42,8 @@ def describe(given: Given) -> Description:
         reader.missing.append(names.HOST_VARIABLE)
     elif hosts and own not in hosts:
         reader.refuse(
-            f"{own!r} is not one of {names.HOSTS_VARIABLE}={','.join(hosts)}; {nearest(own, hosts)}",
+            f"{own!r} is not one of {names.HOSTS_VARIABLE}={','.join(hosts)};"
+            f" {nearest(own, hosts)}",
             names.HOST_VARIABLE,
         )
     return Description(

@@ -11,7 +11,10 @@ from __future__ import annotations
 from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous
 
-_ADVICE = "LeaderWorkerSet sets them in every pod: do not set or unset them, or set TRAINWORKS_HOSTS on every host"
+_ADVICE = (
+    "LeaderWorkerSet sets them in every pod: do not set or unset them, or set TRAINWORKS_HOSTS on"
+    " every host"
+)
 
 
 def describe(given: Given) -> Description:

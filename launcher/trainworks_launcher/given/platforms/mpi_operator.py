@@ -16,7 +16,10 @@ from trainworks_launcher.given.platforms.common import Reader, config_of, number
 
 _ROLE = "K_MPI_JOB_ROLE"
 _SLOTS = "OMPI_MCA_orte_set_default_slots"
-_ADVICE = "the launcher of an MPIJob has them: let its workers run /usr/sbin/sshd -De, which is their default command"
+_ADVICE = (
+    "the launcher of an MPIJob has them: let its workers run /usr/sbin/sshd -De, which is their"
+    " default command"
+)
 
 _MPIRUN_READS = (
     names.MPI_HOSTFILE_VARIABLE,

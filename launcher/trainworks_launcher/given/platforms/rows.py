@@ -53,7 +53,8 @@ def _skypilot(given: Given) -> Description:
     return described_by_addresses(
         given,
         "SkyPilot",
-        "SkyPilot sets them in a task's run section: hand them on if it starts a container of its own",
+        "SkyPilot sets them in a task's run section: hand them on if it starts a container of"
+        " its own",
         count="SKYPILOT_NUM_NODES",
         rank="SKYPILOT_NODE_RANK",
         addresses="SKYPILOT_NODE_IPS",
@@ -113,7 +114,9 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
         "LEPTON_JOB_TOTAL_WORKERS": "DGX Cloud Lepton (documentation, Batch jobs)",
         "TPU_WORKER_HOSTNAMES": "Cloud TPU (documentation, Multislice and GKE)",
         "DMLC_NUM_WORKER": "MXJob, or another starter of MXNet (MXNet, Distributed training)",
-        "MLP_WORKER_NUM": "Volcengine's machine learning platform (documentation, environment variables)",
+        "MLP_WORKER_NUM": (
+            "Volcengine's machine learning platform (documentation, environment variables)"
+        ),
         "BT_GROUP_SIZE": "Baseten (documentation, Training, multinode)",
         "NGC_ARRAY_SIZE": "NGC Base Command (user guide, Multi-node jobs)",
         "HOST_NUM": "Tencent's TI platform (documentation, environment variables)",
@@ -143,8 +146,8 @@ def _counted(given: Given) -> Description:
     name = more[0]
     what = f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
     advice = (
-        f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE} to its own name; for"
-        " a job of this one host set both to its name"
+        f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE}"
+        " to its own name; for a job of this one host set both to its name"
     )
     return Description(
         problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),)
@@ -182,8 +185,9 @@ def _several(given: Given) -> Description:
     if pair is not None:
         what = f"{pair} say that this is one of several processes, and not where the first one is"
         advice = (
-            f"if each runs on a host of its own, set MASTER_ADDR to the first host's address, NNODES={pair.size} and"
-            f" NODE_RANK=${pair.names[1]}; if it is a job of its own, set {_TO_ITSELF}"
+            "if each runs on a host of its own, set MASTER_ADDR to the first host's address,"
+            f" NNODES={pair.size} and NODE_RANK=${pair.names[1]}; if it is a job of its own, set"
+            f" {_TO_ITSELF}"
         )
         return Description(
             where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),)
@@ -192,8 +196,8 @@ def _several(given: Given) -> Description:
     shown = ",".join(listed.hosts[:_SHOWN])
     what = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
-        f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and {names.HOST_VARIABLE} set to its own"
-        f" name; if it is a job of its own, set {_TO_ITSELF}"
+        f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and"
+        f" {names.HOST_VARIABLE} set to its own name; if it is a job of its own, set {_TO_ITSELF}"
     )
     return Description(
         where=listed.name, problems=(Problem(what, f"variable {listed.name}", advice),)
@@ -260,13 +264,15 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         "several": _several,
         "kuberay": _told_by_a_person(
             "KubeRay",
-            f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on every host"
-            f" that runs train; if each is a job of its own, set both to its own name",
+            f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and"
+            f" {names.HOST_VARIABLE} on every host that runs train; if each is a job of its own,"
+            " set both to its own name",
         ),
         "indexed_job": _told_by_a_person(
             "a Kubernetes Indexed Job",
-            f"set {names.HOSTS_VARIABLE} in the manifest, for example JOB-[0-3].SERVICE (docs/platforms/jobset.md); if"
-            " each pod is a job of its own, set it to the pod's own name",
+            f"set {names.HOSTS_VARIABLE} in the manifest, for example JOB-[0-3].SERVICE"
+            " (docs/platforms/jobset.md); if each pod is a job of its own, set it to the pod's own"
+            " name",
         ),
     }
 )

@@ -45,8 +45,14 @@ def describe(given: Given) -> Description:
     job = reader.whole("SLURM_JOB_ID", "SLURM_JOBID")
     components = reader.optional("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if components not in ("", "0", "1"):
-        advice = f"set {names.HOSTS_VARIABLE} to all components' hosts and {names.HOST_VARIABLE} to the host's own name"
-        what = f"a heterogeneous job has {components} components, and each step describes its own one only"
+        advice = (
+            f"set {names.HOSTS_VARIABLE} to all components' hosts and {names.HOST_VARIABLE} to the"
+            " host's own name"
+        )
+        what = (
+            f"a heterogeneous job has {components} components, and each step describes its own one"
+            " only"
+        )
         return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
     if (
         not reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
@@ -70,7 +76,10 @@ def describe(given: Given) -> Description:
         reader.refuse(str(error), "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
         return Description(problems=reader.problems)
     if not len(hosts) == len(counts) == nodes:
-        what = f"{listed!r} names {len(hosts)} node(s), {per_node!r} {len(counts)}, and the step has {nodes}"
+        what = (
+            f"{listed!r} names {len(hosts)} node(s), {per_node!r} {len(counts)}, and the step has"
+            f" {nodes}"
+        )
         reader.refuse(
             what, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"
         )

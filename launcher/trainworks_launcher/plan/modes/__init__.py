@@ -62,7 +62,8 @@ def plan_host(job: Job) -> NodePlan:
         # the first line of a script.
         left_out.append(_PYTHON_HOME)
         warnings.append(
-            f"left out {_PYTHON_HOME}={home}: it is of another Python than {python or 'the image has'}"
+            f"left out {_PYTHON_HOME}={home}: it is of another Python than"
+            f" {python or 'the image has'}"
         )
     member = placement.member
     return plan._replace(

@@ -80,7 +80,10 @@ def counts_and_why(job: Job) -> str:
     """Return how many processes run on how many hosts, and who decided it."""
     hosts = len(job.placement.distribution_hosts)
     if len(set(job.placement.slots)) == 1:
-        return f"{job.placement.slots[0]} process(es) on each of {hosts} host(s): {job.placement.processes_why}"
+        return (
+            f"{job.placement.slots[0]} process(es) on each of {hosts} host(s):"
+            f" {job.placement.processes_why}"
+        )
     return f"{sum(job.placement.slots)} processes on {hosts} hosts: {job.placement.processes_why}"
 
 
@@ -121,7 +124,10 @@ def warn_without_gpu(job: Job) -> tuple[str, ...]:
         return ()
     hosts = f"{kind} has" if kind else "the hosts have"
     return (
-        f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the job's environment",
+        (
+            f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the"
+            " job's environment"
+        ),
     )
 
 

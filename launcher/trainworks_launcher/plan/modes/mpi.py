@@ -139,7 +139,9 @@ def plan_ranks(
     )
 
 
-_GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
+_GENERIC_VERSION = (  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
+    ""
+)
 
 
 _INTERFACE_VARIABLE = "OMPI_MCA_btl_tcp_if_include"
@@ -218,7 +220,10 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     host = job.placement.host
     named = job.environment.hostname == host or job.environment.hostname_shim
     if several and dialect.major >= 5 and not named:
-        why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {host}"
+        why = (
+            f"this host calls itself {job.environment.hostname}: by its address mpirun knows that"
+            f" it is {host}"
+        )
         rows.append(Setting("prte_do_not_resolve", "0", Origin.PLATFORM, why))
     if several and any(
         "." in name and not name.replace(".", "").isdigit() for name in job.placement.hosts
@@ -226,7 +231,10 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         name = dialect.canonical("orte_keep_fqdn_hostnames")
         rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
-        why = "a peer of a rank that died waits before it aborts: the daemon of that rank tells of its end first"
+        why = (
+            "a peer of a rank that died waits before it aborts: the daemon of that rank tells of"
+            " its end first"
+        )
         rows.append(Setting("opal_abort_delay", "1", Origin.DEFAULT, why))
         rows += _parameters_of_agent(job, dialect)
     return tuple(rows)
@@ -258,7 +266,10 @@ def _parameters_of_any_job(dialect: Dialect) -> list[Setting]:
 
 def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     """Return how mpirun reaches the other hosts."""
-    agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
+    agent = (
+        f"{job.environment.launcher_python} -I"
+        f" {job.environment.launcher_directory}/programs/agent.py"
+    )
     served = job.placement.served
     # ssh to a daemon of Open MPI 5 lives as long as that; the launcher's agent only asks.
     at_once = str(max(len(job.placement.distribution_hosts), 128)) if served else "32"

@@ -11,5 +11,8 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. It may be one that takes no part in the job's distribution."""
     why = "no distribution is switched on, so each host runs the program once"
     if job.placement.mode != "none":
-        why = f"{job.placement.mode} is for other instance groups; this host runs the program once and ends with the job"
+        why = (
+            f"{job.placement.mode} is for other instance groups; this host runs the program once"
+            " and ends with the job"
+        )
     return common.own_process(job, common.command(job), [Reason("mode none", why)])

@@ -161,7 +161,10 @@ def _torch(job: Job) -> NodePlan:
         Variable("RANK", str(job.placement.host_rank), "index of this host"),
         Variable("WORLD_SIZE", str(len(job.placement.distribution_hosts)), "one process per host"),
     ]
-    why = "PyTorch has no parameter servers: every host runs the program once, and they find each other by MASTER_ADDR"
+    why = (
+        "PyTorch has no parameter servers: every host runs the program once, and they find each"
+        " other by MASTER_ADDR"
+    )
     return common.own_process(
         job, common.command(job), [Reason(f"mode {job.placement.mode}", why)], rows
     )

@@ -98,7 +98,8 @@ def plan(job: Job) -> NodePlan:
     ]
     choice = Reason(
         "mode ray",
-        "Ray's head runs on the leader, a worker on each other host; the program runs on the leader",
+        "Ray's head runs on the leader, a worker on each other host; the program runs on the"
+        " leader",
     )
     why = [choice, *(Reason(option.subject, option.why, option.origin) for option in options)]
     made = common.own_process(job, command if head else (), why, rows, warnings)
@@ -127,14 +128,23 @@ def _check_token(job: Job) -> tuple[str, ...]:
     first = _ASKS_FOR_A_TOKEN
     if not version:
         return (
-            f"which Ray is installed is not known: one before {first} ignores {names.JOB_SECRET_VARIABLE}",
+            (
+                f"which Ray is installed is not known: one before {first} ignores"
+                f" {names.JOB_SECRET_VARIABLE}"
+            ),
         )
     if release(version) >= release(first):
         return ()
-    what = f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}: every program that reaches its ports can run code"
+    what = (
+        f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}: every program that reaches its ports"
+        " can run code"
+    )
     if len(job.placement.distribution_hosts) == 1:
         return (f"{what}, also on one host; {first} is the first that asks for a token",)
-    advice = f"use Ray {first} or later, or unset {names.JOB_SECRET_VARIABLE} on a network of the job's own"
+    advice = (
+        f"use Ray {first} or later, or unset {names.JOB_SECRET_VARIABLE} on a network of the"
+        " job's own"
+    )
     raise RefusalError([Problem(what, "mode ray, several hosts", advice)])
 
 
@@ -165,13 +175,17 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
     leader, port = placement.leader_address, job.network.master_port
     gpus = accelerators(job.environment, placement.instance_type)[0]
     options = [
-        Reason("--head", "this host is the leader", Origin.PLATFORM, ("--head", f"--port={port}"))
-        if head
-        else Reason(
-            "--address",
-            "Ray's head is on the leader",
-            Origin.PLATFORM,
-            (f"--address={leader}:{port}",),
+        (
+            Reason(
+                "--head", "this host is the leader", Origin.PLATFORM, ("--head", f"--port={port}")
+            )
+            if head
+            else Reason(
+                "--address",
+                "Ray's head is on the leader",
+                Origin.PLATFORM,
+                (f"--address={leader}:{port}",),
+            )
         ),
         Reason("--block", "ends with a failure when a process of Ray dies", words=("--block",)),
         Reason(
@@ -179,7 +193,10 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
         ),
     ]
     if head:
-        why = f"the dashboard is for people; {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true starts it"
+        why = (
+            f"the dashboard is for people; {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true"
+            " starts it"
+        )
         options.append(Reason("--include-dashboard", why, words=("--include-dashboard=false",)))
     if devices.efa is not None:  # else the host is not known
         why = "CPUs that this host may use"
@@ -232,5 +249,8 @@ def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
     place = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
     what = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
     words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")
-    warning = f"{what}, which is in {place} and small: start the container with more (docker run --shm-size)"
+    warning = (
+        f"{what}, which is in {place} and small: start the container with more (docker run"
+        " --shm-size)"
+    )
     return [Reason("--plasma-directory", what, Origin.PLATFORM, words)], (warning,)

@@ -34,9 +34,13 @@ from trainworks_launcher.plan.plan import (
     words_of,
 )
 
-_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
+_COMPILE = (  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
+    "RUN_NEURON_PARALLEL_COMPILE"
+)
 
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
+_OWN_STORE = (  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+)
 
 _BINDS_FROM = (2, 9)
 """From this release of torch on, torchrun has ``--numa-binding``.
@@ -78,7 +82,10 @@ def plan(job: Job) -> NodePlan:
     network, network_why = network_variables(job)
     line = _line(job, torchrun, compiler)
     own = {_OWN_STORE: "1"} if _is_dynamic(job) else {}
-    why = "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
+    why = (
+        "the ranks' store is a new one after each restart: torch keeps the old one, with addresses"
+        " of ranks that ended"
+    )
     own_why = [Reason(name, why) for name in own]
     return NodePlan(
         mode=job.placement.mode,
@@ -190,7 +197,10 @@ def _numa_binding(job: Job) -> list[Reason]:
     if asked == "off" or not nodes or len(nodes) != job.placement.processes_per_host or not binds:
         return []
     listed = ", ".join(map(str, nodes))
-    why = f"ranks use the CPUs of their GPU's NUMA node ({listed}); {names.NUMA_VARIABLE}=off leaves them all CPUs"
+    why = (
+        f"ranks use the CPUs of their GPU's NUMA node ({listed}); {names.NUMA_VARIABLE}=off leaves"
+        " them all CPUs"
+    )
     return [Reason("--numa-binding", why, words=("--numa-binding=node",))]
 
 
@@ -212,13 +222,14 @@ def _warnings(job: Job) -> tuple[str, ...]:
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if _is_dynamic(job) and leader != first:
         found.append(
-            f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}"
+            f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader"
+            f" {leader}"
         )
     version = job.environment.manifest.components.get("torch", "")
     if _is_dynamic(job) and release(version)[:2] == _NAMES_ITSELF:
         found.append(
-            f"torch {version} tells the ranks the name that {first} gives itself, not --local-addr: every host must"
-            " be able to resolve that name; torch 2.5 reads --local-addr"
+            f"torch {version} tells the ranks the name that {first} gives itself, not --local-addr:"
+            " every host must be able to resolve that name; torch 2.5 reads --local-addr"
         )
     return tuple(found)
 
@@ -285,15 +296,16 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         ),
         Reason(
             "--rdzv-conf",
-            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait as long for one"
-            " another; torch would guess who is the host by its name",
+            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait"
+            " as long for one another; torch would guess who is the host by its name",
             words=(
                 "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
             ),
         ),
         Reason(
             "--local-addr",
-            "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
+            "the platform's name of this host, whatever it calls itself; ranks are in the order of"
+            " these names",
             Origin.PLATFORM,
             (f"--local-addr={own_route or job.placement.host}",),
         ),

@@ -85,7 +85,8 @@ class Answer:
             newer.update({name: str(specifier)} if name in companions and specifier else {})
             if name in _TRAPS and not line.wanted.url:
                 refused.append(
-                    f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
+                    f"{place}: {name} of the package index is something else: ask for"
+                    f" {_TRAPS[name]}"
                 )
             elif name in _LEFT_OUT:
                 self.said.append(f"{place}: {asked} is left out: it is not for this system")
@@ -97,7 +98,8 @@ class Answer:
                 ):
                     newer[name] = str(specifier)
                     refused.append(
-                        f"{place}: {asked}, and this image has {name} {have}: choose an image with {asked}"
+                        f"{place}: {asked}, and this image has {name} {have}: choose an image with"
+                        f" {asked}"
                     )
                 elif not _holds(line.wanted, build_of(name, have)):
                     what = "an address" if line.wanted.url else asked
@@ -164,7 +166,8 @@ class Answer:
             asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
             have = f"{framework} {self.kept.get(framework, '')}"
             self.said.append(
-                f"{line.place}: {asked} goes with another {framework}: the release for {have} is taken"
+                f"{line.place}: {asked} goes with another {framework}: the release for {have} is"
+                " taken"
             )
             if line in self.lines:
                 name = Requirement(line.name)

@@ -290,7 +290,8 @@ class Installation:
                 return status
             for line in dead:
                 say(
-                    f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does"
+                    f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip"
+                    " does"
                 )
                 answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
@@ -314,8 +315,9 @@ class Installation:
             if here().lacks_wheel(self, (*dry, "-r", one)):
                 name = needs[line.name]
                 refused.append(
-                    f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
-                    f"`--with {name}` on a target of CUDA 13, name the address of a wheel, or leave it out"
+                    f"{line.place}: {line.name} is compiled by {name}, which is not there, and no"
+                    f" wheel fits; use `--with {name}` on a target of CUDA 13, name the address of"
+                    " a wheel, or leave it out"
                 )
         if refused:
             raise RefusedError(*refused)
@@ -366,14 +368,16 @@ class Installation:
                     raise RefusedError(f"{what}; ask for other versions")
                 if have and name in self.pinned and name not in companions:
                     raise RefusedError(
-                        f"{what} requires {need}, and this image has {lacking[name].name} {have}; ask for a version of"
-                        f" {name} that fits {have}, or choose an image with {need}"
+                        f"{what} requires {need}, and this image has {lacking[name].name} {have};"
+                        f" ask for a version of {name} that fits {have}, or choose an image with"
+                        f" {need}"
                     )
             if not self.moved(lost):
                 for name in [name for name in lost if not self.moved([name])]:
                     need = f"{lacking[name].name}{lacking[name].specifier}"
                     say(
-                        f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}"
+                        f"{name} {now[name].version} stays, and does not go with the requirements:"
+                        f" it requires {need}"
                     )
 
     def moved(self, wanted: Sequence[str], *more: str) -> bool:
@@ -431,7 +435,10 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
             installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
             error = here().import_error((module,))
         if error:
-            what = f"{name} {versions().get(name, '')} does not work with this image's {framework} {after[framework]}"
+            what = (
+                f"{name} {versions().get(name, '')} does not work with this image's {framework}"
+                f" {after[framework]}"
+            )
             way = (
                 f"add --extra-index-url {index} to the requirements file"
                 if index
@@ -460,13 +467,15 @@ def look_at_older(installation: Installation) -> None:
                 break
         if works and name not in installation.pinned:
             say(
-                f"{name} {after[name]} cannot be imported beside the requirements ({error}): {works} is taken"
+                f"{name} {after[name]} cannot be imported beside the requirements ({error}):"
+                f" {works} is taken"
             )
             continue
         installation.moved([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
         say(
-            f"warning: {name} {after[name]} cannot be imported beside the requirements ({error}){advice}"
+            f"warning: {name} {after[name]} cannot be imported beside the requirements"
+            f" ({error}){advice}"
         )
 
 
@@ -536,13 +545,17 @@ class Task:
                 say(f"{name} {old} -> {after.get(name, 'removed')}")
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
-                what = f"{name} may compile code for GPUs when it is first used, and this image has no {component}"
+                what = (
+                    f"{name} may compile code for GPUs when it is first used, and this image has no"
+                    f" {component}"
+                )
                 say(f"warning: {what}: take an image that was built --with {component}")
         return 0
 
     def _by_pip(self) -> int:
         say(
-            "this image has no uv: pip installs, and what of the image loses a requirement is not looked after"
+            "this image has no uv: pip installs, and what of the image loses a requirement is not"
+            " looked after"
         )
         kept = self._folder / "kept.txt"
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]

@@ -28,11 +28,19 @@ from trainworks_launcher.programs.installing.standards import (
     tomllib,
 )
 
-_CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
+_CONDA = (
+    "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes"
+    " what pip reads"
+)
 _OTHERS = {
     r".*\.ya?ml": _CONDA,
-    r"Pipfile(\.lock)?": "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads",
-    r"poetry\.lock": "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export) writes what pip reads",
+    r"Pipfile(\.lock)?": (
+        "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"
+    ),
+    r"poetry\.lock": (
+        "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export) writes what pip"
+        " reads"
+    ),
     r"setup\.(py|cfg)": "belongs to a project: name its folder in a requirements file, such as ./",
 }
 SOURCES = ("--index-url", "--extra-index-url", "--find-links")
@@ -113,7 +121,8 @@ def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]
     options |= {f"--allow-insecure-host={host}" for host in given.trusted_host}
     if given.prefer_binary:
         say(
-            f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept"
+            f"{place}: --prefer-binary is left out: uv takes the newest release that fits;"
+            " --only-binary is kept"
         )
     yield from (Line(place, f"-r {address}") for address in given.requirement)
     yield from (Line(place, f"-c {address}") for address in given.constraint)

@@ -87,8 +87,9 @@ def _gloo_threads() -> "list[str]":
     Those without a name in a job on CPUs, where torch gives gloo's none.
     """
     names = {
-        thread: _read(thread, "comm").strip() for thread in sorted(os.listdir("/proc/self/task"))
-    }  # noqa: PTH208
+        thread: _read(thread, "comm").strip()
+        for thread in sorted(os.listdir("/proc/self/task"))  # noqa: PTH208
+    }
     main = str(os.getpid())
     named = [thread for thread, name in names.items() if name == _GLOO_THREAD]
     if named or any(name.startswith("pt_") for thread, name in names.items() if thread != main):
@@ -160,7 +161,8 @@ def _note_the_end() -> None:
                 has_peers and not thread
             ):  # they have missed it already, and its starter may end it before more is noted
                 write(
-                    f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true{more}'
+                    f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])},'
+                    f' "brief": true{more}'
                 )
             if not compiled:
                 found: dict[str, Any] = {}
@@ -308,9 +310,10 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
                 found.append((os.getpid(), self.code, self.of_sigterm))
 
         def __reduce__(self) -> "tuple[Any, ...]":
-            return type(
-                None
-            ), ()  # who sends the exception to another process sends None in its place
+            return (
+                type(None),
+                (),
+            )  # who sends the exception to another process sends None in its place
 
     def leave(*given: object) -> None:
         try:
@@ -355,9 +358,10 @@ def _compare_the_world() -> None:
         os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     )  # once on each host
     sys.stderr.write(
-        f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has planned it as rank"
-        f" {planned}: the program has a starter of its own (torchrun, accelerate launch, ...), so each of its worlds"
-        " trains alone; let the program be the script itself, or start it with train --mode none\n"
+        f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has"
+        f" planned it as rank {planned}: the program has a starter of its own (torchrun, accelerate"
+        " launch, ...), so each of its worlds trains alone; let the program be the script itself,"
+        " or start it with train --mode none\n"
     )
 
 

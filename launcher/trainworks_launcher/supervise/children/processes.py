@@ -131,7 +131,10 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
     """
     said = error.strerror or str(error)
     if error.errno == errno.E2BIG:
-        return f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
+        return (
+            f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together"
+            " are too long"
+        )
     if error.errno == errno.EAGAIN:
         from trainworks_launcher.given.limits import of_processes  # only a failure needs it
 
@@ -142,9 +145,15 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
     if error.errno != errno.ENOENT or not first.startswith(b"#!"):
         return said
     if first.endswith(b"\r\n"):
-        return f"{said}; its lines end with CR LF, as on Windows: convert them, for example with dos2unix"
+        return (
+            f"{said}; its lines end with CR LF, as on Windows: convert them, for example with"
+            " dos2unix"
+        )
     interpreter = first[2:].decode("utf-8", "replace").split()[:1]
-    return f"{said}; its first line names the interpreter {''.join(interpreter)!r}, which does not exist"
+    return (
+        f"{said}; its first line names the interpreter {''.join(interpreter)!r}, which does not"
+        " exist"
+    )
 
 
 _FIRST_LINE = 256

@@ -53,7 +53,10 @@ def split_long_values(
     return tuple(chosen)
 
 
-_ADVICE = "mount a writable directory at /tmp, for example with docker run --tmpfs /tmp, or set TMPDIR to one"
+_ADVICE = (
+    "mount a writable directory at /tmp, for example with docker run --tmpfs /tmp, or set TMPDIR"
+    " to one"
+)
 
 
 def _make_directory(variables: Mapping[str, str]) -> Path:

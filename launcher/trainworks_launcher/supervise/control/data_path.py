@@ -161,8 +161,14 @@ class DataPath:
                 self._store_is_closed(store, error)
 
     def _store_is_closed(self, store: Store, error: OSError) -> None:
-        what = f"port {store.port} of rank 0's store cannot be opened on {self._own.host}: {error.strerror or error}"
-        advice = f"free it, or set {names.MASTER_PORT_VARIABLE} to another port, from 1024 on, on every host"
+        what = (
+            f"port {store.port} of rank 0's store cannot be opened on {self._own.host}:"
+            f" {error.strerror or error}"
+        )
+        advice = (
+            f"free it, or set {names.MASTER_PORT_VARIABLE} to another port, from 1024 on, on every"
+            " host"
+        )
         if store.needed:
             self._events.fail(f"{what}; {advice}")
         else:
@@ -316,10 +322,13 @@ def _advice(one: _Try, place: Place) -> str:
         named = place.interface or "the interface"
         return f"large packets are lost on the way: lower the MTU of {named} to the network's"
     if one.peer.what == "store":
-        return f"open the port between the hosts, or set {names.MASTER_PORT_VARIABLE} to one that is open"
+        return (
+            f"open the port between the hosts, or set {names.MASTER_PORT_VARIABLE} to one that is"
+            " open"
+        )
     return (
-        f"open all TCP ports between the hosts (security group, firewall, network policy), or set {variables} to an"
-        " interface that reaches them"
+        "open all TCP ports between the hosts (security group, firewall, network policy), or set"
+        f" {variables} to an interface that reaches them"
     )
 
 
@@ -386,7 +395,10 @@ def _problems_of(place: Place) -> list[str]:
     named = f"the network interface {place.interface} ({place.why})"
     if routes.has_no_carrier(place.interface):
         return [
-            f"{named} has no carrier: nothing is plugged in, or the other end is down; name another one"
+            (
+                f"{named} has no carrier: nothing is plugged in, or the other end is down; name"
+                " another one"
+            )
         ]
     if not place.address:
         return [f"{named} has no address; name another one"]
@@ -559,5 +571,8 @@ class _Try:
 
 def _silent(connected: bool) -> str:
     if connected:
-        return f"the connection opens, and {PAYLOAD_BYTES:,} bytes do not arrive within {SILENCE_SECONDS:g} s"
+        return (
+            f"the connection opens, and {PAYLOAD_BYTES:,} bytes do not arrive within"
+            f" {SILENCE_SECONDS:g} s"
+        )
     return f"no answer within {SILENCE_SECONDS:g} s"

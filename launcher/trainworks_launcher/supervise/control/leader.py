@@ -145,9 +145,10 @@ class Leader:
             return
         came = self._door.came() or "nothing has come"
         self._events.log(
-            f"still waiting for {some(self._with_refusals(missing))} after {time.monotonic() - self._began:.0f} s:"
-            f" {came} to port {self._control.port} of {self._control.leader}; check that these hosts are"
-            " started, have the same list of hosts, and reach this port"
+            f"still waiting for {some(self._with_refusals(missing))} after"
+            f" {time.monotonic() - self._began:.0f} s: {came} to port {self._control.port} of"
+            f" {self._control.leader}; check that these hosts are started, have the same list of"
+            " hosts, and reach this port"
         )
 
     def leave(self) -> None:
@@ -219,7 +220,10 @@ class Leader:
         leader = self._control.leader
         other = f"{host or 'another host'} ({address})"
         cause = f"two hosts lead this job: {leader}, which is this host, and {other}"
-        advice = "give each host its own index (RANK, NODE_RANK, or what the platform calls it), 0 on one of them alone"
+        advice = (
+            "give each host its own index (RANK, NODE_RANK, or what the platform calls it), 0 on"
+            " one of them alone"
+        )
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, leader, f"{cause}; {advice}"))
 
     def _maybe_complete(self) -> None:

@@ -324,8 +324,9 @@ class _Reasons:
         )
         unplugged = f"; {interface} has no carrier" if routes.has_no_carrier(interface) else ""
         self._log(
-            f"not joined after {seconds:.0f} s: {where} port {control.port}: {self.last}{unplugged}; check that the"
-            f" leader {control.leader} is started, that the name is right, and that the port is open"
+            f"not joined after {seconds:.0f} s: {where} port {control.port}:"
+            f" {self.last}{unplugged}; check that the leader {control.leader} is started, that the"
+            " name is right, and that the port is open"
         )
 
     def text(self) -> str:

@@ -73,7 +73,8 @@ class Strangers:
         self._named[connection.address] = None
         if len(self._named) <= _LINES:
             self._log(
-                f"dropped a connection from {connection.address}: {reason}; more from that address are not logged"
+                f"dropped a connection from {connection.address}: {reason}; more from that address"
+                " are not logged"
             )
         else:
             self._log("more such connections are dropped and not logged")

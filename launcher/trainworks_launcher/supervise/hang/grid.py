@@ -67,7 +67,10 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
     ]
     for key in sorted(by_size, key=lambda key: key not in differ)[:_PLACES]:
         group = places[key]
-        said = f"{len(group)} {group[0].words(many=len(group) > 1)}{' (differs)' if key in differ else ''}"
+        said = (
+            f"{len(group)}"
+            f" {group[0].words(many=len(group) > 1)}{' (differs)' if key in differ else ''}"
+        )
         lines.append([("  ", ""), (letters[key], letters[key]), (f" = {said}", "")])
     lines += [[(f"  {len(places) - _PLACES} more places", "")]] if len(places) > _PLACES else []
     return lines
@@ -123,7 +126,8 @@ def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> s
                 colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
                 edge = ' stroke="currentColor"' if letter.isupper() else ""
                 drawn.append(
-                    f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>'
+                    f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18"'
+                    f' fill="{colour}"{edge}/>'
                 )
             if said:
                 size = f'textLength="{len(said) * _LETTER}" lengthAdjust="spacingAndGlyphs"'
@@ -131,5 +135,8 @@ def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> s
             column += len(said)
     width, height = 2 * _MARGIN + _COLUMNS * _LETTER, 2 * _MARGIN + _LINE * (len(lines) + 1)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="monospace" font-size="13">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="monospace"'
+        ' font-size="13">'
+    )
     return "\n".join((head, f"<style>{_STYLE}</style>", *drawn, "</svg>\n"))

@@ -180,7 +180,8 @@ _SHELL_SECONDS = 5.0
 """How long a process may live after the child whose end it passes on."""
 
 _OF_THE_INTERPRETER = re.compile(
-    r"\n(?:Error in atexit\._run_exitfuncs|Exception ignored (?:in|on)).*(?:\nTraceback .*(?:\n[ \t].*)*\n\S.*)?\n*$"
+    r"\n(?:Error in atexit\._run_exitfuncs|Exception ignored (?:in|on)).*(?:\nTraceback .*(?:\n["
+    r" \t].*)*\n\S.*)?\n*$"
 )
 """What Python prints of exceptions that change nothing about its end."""
 
@@ -297,7 +298,10 @@ def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
 
 # ----------------------------------------------------------------------------------------------------------
 # the failure
-EMULATE = "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
+EMULATE = (
+    "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for"
+    " CUDA runs on CPUs"
+)
 
 _ON_DEVICE = "device-side assert triggered"
 _ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
@@ -307,8 +311,10 @@ The exception that follows says nothing of it.
 """
 
 _NO_GPU = re.compile(
-    r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
-    r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL built in"
+    r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs"
+    r" are available"
+    r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL"
+    r" built in"
     r"|Cannot access accelerator device"
 )
 """What torch says where a script asks for a GPU: built without CUDA, and built

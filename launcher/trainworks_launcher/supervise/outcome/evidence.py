@@ -262,7 +262,8 @@ def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
 # -------------------------------------------------------------------------------------------------------
 # of other ranks
 _PEER_LEFT = re.compile(
-    r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit|communicator was aborted",
+    r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit|communicator was"
+    r" aborted",
     re.IGNORECASE,
 )
 _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)

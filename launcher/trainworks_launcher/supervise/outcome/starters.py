@@ -94,7 +94,8 @@ _MPIRUN_REPORTS = (
     # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes
     # [prterun-host-77@1,2]
     re.compile(
-        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)",
+        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit"
+        r" code:\s*(?P<code>\d+)",
         re.DOTALL,
     ),
     re.compile(

@@ -155,7 +155,8 @@ class Preparation:
         self._check_failed(failed)
         if not failed:
             self._log(
-                f"warning: the checks of this host broke off ({describe_status(code)}); please report this"
+                f"warning: the checks of this host broke off ({describe_status(code)}); please"
+                " report this"
             )
             self._next()
 

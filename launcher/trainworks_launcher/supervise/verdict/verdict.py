@@ -591,7 +591,10 @@ def _full_memory(code: int | None) -> str:
     size = size_of("/dev/shm")  # noqa: S108  (the kernel's own, not a file of ours)
     if size is None or size >= SHARED_MEMORY_BYTES:
         return ""
-    return f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger --shm-size"
+    return (
+        f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger"
+        " --shm-size"
+    )
 
 
 def _full_disks(told: Mapping[str, str]) -> str:

@@ -137,7 +137,8 @@ def _payload(topology: Topology) -> GroupPayload | None:
         return None
     if backend not in dist.Backend.backend_list:
         raise SMPConfigError(
-            f"SMP_PAYLOAD={backend}: torch.distributed has no such backend\nSet it to host, or unset it."
+            f"SMP_PAYLOAD={backend}: torch.distributed has no such backend\nSet it to host, or"
+            " unset it."
         )
     return GroupPayload(topology.rank, gpu or torch.device("cpu"), topology, backend)
 

@@ -165,8 +165,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """
         if self.partitioned and present() is not None:
             raise SMPRuntimeError(
-                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\n"
-                "Save model.state_dict(), which all its ranks must call, or call smp.save_checkpoint()."
+                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\nSave"
+                " model.state_dict(), which all its ranks must call, or call smp.save_checkpoint()."
             )
         return super().__reduce_ex__(protocol)
 
@@ -201,8 +201,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             return outputs if outside is None else outside.watch(outputs)
         if not runtime.in_step:
             raise StepError(
-                "the model was called outside a step function. With pipeline_parallel_degree above 1 call it inside a "
-                "function that is decorated with smp.step"
+                "the model was called outside a step function. With pipeline_parallel_degree above"
+                " 1 call it inside a function that is decorated with smp.step"
             )
         return self._cast(runtime.model_call(args, kwargs), torch.float32)
 
@@ -327,18 +327,21 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         highest = max(owner.values(), default=0)
         if highest >= pp_size():
             raise SMPConfigError(
-                f"the saved partition has {highest + 1} partitions, this job has pipeline_parallel_degree {pp_size()}"
+                f"the saved partition has {highest + 1} partitions, this job has"
+                f" pipeline_parallel_degree {pp_size()}"
             )
         names = {name for name, _ in self.module.named_modules()}
         if differing := sorted(names ^ owner.keys()):
             raise SMPConfigError(
-                f"the saved partition is of another model: {len(differing)} modules differ, such as {differing[0]!r}"
+                f"the saved partition is of another model: {len(differing)} modules differ, such as"
+                f" {differing[0]!r}"
             )
         if self.partitioned and owner != self.owner:
             name = next(name for name in owner if owner[name] != self.owner[name])
             raise SMPConfigError(
-                f"the model is already partitioned, and not as it was saved: module {name!r} is on partition "
-                f"{self.owner[name]}, and was on {owner[name]}. Load before the first step"
+                f"the model is already partitioned, and not as it was saved: module {name!r} is on"
+                f" partition {self.owner[name]}, and was on {owner[name]}. Load before the first"
+                " step"
             )
         self._preset = owner
 
@@ -717,7 +720,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """
         if enable and mesh.degree() > 1:
             raise SMPConfigError(
-                "join: not with sharded_data_parallel_degree above 1, where ranks have equal batches"
+                "join: not with sharded_data_parallel_degree above 1, where ranks have equal"
+                " batches"
             )
         if not divide_by_initial_world_size:
             raise SMPConfigError("join: divide_by_initial_world_size=False is not supported")
@@ -845,8 +849,8 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
     compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     if compiled or module._compiled_call_impl is not None:  # noqa: SLF001  set by Module.compile()
         raise SMPConfigError(
-            "smp.DistributedModel cannot divide the result of torch.compile. Wrap the plain module, and compile parts "
-            "of it that stay whole"
+            "smp.DistributedModel cannot divide the result of torch.compile. Wrap the plain module,"
+            " and compile parts of it that stay whole"
         )
     refuse_amp_of_apex("smp.DistributedModel")
     for name, part in module.named_modules():
@@ -857,8 +861,8 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
         )
         if isinstance(part, tnn.parallel.DistributedDataParallel):
             raise SMPConfigError(
-                f"{where} is torch's DistributedDataParallel. Wrap the plain module: set ddp in the configuration, and "
-                "smp.DistributedModel averages gradients over replicas"
+                f"{where} is torch's DistributedDataParallel. Wrap the plain module: set ddp in the"
+                " configuration, and smp.DistributedModel averages gradients over replicas"
             )
         if isinstance(part, torch.jit.ScriptModule):
             raise SMPConfigError(

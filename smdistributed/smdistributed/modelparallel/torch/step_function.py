@@ -265,8 +265,9 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
     if children is None:
         if count > 1 and _has_batches(value):
             raise _CannotSplitError(
-                f"{path}: a {type(value).__name__} is not split, so each of {count} microbatches would draw from it. "
-                "Draw a batch outside of the function, and pass its tensors; or name the argument in non_split_inputs"
+                f"{path}: a {type(value).__name__} is not split, so each of {count} microbatches"
+                " would draw from it. Draw a batch outside of the function, and pass its tensors;"
+                " or name the argument in non_split_inputs"
             )
         return [value] * count
     parts = [_split(child, count, axis, f"{path}[{key!r}]") for key, child in children]
@@ -297,8 +298,9 @@ def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Seq
     length = tensor.size(axis)
     if length % count:
         raise _CannotSplitError(
-            f"{path}: axis {axis} has size {length}, which {count} microbatches do not divide; give a batch that they "
-            "divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
+            f"{path}: axis {axis} has size {length}, which {count} microbatches do not divide; give"
+            " a batch that they divide (a DataLoader with drop_last=True), or name the argument in"
+            " non_split_inputs"
         )
     return [
         tensor.narrow(axis, index * (length // count), length // count) for index in range(count)
@@ -314,9 +316,11 @@ def _gathered(results: Sequence[Any], *, detach: bool) -> Any:
         return None
     # The items of a set have no order in which those of two microbatches belong together.
     children = [
-        _children(each)
-        if type(each) is type(first) and not isinstance(each, set | frozenset)
-        else None
+        (
+            _children(each)
+            if type(each) is type(first) and not isinstance(each, set | frozenset)
+            else None
+        )
         for each in results
     ]
     if children[0] is None or any(

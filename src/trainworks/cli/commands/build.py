@@ -58,12 +58,16 @@ def parser() -> Grammar:
     grammar = Grammar(
         "build",
         program="build.py",
-        usage="build.py [build] TARGET [options]\n"
-        "       build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
-        "       build.py [build] --list | --all | --only GLOB [options]",
+        usage=(
+            "build.py [build] TARGET [options]\n"
+            "       build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
+            "       build.py [build] --list | --all | --only GLOB [options]"
+        ),
         summary="build and test an image; the default command",
-        details="Builds a container image for distributed training, and tests what its components promise. A plan "
-        "shows what the image is made of without building it.",
+        details=(
+            "Builds a container image for distributed training, and tests what its components"
+            " promise. A plan shows what the image is made of without building it."
+        ),
         examples=(
             Example("--list", "list the targets, and which were built"),
             Example(
@@ -86,8 +90,10 @@ def parser() -> Grammar:
             ),
             Example("--all -j 2", "build and test every target, two at once", "an engine"),
         ),
-        result="the image's name on stdout, after every test has passed. `build.py push NAME` pushes it. Progress and "
-        "errors go to stderr.",
+        result=(
+            "the image's name on stdout, after every test has passed. `build.py push NAME` pushes"
+            " it. Progress and errors go to stderr."
+        ),
         done="built, and all tests passed",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, BuildError, HostError, RegistryError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
@@ -365,31 +371,39 @@ def _wrong_together(options: Namespace) -> list[str]:
     missing = [flag for flag in ("--framework", "--cuda") if not chosen[flag]]
     fixed = [flag for name, flag in options.given.items() if name in FILTERS]
     refused = {
-        "--push is for one target; `build.py push TARGET` pushes what is built already": options.push
-        and many,
-        "--record is for tested images: it does not go with --until": options.record
-        and options.until != "test",
-        "--push needs --repository HOST/NAME, and pushes tested images: it does not go with --until": options.push
-        and (not options.repository or options.until != "test"),
+        "--push is for one target; `build.py push TARGET` pushes what is built already": (
+            options.push and many
+        ),
+        "--record is for tested images: it does not go with --until": (
+            options.record and options.until != "test"
+        ),
+        "--push needs --repository HOST/NAME, and pushes tested images: it does not go with --until": (
+            options.push and (not options.repository or options.until != "test")
+        ),
         "--state belongs to --list": options.state,
-        "--repository, --tag and --moving-tag belong to --push": not options.push
-        and (options.repository or options.fixed_tags or options.moving_tags),
-        "--trust-first-use is for builds of one target": options.trust_first_use
-        and (many or options.until in ("plan", "render")),
-        "--trust-first-use downloads, and --offline forbids it": options.trust_first_use
-        and options.offline,
+        "--repository, --tag and --moving-tag belong to --push": (
+            not options.push and (options.repository or options.fixed_tags or options.moving_tags)
+        ),
+        "--trust-first-use is for builds of one target": (
+            options.trust_first_use and (many or options.until in ("plan", "render"))
+        ),
+        "--trust-first-use downloads, and --offline forbids it": (
+            options.trust_first_use and options.offline
+        ),
         "--offline needs --mirror DIR or --mirror URL": options.offline and not options.mirror,
         f"{' and '.join(named)}: --all and --only choose targets by their names": many and named,
-        "--bake needs --output DIR, a folder for the file and the contexts": options.bake
-        and not options.output,
-        f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": not (
-            many or options.target
-        )
-        and missing,
-        f"{' and '.join(fixed)}: TARGET names one target with all its values": options.target
-        and fixed,
-        "--all, --only and --bake are for many targets, and TARGET names one": options.target
-        and many,
+        "--bake needs --output DIR, a folder for the file and the contexts": (
+            options.bake and not options.output
+        ),
+        f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": (
+            not (many or options.target) and missing
+        ),
+        f"{' and '.join(fixed)}: TARGET names one target with all its values": (
+            options.target and fixed
+        ),
+        "--all, --only and --bake are for many targets, and TARGET names one": (
+            options.target and many
+        ),
     }
     return [message for message, wrong in refused.items() if wrong]
 

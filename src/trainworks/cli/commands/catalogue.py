@@ -16,8 +16,11 @@ def parser() -> Grammar:
     grammar = Grammar(
         "catalogue",
         summary="write every target to one HTML page, with search and filters",
-        details="Writes one HTML file with every target, built ones first: search and filters, versions, sizes, "
-        "checks, and how to use each. It needs no network and no engine, neither to write it nor to read it.",
+        details=(
+            "Writes one HTML file with every target, built ones first: search and filters,"
+            " versions, sizes, checks, and how to use each. It needs no network and no engine,"
+            " neither to write it nor to read it."
+        ),
         examples=(
             Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
             Example(
@@ -26,7 +29,10 @@ def parser() -> Grammar:
                 "a release",
             ),
         ),
-        result="the page, or with --output the name of the file. Each target on it shows the command that builds it.",
+        result=(
+            "the page, or with --output the name of the file. Each target on it shows the command"
+            " that builds it."
+        ),
         done="written",
         fails=(FactsError, OutputError),
         reads=(FACTS,),

@@ -23,11 +23,14 @@ def parser() -> Grammar:
     grammar = Grammar(
         "check",
         summary="check targets, or an image against its promises",
-        details="Plans targets without building anything, and shows which parts are incompatible, and why. "
-        "--image runs the tests of a build on an image that the engine has, pulled ones too, closed off from this "
-        "machine, and reads every byte of its layers: also of an image that a build has tested. Of an image that "
-        "build.py did not build, and with --any, it shows files that are not as packages brought them, libraries "
-        "that are not found, keys, and what a job lacks.",
+        details=(
+            "Plans targets without building anything, and shows which parts are incompatible, and"
+            " why. --image runs the tests of a build on an image that the engine has, pulled ones"
+            " too, closed off from this machine, and reads every byte of its layers: also of an"
+            " image that a build has tested. Of an image that build.py did not build, and with"
+            " --any, it shows files that are not as packages brought them, libraries that are not"
+            " found, keys, and what a job lacks."
+        ),
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
@@ -43,8 +46,10 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
         ),
-        result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
-        "With --image a line for each check on stderr, and the image's name.",
+        result=(
+            "each target that does not fit with rule, reason, remedy and source; then advice; the"
+            " last line counts. With --image a line for each check on stderr, and the image's name."
+        ),
         done="all fit, or every check of the image passed",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
@@ -69,8 +74,9 @@ def parser() -> Grammar:
 def _check(options: Namespace, _root: Path) -> list[str]:
     given = [f"--{name}" for name in ("any", "engine", "junit") if getattr(options, name)]
     refused = {
-        "with --image, --only can be 'static': what starts no program of the image": options.image
-        and options.only not in ([], ["static"]),
+        "with --image, --only can be 'static': what starts no program of the image": (
+            options.image and options.only not in ([], ["static"])
+        ),
         f"{' and '.join(given)} need --image": given and not options.image,
     }
     return [message for message, wrong in refused.items() if wrong]

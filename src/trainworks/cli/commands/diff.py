@@ -23,8 +23,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "diff",
         summary="show what differs between two images",
-        details="Shows what differs between two images: components, Python and Debian packages, environment, "
-        "labels, entry point, files and layers.",
+        details=(
+            "Shows what differs between two images: components, Python and Debian packages,"
+            " environment, labels, entry point, files and layers."
+        ),
         examples=(
             Example(
                 "diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"
@@ -35,7 +37,10 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
         ),
-        result="one line for each difference, `before -> after`, by kind; nothing is pulled, nothing is changed.",
+        result=(
+            "one line for each difference, `before -> after`, by kind; nothing is pulled, nothing"
+            " is changed."
+        ),
         done="compared, whether or not they differ",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),

@@ -34,8 +34,11 @@ def parser() -> Grammar:
     grammar = Grammar(
         "extend",
         summary="make a tested image from a base image, requirements and your code",
-        details="Makes an image from a base image, requirements and code, and tests it. Requirements without hashes "
-        "are resolved for the base first; a file with the hashes is written beside yours.",
+        details=(
+            "Makes an image from a base image, requirements and code, and tests it. Requirements"
+            " without hashes are resolved for the base first; a file with the hashes is written"
+            " beside yours."
+        ),
         examples=(
             Example(
                 "extend --base my/pytorch:1 --tag my/train:1 --source src --entry-point train.py",
@@ -43,7 +46,8 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
             Example(
-                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt libgl1",
+                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt"
+                " libgl1",
                 "add Python and Debian packages",
                 needs="an engine",
             ),

@@ -25,10 +25,12 @@ def parser() -> Grammar:
     grammar = Grammar(
         "lock",
         summary="record the hash, size and digest of every input of targets",
-        details="Records the inputs of targets in images/lock: Python files, resolved and pinned by hash; hash and "
-        "size of every other download, after its signature is checked; digests of base images; the day of the "
-        "distribution's package archive. What is recorded stays "
-        "as far as the rows allow it; --upgrade moves it.",
+        details=(
+            "Records the inputs of targets in images/lock: Python files, resolved and pinned by"
+            " hash; hash and size of every other download, after its signature is checked; digests"
+            " of base images; the day of the distribution's package archive. What is recorded stays"
+            " as far as the rows allow it; --upgrade moves it."
+        ),
         examples=(
             Example(
                 "lock --check", "check that every lock fits its row, and list what is not locked"
@@ -47,8 +49,10 @@ def parser() -> Grammar:
                 "lock --upgrade system", "take the security updates of today", needs="the network"
             ),
         ),
-        result="the files that were written, each with the packages that moved. Commit them: a build uses nothing "
-        "else.",
+        result=(
+            "the files that were written, each with the packages that moved. Commit them: a build"
+            " uses nothing else."
+        ),
         done="locked, or every lock fits",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),

@@ -17,8 +17,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "mirror",
         summary="fill a folder with everything that targets download",
-        details="Fills a folder with everything that targets download: files of components, git commits as bundles, "
-        "and Python files. Each is verified.",
+        details=(
+            "Fills a folder with everything that targets download: files of components, git commits"
+            " as bundles, and Python files. Each is verified."
+        ),
         examples=(
             Example(
                 f"mirror files --only {TARGET}",
@@ -29,7 +31,10 @@ def parser() -> Grammar:
                 "mirror /srv/mirror", "download missing files of all targets", needs="the network"
             ),
         ),
-        result="the folder's name. `build.py --mirror DIR` builds from it, also with the URL of a server that has it.",
+        result=(
+            "the folder's name. `build.py --mirror DIR` builds from it, also with the URL of a"
+            " server that has it."
+        ),
         done="complete",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),

@@ -28,11 +28,14 @@ def parser() -> Grammar:
     grammar = Grammar(
         "outdated",
         summary="list what an image lacks: security updates, patches, newer versions",
-        details="Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image, and the package "
-        "indexes what they would install today, with the sources and proxies of this machine. No program of the image "
-        "runs. Compares the image with its target's lock and rows, asks a service with OSV's interface for advisories "
-        "about its Python packages, and says whether its framework gets patches. The command fails where not "
-        "everything could be compared; a service that does not answer is only a line.",
+        details=(
+            "Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image,"
+            " and the package indexes what they would install today, with the sources and proxies"
+            " of this machine. No program of the image runs. Compares the image with its target's"
+            " lock and rows, asks a service with OSV's interface for advisories about its Python"
+            " packages, and says whether its framework gets patches. The command fails where not"
+            " everything could be compared; a service that does not answer is only a line."
+        ),
         examples=(
             Example(
                 f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"
@@ -41,9 +44,14 @@ def parser() -> Grammar:
                 "outdated my/train:2", "any image of the engine", needs="an engine and a network"
             ),
         ),
-        result="a line for each package of which the archive, the lock or the index has another version; then what was "
-        "compared.",
-        done="no security update is missing, no advisory is published, and the framework gets patches",
+        result=(
+            "a line for each package of which the archive, the lock or the index has another"
+            " version; then what was compared."
+        ),
+        done=(
+            "no security update is missing, no advisory is published, and the framework gets"
+            " patches"
+        ),
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, BuildError, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, OSV_SERVICE),
         see_also=("prove", "docs/ship.md"),
@@ -71,9 +79,11 @@ def run(options: Namespace, root: Path) -> int:
     if missing := report.missing(allow_ended=options.allow_ended):
         raise OutdatedError(
             f"{report.name}: {'; '.join(missing)}",
-            hint="`build.py lock --upgrade system` and a build bring updates of the distribution, `build.py lock "
-            "--upgrade --only TARGET` those of Python packages; a framework without patches needs a newer target, or "
-            "--allow-ended (docs/ship.md)",
+            hint=(
+                "`build.py lock --upgrade system` and a build bring updates of the distribution,"
+                " `build.py lock --upgrade --only TARGET` those of Python packages; a framework"
+                " without patches needs a newer target, or --allow-ended (docs/ship.md)"
+            ),
             reported=True,
         )
     return 0

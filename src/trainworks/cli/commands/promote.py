@@ -17,8 +17,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "promote",
         summary="copy an image by digest to other repositories, without a rebuild",
-        details="Copies an image by its digest, with everything attached to it, to other repositories. It needs no "
-        "engine. Within a registry no layer is sent.",
+        details=(
+            "Copies an image by its digest, with everything attached to it, to other repositories."
+            " It needs no engine. Within a registry no layer is sent."
+        ),
         examples=(
             Example(
                 "promote r.example.org/test:2026.11 r.example.org/production",
@@ -26,7 +28,8 @@ def parser() -> Grammar:
                 needs="registries",
             ),
             Example(
-                "promote r.example.org/test:1 east.example.org/a west.example.org/a --tag 1.0 --moving-tag latest",
+                "promote r.example.org/test:1 east.example.org/a west.example.org/a --tag 1.0"
+                " --moving-tag latest",
                 "copy to two regions, under a fixed and a moving tag",
                 needs="registries",
             ),

@@ -37,8 +37,11 @@ def parser() -> Grammar:
     grammar = Grammar(
         "prove",
         summary="write what is in an image and what it was built from",
-        details="Writes the bill of materials of a target's image, or of an extended one (CycloneDX), and what "
-        "it was built from (SLSA provenance). `cosign attest` signs them, and attaches them to the image.",
+        details=(
+            "Writes the bill of materials of a target's image, or of an extended one (CycloneDX),"
+            " and what it was built from (SLSA provenance). `cosign attest` signs them, and"
+            " attaches them to the image."
+        ),
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
@@ -51,12 +54,15 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
             Example(
-                "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output proof",
+                "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output"
+                " proof",
                 "prove an image that `build.py extend` made from the same",
                 needs="an engine",
             ),
         ),
-        result="the names of the files; with --pushed the commands of cosign that sign them on stderr.",
+        result=(
+            "the names of the files; with --pushed the commands of cosign that sign them on stderr."
+        ),
         done="written",
         fails=(
             *PLANNING_ERRORS,

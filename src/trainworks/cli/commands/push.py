@@ -33,8 +33,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "push",
         summary="push a built image to ECR or another registry",
-        details="Pushes a built image to one or several repositories. Layers that a registry has are not sent again, "
-        "also after a broken connection. Missing ECR repositories are created.",
+        details=(
+            "Pushes a built image to one or several repositories. Layers that a registry has are"
+            " not sent again, also after a broken connection. Missing ECR repositories are created."
+        ),
         examples=(
             Example(
                 f"push {TARGET} --repository r.example.org/pytorch",
@@ -47,7 +49,8 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
             Example(
-                "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a --tag 1.0",
+                "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a"
+                " --tag 1.0",
                 "push your own image to ECR, under your own tag",
                 needs="an engine and a registry",
             ),

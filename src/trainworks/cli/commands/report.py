@@ -24,8 +24,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "report",
         summary="show image size by component",
-        details="Shows where the bytes of an image are: components, packages and largest files, and the size "
-        "budget. `build.py diff` shows what grew since another image.",
+        details=(
+            "Shows where the bytes of an image are: components, packages and largest files, and the"
+            " size budget. `build.py diff` shows what grew since another image."
+        ),
         examples=(
             Example(f"report {TARGET}", "the image of a target", needs="an engine"),
             Example(

@@ -18,9 +18,12 @@ def parser() -> Grammar:
     grammar = Grammar(
         "verify",
         summary="hold what cosign has verified of an image to a policy",
-        details="Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and cyclonedx, and for "
-        "--gpu urn:trainworks:evidence:1: from files, or stdin. cosign checks the signatures; this checks that the "
-        "statements are about the image and say what you demand. docs/ship.md has the whole command line.",
+        details=(
+            "Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and"
+            " cyclonedx, and for --gpu urn:trainworks:evidence:1: from files, or stdin. cosign"
+            " checks the signatures; this checks that the statements are about the image and say"
+            " what you demand. docs/ship.md has the whole command line."
+        ),
         examples=(
             Example(
                 "verify r.example.org/pytorch@sha256:... proven.jsonl",
@@ -28,12 +31,16 @@ def parser() -> Grammar:
                 needs="cosign's output",
             ),
             Example(
-                "verify r.example.org/pytorch@sha256:... proven.jsonl --builder https://ci.example/images --unchanged",
+                "verify r.example.org/pytorch@sha256:... proven.jsonl --builder"
+                " https://ci.example/images --unchanged",
                 "demand who built it, and a checkout without changes",
                 needs="cosign's output",
             ),
         ),
-        result="the image, the builder and the commit that are proved. Whose key it is, you have to know.",
+        result=(
+            "the image, the builder and the commit that are proved. Whose key it is, you have to"
+            " know."
+        ),
         done="it holds",
         fails=(ProofError,),
         reads=(),
@@ -77,8 +84,9 @@ def _check(options: Namespace, _root: Path) -> list[str]:
         f"{options.image}: name the image by its digest: HOST/NAME@sha256:...": not _digest(
             options.image
         ),
-        f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits": options.commit
-        and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit),
+        f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits": (
+            options.commit and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit)
+        ),
         "--part needs --gpu": options.part and not options.gpu,
     }
     return [message for message, wrong in refused.items() if wrong]

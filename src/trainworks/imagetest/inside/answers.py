@@ -88,7 +88,8 @@ def check_search_path(check: dict[str, Any], image: Image) -> list[str]:
             problems.append(f"{entry} is not absolute: it means another folder for every program")
         elif not os.path.isdir(image.root + entry):
             problems.append(
-                f"{entry} {'is not a folder' if os.path.exists(image.root + entry) else 'does not exist'}"
+                f"{entry}"
+                f" {'is not a folder' if os.path.exists(image.root + entry) else 'does not exist'}"
             )
     return told(problems, f"correct {variable} in the image's environment")
 

@@ -83,7 +83,8 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
                 tell(
                     "",
                     path,
-                    f"is a link to {os.readlink(root + path)}, and should be one to {' or '.join(targets)}",
+                    f"is a link to {os.readlink(root + path)}, and should be one to"
+                    f" {' or '.join(targets)}",
                 )
     for path, target in request["links"]:
         # The recipe's own, also where it replaces a file of a package.

@@ -140,7 +140,8 @@ def _global_rank(place: int, rank_type: RankType) -> int:
     """
     if not isinstance(rank_type, RankType):
         raise TypeError(
-            f"rank_type = {rank_type!r}: must be one of smp.RankType, for example smp.RankType.PP_RANK"
+            f"rank_type = {rank_type!r}: must be one of smp.RankType, for example"
+            " smp.RankType.PP_RANK"
         )
     members = _members(GROUP_OF[rank_type])
     if not 0 <= place < len(members):

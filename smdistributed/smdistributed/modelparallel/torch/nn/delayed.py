@@ -105,8 +105,9 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = T
             if address not in bases:
                 if torch.count_nonzero(_flat(tensor, blank)):
                     raise RuntimeError(
-                        f"{name} was written to after smp.delay_param_initialization or smp.model_creation had ended. "
-                        "Write it inside the context, or load values with load_state_dict of the smp.DistributedModel"
+                        f"{name} was written to after smp.delay_param_initialization or"
+                        " smp.model_creation had ended. Write it inside the context, or load"
+                        " values with load_state_dict of the smp.DistributedModel"
                     )
                 bases[address] = torch.empty(blank.count, dtype=blank.dtype)
                 blank.fill(bases[address])

@@ -51,8 +51,8 @@ class DistributedModule(nn.Module):
         degree, index = tensor_group().size(), tensor_group().rank()
         if whole.shape[axis] % degree:
             raise NotSplitError(
-                f"smp.nn.{type(self).__name__}: {name} has {whole.shape[axis]} channels, which tensor_parallel_degree "
-                f"({degree}) does not divide"
+                f"smp.nn.{type(self).__name__}: {name} has {whole.shape[axis]} channels, which"
+                f" tensor_parallel_degree ({degree}) does not divide"
             )
         size = list(whole.shape)
         size[axis] //= degree

@@ -161,7 +161,7 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
     holders = Counter(
         id(parameter)
         for module in root.modules()
-        for parameter in module._parameters.values()  # noqa: SLF001  a parameter counts once for each module
+        for parameter in (module._parameters.values())  # noqa: SLF001  a parameter counts once for each module
         if parameter is not None
     )
     done: dict[int, nn.Module] = {}
@@ -224,8 +224,10 @@ class _Hooked:
 def _check(module: nn.Module, holders: Counter[int]) -> None:
     for name, parameter in module.named_parameters():
         inside = sum(
-            parameter is own for part in module.modules() for own in part._parameters.values()
-        )  # noqa: SLF001
+            parameter is own
+            for part in module.modules()
+            for own in part._parameters.values()  # noqa: SLF001
+        )
         if holders[id(parameter)] > inside:
             raise NotSplitError(f"its {name} is shared with another module")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -248,8 +250,8 @@ def _replacement(
         bound = inspect.signature(entry.target).bind(*args, **kwargs)
     except TypeError as error:
         raise SMPConfigError(
-            f"{name} ({type(module).__name__}): smp.nn.{entry.target.__name__} cannot take its arguments: {error}. "
-            "Register it with an init_hook that returns (args, kwargs)"
+            f"{name} ({type(module).__name__}): smp.nn.{entry.target.__name__} cannot take its"
+            f" arguments: {error}. Register it with an init_hook that returns (args, kwargs)"
         ) from None
     known = bound.signature.parameters
     bound.arguments.update({key: value for key, value in config.items() if key in known})

@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 INSTEAD = (
-    "use the model's own layers: tensor parallelism splits their nn.Linear, nn.Embedding and nn.LayerNorm. In AWS's "
-    "GPT scripts that is --use_distributed_transformer 0"
+    "use the model's own layers: tensor parallelism splits their nn.Linear, nn.Embedding and"
+    " nn.LayerNorm. In AWS's GPT scripts that is --use_distributed_transformer 0"
 )
 
 

@@ -72,7 +72,8 @@ def set_partition(module: tnn.Module, index: int) -> None:
         and state.cfg.pipeline_parallel_degree > 1
     ):
         raise SMPConfigError(
-            "smp.set_partition: the model is already partitioned. Call it before the first step function runs"
+            "smp.set_partition: the model is already partitioned. Call it before the first step"
+            " function runs"
         )
     for part in module.modules():
         object.__setattr__(part, "_smp_partition", index)
@@ -129,8 +130,8 @@ def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
         for one, another in itertools.zip_longest(first, other):
             if one != another:
                 raise SMPConfigError(
-                    f"the models of the ranks differ: rank 0 has {_words(one)}, rank {number} has {_words(another)}\n"
-                    "Make the same model on every rank, whatever its rank is."
+                    f"the models of the ranks differ: rank 0 has {_words(one)}, rank {number} has"
+                    f" {_words(another)}\nMake the same model on every rank, whatever its rank is."
                 )
 
 
@@ -149,7 +150,8 @@ def _check(index: int) -> None:
     # A bool is an int; scripts are not typed.
     if type(index) is not int or not 0 <= index < degree:
         raise SMPConfigError(
-            f"partition must be an integer from 0 to {degree - 1} (pipeline_parallel_degree is {degree}), got {index!r}"
+            f"partition must be an integer from 0 to {degree - 1} (pipeline_parallel_degree is"
+            f" {degree}), got {index!r}"
         )
 
 

@@ -38,8 +38,13 @@ class RemoteCall:
     """
 
     def __init__(
-        self, caller: Caller, id: CallId, number: int, segment: int | None, tail: int | None
-    ) -> None:  # noqa: A002
+        self,
+        caller: Caller,
+        id: CallId,  # noqa: A002
+        number: int,
+        segment: int | None,
+        tail: int | None,
+    ) -> None:
         modules = caller.port.modules
         self.caller, self.id, self.number, self.segment, self.tail = (
             caller,
@@ -138,8 +143,8 @@ PyTorch 2.4 does not say; a second pass over a call is an error there.
 def _check_transforms(title: str) -> None:
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         raise StepError(
-            f"torch.func, vmap and is_grads_batched do not go through module {title}, which is on another partition\n"
-            "Place it with smp.set_partition where they are used."
+            f"torch.func, vmap and is_grads_batched do not go through module {title}, which is on"
+            " another partition\nPlace it with smp.set_partition where they are used."
         )
 
 
@@ -170,8 +175,9 @@ class _Remote(torch.autograd.Function):
         call: RemoteCall = ctx.call
         if torch.is_grad_enabled():
             raise StepError(
-                f"create_graph=True: gradients of gradients do not go through module {call.title}, which is on another "
-                "partition\nPlace it with smp.set_partition where the gradient is taken."
+                f"create_graph=True: gradients of gradients do not go through module {call.title},"
+                " which is on another partition\nPlace it with smp.set_partition where the"
+                " gradient is taken."
             )
         _check_transforms(call.title)
         wanted = [
@@ -228,8 +234,8 @@ class Caller:
         port = self.port
         if not port.in_step:
             raise StepError(
-                f"module {port.modules.title(number)} is on pp_rank {port.modules.owner[number]}, and can only "
-                "be called in the thread of a function decorated with smp.step"
+                f"module {port.modules.title(number)} is on pp_rank {port.modules.owner[number]},"
+                " and can only be called in the thread of a function decorated with smp.step"
             )
         context = port.context()
         _check_transforms(port.modules.title(number))
@@ -238,9 +244,9 @@ class Caller:
         )
         if scope is not None:
             raise StepError(
-                f"module {port.modules.title(number)} was called within {scope}, and is on another partition, where "
-                "that would have no effect\nEnter it around the whole step function, or place the module with its "
-                "caller with smp.set_partition."
+                f"module {port.modules.title(number)} was called within {scope}, and is on another"
+                " partition, where that would have no effect\nEnter it around the whole step"
+                " function, or place the module with its caller with smp.set_partition."
             )
         if context.tail is not None:
             raise StepError(_NOT_LAST)

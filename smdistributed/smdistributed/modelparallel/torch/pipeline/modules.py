@@ -136,8 +136,8 @@ class Modules:
 
 
 _PARTED = (
-    "a module in what torch.compile got is on another partition: leave fullgraph out, or place it with its parent by "
-    "smp.set_partition"
+    "a module in what torch.compile got is on another partition: leave fullgraph out, or place it"
+    " with its parent by smp.set_partition"
 )
 
 

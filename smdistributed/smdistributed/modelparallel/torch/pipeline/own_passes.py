@@ -87,9 +87,10 @@ def _check_backward(roots: Sequence[Any], given: Any) -> None:
         adds = any(model.partition_of(each) is not None for each in named)
     if adds:
         raise StepError(
-            "loss.backward() or torch.autograd.backward() was called in a function decorated with smp.step, and adds "
-            "to the gradients of the model, which would be too large: they must be divided by the number of "
-            "microbatches, and scaled\nCall model.backward(loss) in its place."
+            "loss.backward() or torch.autograd.backward() was called in a function decorated with"
+            " smp.step, and adds to the gradients of the model, which would be too large: they must"
+            " be divided by the number of microbatches, and scaled\nCall model.backward(loss) in"
+            " its place."
         )
 
 
@@ -154,9 +155,9 @@ def check_optimizer(optimizer: Any, *_: Any) -> None:
         for parameter in group["params"]
     ):
         raise StepError(
-            "optimizer.step() was called in a function decorated with smp.step, which runs once for each microbatch: "
-            "the gradients of the others, and of other ranks, are still to come\n"
-            "Call it after the step function has returned."
+            "optimizer.step() was called in a function decorated with smp.step, which runs once for"
+            " each microbatch: the gradients of the others, and of other ranks, are still to"
+            " come\nCall it after the step function has returned."
         )
 
 

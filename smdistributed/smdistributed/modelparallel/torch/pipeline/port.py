@@ -21,8 +21,8 @@ __all__ = ["GONE", "TWICE", "Port"]
 
 GONE = "it ended, was killed, or its connection was lost"
 TWICE = (
-    "Add the losses up, and call model.backward once. Detach what a module keeps of an earlier pass, or place that "
-    "module with smp.set_partition."
+    "Add the losses up, and call model.backward once. Detach what a module keeps of an earlier"
+    " pass, or place that module with smp.set_partition."
 )
 
 
@@ -67,8 +67,8 @@ class Port:
         """
         if not self.in_step or self.scheduler.current is None:
             raise StepError(
-                "a pipeline-parallel smp.DistributedModel can only be called in the thread of a function decorated "
-                "with smp.step"
+                "a pipeline-parallel smp.DistributedModel can only be called in the thread of a"
+                " function decorated with smp.step"
             )
         return self.scheduler.current
 
@@ -102,7 +102,7 @@ class Port:
             raise PeerError(link.members[peer], link.name(peer), f"{GONE} ({error})") from error
         except Exception as error:  # whatever pickle says of an object
             raise StepError(
-                f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}: {error}\n"
-                "Place the module and its caller on one partition with smp.set_partition, or pass tensors and what "
-                "pickle knows."
+                f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}:"
+                f" {error}\nPlace the module and its caller on one partition with"
+                " smp.set_partition, or pass tensors and what pickle knows."
             ) from error

@@ -27,8 +27,8 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _COUNT = "num_batches_tracked"
 
 _UPDATES = frozenset(
-    {nn.modules.batchnorm._BatchNorm.forward.__code__, nn.SyncBatchNorm.forward.__code__}
-)  # noqa: SLF001
+    {nn.modules.batchnorm._BatchNorm.forward.__code__, nn.SyncBatchNorm.forward.__code__}  # noqa: SLF001
+)
 """The code of torch that takes the buffers to update them. What else reads them wants their values.
 
 Instance normalization is not among it: it does not count its batches.
@@ -45,8 +45,8 @@ def is_update(code: Any, module: nn.Module) -> bool:
     if code not in _UPDATES or not isinstance(module, _Norm):
         return False
     return (
-        module.training and module.momentum is not None and module._buffers.get(_COUNT) is not None
-    )  # noqa: SLF001
+        module.training and module.momentum is not None and module._buffers.get(_COUNT) is not None  # noqa: SLF001
+    )
 
 
 @dataclass
@@ -73,8 +73,8 @@ class RunningStatistics:
             zeros = {
                 key: torch.zeros_like(each)
                 for key in BUFFERS
-                if (each := module._buffers[key]) is not None
-            }  # noqa: SLF001
+                if (each := module._buffers[key]) is not None  # noqa: SLF001
+            }
             updates = by_microbatch[microbatch] = _Updates(module.momentum, zeros)
         return updates.made[name]
 

@@ -59,8 +59,9 @@ def actions(
     least = min(partitions, microbatches, 1 if active_microbatches is None else active_microbatches)
     if least < 1 or pipeline not in ("interleaved", "simple"):
         raise SMPConfigError(
-            "a schedule needs 1 or more partitions, microbatches and active_microbatches, and 'interleaved' or "
-            f"'simple', got {partitions}, {microbatches}, {active_microbatches} and {pipeline!r}"
+            "a schedule needs 1 or more partitions, microbatches and active_microbatches, and"
+            f" 'interleaved' or 'simple', got {partitions}, {microbatches}, {active_microbatches}"
+            f" and {pipeline!r}"
         )
     simple, last = pipeline == "simple", partitions - 1
     priorities = SIMPLE if simple else INTERLEAVED

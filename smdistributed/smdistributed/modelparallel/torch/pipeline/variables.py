@@ -110,8 +110,8 @@ def is_hooked(module: nn.Module) -> bool:
     """Return whether one of a module's hooks is Hugging Face's."""
     return any(
         getattr(hook, "__module__", None) == _COLLECTOR[0]
-        for hook in module._forward_hooks.values()
-    )  # noqa: SLF001
+        for hook in module._forward_hooks.values()  # noqa: SLF001
+    )
 
 
 def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:

@@ -257,8 +257,8 @@ class _Slot:
         if best is None:
             return None, self.base
         value = self.turns[best[3]].shown
-        return best[3], value if len(self.key) == 2 or turn == _AFTER else _carried(
-            value, self.base
+        return best[3], (
+            value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
         )
 
 
@@ -276,9 +276,8 @@ class _Attribute(mutable.StandIn):
             if slot is not None and _views is not None:
                 # Who takes a buffer of batch normalization: the module itself,
                 # to update it, or another one?
-                updates = name in running.BUFFERS and running.is_update(
-                    sys._getframe(1).f_code, module
-                )  # noqa: SLF001
+                code = sys._getframe(1).f_code  # noqa: SLF001
+                updates = name in running.BUFFERS and running.is_update(code, module)
                 value = _views.updated(slot) if updates else _views.read(slot)
             if value is UNSENT:
                 own = module.__dict__
@@ -633,14 +632,16 @@ class Views:
                 for key in list(weak)
             ):
                 raise StepError(
-                    f"attribute {name!r} of module {self.title(number)} has tensors as weak keys: which of them "
-                    "another partition or microbatch finds cannot be as in one process\nUse a dictionary with names."
+                    f"attribute {name!r} of module {self.title(number)} has tensors as weak keys:"
+                    " which of them another partition or microbatch finds cannot be as in one"
+                    " process\nUse a dictionary with names."
                 )
         for title, each, before in self._lent:
             if mutable.changed(each, before):
                 raise StepError(
-                    f"module {title} keeps what it returned, and its caller wrote to that: it would not change there\n"
-                    "Write to a copy, or place the module with its caller with smp.set_partition."
+                    f"module {title} keeps what it returned, and its caller wrote to that: it would"
+                    " not change there\nWrite to a copy, or place the module with its caller with"
+                    " smp.set_partition."
                 )
         for slot in list(self._cells.values()):
             now = mutable.content(slot.where)
@@ -735,7 +736,8 @@ class Views:
         """Refuse a write to what a module of another rank holds, unless it goes there."""
         if leaf.elsewhere and not (self._in_turn and leaf.travels()):
             raise StepError(
-                f"{self._leaf_title(leaf)} is on another partition, and was written in place\n{_REMEDY}"
+                f"{self._leaf_title(leaf)} is on another partition, and was written in"
+                f" place\n{_REMEDY}"
             )
 
     def _leaf_title(self, leaf: _Leaf) -> str:
@@ -867,8 +869,9 @@ class Views:
             self._modules[number]
         ):
             raise StepError(
-                f"a hook was registered in a step on module {self.title(number)}, which is on another partition, where "
-                "it would not run\nRegister it before the step on all ranks, or place it with smp.set_partition."
+                f"a hook was registered in a step on module {self.title(number)}, which is on"
+                " another partition, where it would not run\nRegister it before the step on all"
+                " ranks, or place it with smp.set_partition."
             )
 
     def write(
@@ -894,7 +897,8 @@ class Views:
         slot = self.slot(module, name)
         if slot is not None and name in own["_buffers"] and self._owner[slot.key[0]] != self.me:
             raise StepError(
-                f"{self._title(slot)} is a buffer on another partition, where it would not change\n{_REMEDY}"
+                f"{self._title(slot)} is a buffer on another partition, where it would not"
+                f" change\n{_REMEDY}"
             )
         self.quiet = True
         try:
@@ -961,8 +965,8 @@ class Views:
             self._wanted.add(slot.key)
         if value is UNSENT:
             raise StepError(
-                f"{self._title(slot)} was set on another partition: it cannot be sent, or was not read on this one in "
-                f"the first steps\n{_REMEDY}"
+                f"{self._title(slot)} was set on another partition: it cannot be sent, or was not"
+                f" read on this one in the first steps\n{_REMEDY}"
             )
         return value
 
@@ -1005,9 +1009,10 @@ class Views:
         for key, cell, before in self._unseen.values():
             if id(cell) not in self._cells and not mutable.same(before, mutable.content(cell)):
                 return StepError(
-                    f"attribute {key[1]!r} of module {self.title(key[0])} has more than {mutable.LARGE} items or "
-                    f"{_MOST} containers: what is in it is looked at only if it changes in the first step of a step "
-                    "function, and it changed in a later one\nKeep it smaller, or make it a buffer."
+                    f"attribute {key[1]!r} of module {self.title(key[0])} has more than"
+                    f" {mutable.LARGE} items or {_MOST} containers: what is in it is looked at only"
+                    " if it changes in the first step of a step function, and it changed in a"
+                    " later one\nKeep it smaller, or make it a buffer."
                 )
         return None
 
@@ -1022,9 +1027,9 @@ class Views:
             written = self._written_parameter()
             if type(error) is RuntimeError and written is not None:
                 raise StepError(
-                    f"{written} was written in the step, where other microbatches still need its former value for "
-                    f"their gradients: {error}\n"
-                    'Write it after the step, or set "active_microbatches" to 1, so that microbatches run in turn.'
+                    f"{written} was written in the step, where other microbatches still need its"
+                    f" former value for their gradients: {error}\nWrite it after the step, or set"
+                    ' "active_microbatches" to 1, so that microbatches run in turn.'
                 ) from error
             slots = [
                 slot
@@ -1034,9 +1039,9 @@ class Views:
             if type(error) is not RuntimeError or not slots:
                 raise
             raise StepError(
-                f"{self._title(slots[0])} keeps a tensor that needs a gradient, whose graph may have ended: {error}\n"
-                "Detach it, or take it out when it is no longer used. Or place the modules that use it on one "
-                "partition with smp.set_partition."
+                f"{self._title(slots[0])} keeps a tensor that needs a gradient, whose graph may"
+                f" have ended: {error}\nDetach it, or take it out when it is no longer used. Or"
+                " place the modules that use it on one partition with smp.set_partition."
             ) from error
 
     def _written_parameter(self) -> str | None:
@@ -1079,7 +1084,8 @@ class Views:
 
     def _error(self, slot: _Slot, writer: int, reader: int, when: str) -> StepError:
         return StepError(
-            f"{self._title(slot)} was written by microbatch {writer} {when} microbatch {reader} read it\n{_REMEDY}"
+            f"{self._title(slot)} was written by microbatch {writer} {when} microbatch {reader}"
+            f" read it\n{_REMEDY}"
         )
 
     def _title(self, slot: _Slot) -> str:
@@ -1176,8 +1182,8 @@ class Views:
             own = self._resolve(item.key)
             if own is None:
                 raise StepError(
-                    f"attribute {item.key[1]!r} of module {self.title(item.key[0])} is not the same on two ranks, and "
-                    f"was written\n{_REMEDY}"
+                    f"attribute {item.key[1]!r} of module {self.title(item.key[0])} is not the same"
+                    f" on two ranks, and was written\n{_REMEDY}"
                 )
             return mutable.held(own)
 
@@ -1437,14 +1443,14 @@ _MOST = 256
 Others are after each step.
 """
 _REMEDY = (
-    'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one after another. Or place '
-    "the modules that use it on one partition with smp.set_partition."
+    'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one'
+    " after another. Or place the modules that use it on one partition with smp.set_partition."
 )
 
 
 _FASTER = (
-    "Equal to one process, but slower. Keep it in a local variable, or place the modules that use it on one partition "
-    "with smp.set_partition."
+    "Equal to one process, but slower. Keep it in a local variable, or place the modules that use"
+    " it on one partition with smp.set_partition."
 )
 
 

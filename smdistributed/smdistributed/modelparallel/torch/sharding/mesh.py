@@ -55,8 +55,8 @@ def check_torch() -> None:
     if not hasattr(fsdp, "fully_shard"):
         least = NEEDS_TORCH["sharded_data_parallel_degree"]
         raise SMPConfigError(
-            f"sharded_data_parallel_degree = {degree()}: needs PyTorch {least} or later, this is {torch.__version__}; "
-            "shard_optimizer_state saves memory with every version"
+            f"sharded_data_parallel_degree = {degree()}: needs PyTorch {least} or later, this is"
+            f" {torch.__version__}; shard_optimizer_state saves memory with every version"
         )
 
 
@@ -135,8 +135,8 @@ def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
         value = value[rows * part() : rows * (part() + 1)]
     if value.shape != mine.shape:
         raise SMPRuntimeError(
-            f"{name}: a value of shape {tuple(value.shape)} belongs neither to a parameter of shape "
-            f"{tuple(parameter.shape)} nor to this rank's part of shape {tuple(mine.shape)}"
+            f"{name}: a value of shape {tuple(value.shape)} belongs neither to a parameter of shape"
+            f" {tuple(parameter.shape)} nor to this rank's part of shape {tuple(mine.shape)}"
         )
     placed = cast("Any", parameter)
     return _made.kind.from_local(
@@ -163,6 +163,7 @@ def check_part(saved: Any) -> None:
     was, now = saved.get(PART, (0, 1)), (part(), degree())
     if tuple(was) != now:
         raise SMPRuntimeError(
-            f"the partial state is part {was[0]} of {was[1]}, and rank {rank()} has part {now[0]} of {now[1]}: "
-            "sharded_data_parallel_degree must be as it was saved. A full state goes to any degree"
+            f"the partial state is part {was[0]} of {was[1]}, and rank {rank()} has part {now[0]}"
+            f" of {now[1]}: sharded_data_parallel_degree must be as it was saved. A full state goes"
+            " to any degree"
         )

@@ -110,9 +110,10 @@ class Order:
             for where, key, __ in held:
                 if not isinstance(where[key], nn.Parameter):
                     raise StepError(
-                        f"parameter {key!r} in {self._titles[number]} was replaced for a call, as "
-                        "torch.func.functional_call does it. With sharded data parallelism a block runs with its own "
-                        "parameters. Write the computation into its forward"
+                        f"parameter {key!r} in {self._titles[number]} was replaced for a call, as"
+                        " torch.func.functional_call does it. With sharded data parallelism a"
+                        " block runs with its own parameters. Write the computation into its"
+                        " forward"
                     )
             self._note(_FORWARD, number)
 
@@ -131,8 +132,9 @@ class Order:
                 if not isinstance(each, torch.Tensor) and nested.tensors_in(each)
             ]:
                 raise StepError(
-                    f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}. With sharded data "
-                    "parallelism return tensors alone or in lists, tuples, dictionaries and dataclasses"
+                    f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}."
+                    " With sharded data parallelism return tensors alone or in lists, tuples,"
+                    " dictionaries and dataclasses"
                 )
             began = False
 
@@ -190,15 +192,19 @@ class Order:
             [*ranks[0][first : first + 1], (_END, 0)][0],
             [*ranks[other][first : first + 1], (_END, 0)][0],
         )
-        advice = "Give smp.DistributedModel find_unused_parameters=True, so that ranks may use different ones"
+        advice = (
+            "Give smp.DistributedModel find_unused_parameters=True, so that ranks may use different"
+            " ones"
+        )
         if _USED not in (notes[0][0], notes[1][0]):
             advice = (
-                "Let all ranks take the same way through the model, or put what a rank chooses in a ModuleDict, and "
-                "give smp.DistributedModel find_unused_parameters=True"
+                "Let all ranks take the same way through the model, or put what a rank chooses in a"
+                " ModuleDict, and give smp.DistributedModel find_unused_parameters=True"
             )
         raise StepError(
-            f"ranks take different ways: rank 0 {self._said(notes[0])}, and rank {other} {self._said(notes[1])}. With "
-            f"sharded data parallelism each computes with the other's parameters then. {advice}"
+            f"ranks take different ways: rank 0 {self._said(notes[0])}, and rank {other}"
+            f" {self._said(notes[1])}. With sharded data parallelism each computes with the other's"
+            f" parameters then. {advice}"
         )
 
     def _said(self, note: _Note) -> str:

@@ -62,10 +62,10 @@ class Inside(TorchFunctionMode):
         name, user = modules[id(frame.f_locals["self"])]
         kind = type(user).__bases__[-1] if type(user).__name__.startswith("FSDP") else type(user)
         return (
-            f"{name} ({kind.__name__}) used {places.get(_place(shared), 'a parameter')} outside of its block. With "
-            "sharded data parallelism a block has its parameters while its forward runs, and only then: call no other "
-            "method of a block, read none of its parameters from outside, and do not call torch.autograd.grad in the "
-            "forward pass"
+            f"{name} ({kind.__name__}) used {places.get(_place(shared), 'a parameter')} outside of"
+            " its block. With sharded data parallelism a block has its parameters while its"
+            " forward runs, and only then: call no other method of a block, read none of its"
+            " parameters from outside, and do not call torch.autograd.grad in the forward pass"
         )
 
 
@@ -77,8 +77,9 @@ def whole(tensors: Iterable[Any]) -> None:
     """
     if any(mesh.is_sharded(tensor) for tensor in tensors):
         raise StepError(
-            "the loss was computed from shared parameters: with sharded data parallelism each rank has a part of them. "
-            "Let the optimizer do it (weight_decay), or compute it in the forward of the block that has the parameters"
+            "the loss was computed from shared parameters: with sharded data parallelism each rank"
+            " has a part of them. Let the optimizer do it (weight_decay), or compute it in the"
+            " forward of the block that has the parameters"
         )
 
 

@@ -73,6 +73,7 @@ class Passes:
             module.reshard()  # what a forward pass left gathered would be out of date after the optimizer's step
         if waiting:
             raise StepError(
-                "the last microbatch ran no backward pass, and others did: with sharded data parallelism it sums the "
-                "gradients of all. Call model.backward for every microbatch"
+                "the last microbatch ran no backward pass, and others did: with sharded data"
+                " parallelism it sums the gradients of all. Call model.backward for every"
+                " microbatch"
             )

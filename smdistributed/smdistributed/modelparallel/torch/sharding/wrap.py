@@ -95,13 +95,15 @@ def shard(
     for name, module in root.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise SMPConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) has a max_norm: it scales its parameter when it is "
-                "called, and with sharded data parallelism that is a copy. Leave max_norm out"
+                f"{name or 'the model'} ({type(module).__name__}) has a max_norm: it scales its"
+                " parameter when it is called, and with sharded data parallelism that is a copy."
+                " Leave max_norm out"
             )
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise SMPConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) has sparse=True: a sparse gradient cannot be summed "
-                "over the ranks that share a parameter. Make it with sparse=False"
+                f"{name or 'the model'} ({type(module).__name__}) has sparse=True: a sparse"
+                " gradient cannot be summed over the ranks that share a parameter. Make it with"
+                " sparse=False"
             )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -169,8 +171,9 @@ def _check(named: Named) -> None:
     for name, tensor in named:
         if tensor.is_meta:
             raise SMPConfigError(
-                f"{name} is on the meta device and has no values. Make the model in smp.delay_param_initialization() "
-                "or smp.model_creation(): then no rank has all of it either"
+                f"{name} is on the meta device and has no values. Make the model in"
+                " smp.delay_param_initialization() or smp.model_creation(): then no rank has all"
+                " of it either"
             )
 
 
@@ -183,6 +186,6 @@ def _check_types(named: Named) -> None:
             f"{name} is {str(kind).removeprefix('torch.')}" for kind, name in first.items()
         )
         raise SMPConfigError(
-            f"sharded data parallelism needs parameters of one type in a block: {found}. Convert the model, or set "
-            "fp16 or bf16 in the configuration"
+            f"sharded data parallelism needs parameters of one type in a block: {found}. Convert"
+            " the model, or set fp16 or bf16 in the configuration"
         )

@@ -58,12 +58,14 @@ def set_activation_checkpointing(
     size = _group_size(strategy)
     if state.initialized and state.cfg.offload_activations:
         _say(
-            "offload_activations: checkpointed inputs that are on a GPU wait in host memory; on CPUs nothing changes"
+            "offload_activations: checkpointed inputs that are on a GPU wait in host memory; on"
+            " CPUs nothing changes"
         )
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
         if size != 1:
             _say(
-                f"set_activation_checkpointing: a ModuleList is checkpointed child by child, not as {strategy!r}"
+                "set_activation_checkpointing: a ModuleList is checkpointed child by child, not as"
+                f" {strategy!r}"
             )
         for child in module:
             _set(child, preserve_rng_state)
@@ -127,7 +129,8 @@ def checkpoint_sequential(
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise TypeError(
-            f"checkpoint_sequential needs a torch.nn.Sequential, got {type(sequential_module).__name__}"
+            "checkpoint_sequential needs a torch.nn.Sequential, got"
+            f" {type(sequential_module).__name__}"
         )
     groups = _Groups(sequential_module, preserve_rng_state, _group_size(strategy))
     if _where(sequential_module).here and len(_where(sequential_module).partitions) < 2:

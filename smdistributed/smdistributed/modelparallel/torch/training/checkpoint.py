@@ -286,9 +286,11 @@ def _save_partial(
                 "reduced_data_parallel_degree": rdp_size(),
                 "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
                 "sharded_data_parallel_degree": mesh.degree(),
-                "owner": dict(wrapped.model.owner)
-                if wrapped.model is not None and wrapped.model.partitioned
-                else None,
+                "owner": (
+                    dict(wrapped.model.owner)
+                    if wrapped.model is not None and wrapped.model.partitioned
+                    else None
+                ),
             },
         )
         _sync(folder)
@@ -321,8 +323,9 @@ def _resume_partial(
         now, then = getattr(state.cfg, key), partition.get(key, 1)
         if then != now:
             raise SMPRuntimeError(
-                f"cannot resume from {folder}: it was saved with {key} {then}, and this job has {now}. "
-                "A partial checkpoint keeps its partition. Use the same degree, or a full checkpoint (partial=False)."
+                f"cannot resume from {folder}: it was saved with {key} {then}, and this job has"
+                f" {now}. A partial checkpoint keeps its partition. Use the same degree, or a full"
+                " checkpoint (partial=False)."
             )
     if partition["owner"] is not None:
         model.preset_partition(partition["owner"])
@@ -380,7 +383,8 @@ def _partial_folder(root: Path, tag: str) -> Path:
         return old
     have = sorted(one.name.removesuffix("_partial") for one in root.glob("*_partial"))
     raise FileNotFoundError(
-        f"cannot resume: {folder} is missing. Partial checkpoints there: {', '.join(have) or 'none'}. "
+        f"cannot resume: {folder} is missing. Partial checkpoints there:"
+        f" {', '.join(have) or 'none'}. "
         + (
             "A full checkpoint with this tag exists: use partial=False."
             if (root / tag).is_file()
@@ -460,7 +464,8 @@ def _resume_full(
             else []
         )
         raise FileNotFoundError(
-            f"cannot resume: {root / tag} is missing, and so is {_HF_FILE}. Files there: {', '.join(have) or 'none'}."
+            f"cannot resume: {root / tag} is missing, and so is {_HF_FILE}. Files there:"
+            f" {', '.join(have) or 'none'}."
         )
     module = model.get_module()
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}

@@ -107,8 +107,9 @@ class DistributedOptimizer(_Optimizer):
         elif isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             if mesh.degree() > 1:
                 raise SMPConfigError(
-                    f"smp.DistributedOptimizer: {type(optimizer).__name__} keeps copies of whole parameters. With "
-                    "sharded_data_parallel_degree give a torch.optim.Optimizer, and fp16 or bf16 in the configuration"
+                    f"smp.DistributedOptimizer: {type(optimizer).__name__} keeps copies of whole"
+                    " parameters. With sharded_data_parallel_degree give a torch.optim.Optimizer,"
+                    " and fp16 or bf16 in the configuration"
                 )
             optimizer.__class__ = _extended(_Around, cast("Any", type(optimizer)))
         else:
@@ -152,16 +153,16 @@ class DistributedOptimizer(_Optimizer):
         split = split or mesh.degree() > 1
         if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
             raise SMPConfigError(
-                "torch.optim.LBFGS works on all parameters at once: it needs pipeline and tensor parallel degree 1, "
-                "no shard_optimizer_state or sharded_data_parallel_degree, and float32. Use another optimizer, for "
-                "example AdamW."
+                "torch.optim.LBFGS works on all parameters at once: it needs pipeline and tensor"
+                " parallel degree 1, no shard_optimizer_state or sharded_data_parallel_degree, and"
+                " float32. Use another optimizer, for example AdamW."
             )
         if mesh.degree() > 1 and (
             refused := [k for k in _UNSHARED if isinstance(self, getattr(torch.optim, k, ()))]
         ):
             raise SMPConfigError(
-                f"fully_shard, which sharded_data_parallel_degree uses, does not work with torch.optim.{refused[0]}. "
-                "Use another optimizer, for example AdamW."
+                "fully_shard, which sharded_data_parallel_degree uses, does not work with"
+                f" torch.optim.{refused[0]}. Use another optimizer, for example AdamW."
             )
         self.overflow = False  # whether the last gradients were infinite or not numbers
         self._global_grad_norm = 0.0
@@ -633,8 +634,10 @@ class DistributedOptimizer(_Optimizer):
         return self.local_state_dict(bool(gather_if_shard))
 
     def load_optimizer_backcompat(
-        self, state_dict: StateDict, gather_if_shard: bool = True
-    ) -> None:  # noqa: ARG002
+        self,
+        state_dict: StateDict,
+        gather_if_shard: bool = True,  # noqa: ARG002
+    ) -> None:
         """Load what ``save_optimizer_backcompat`` returned."""
         self.load_state_dict(state_dict)
 
@@ -788,6 +791,7 @@ def _is_split(value: Any, parameter: Parameter) -> bool:
     if value.shape == parameter.shape:
         return True
     raise SMPRuntimeError(
-        f"the full optimizer state cannot be saved: state of shape {tuple(value.shape)} of a parameter of shape "
-        f"{tuple(parameter.shape)} that is split by tensor parallelism. Save a partial checkpoint."
+        f"the full optimizer state cannot be saved: state of shape {tuple(value.shape)} of a"
+        f" parameter of shape {tuple(parameter.shape)} that is split by tensor parallelism. Save a"
+        " partial checkpoint."
     )

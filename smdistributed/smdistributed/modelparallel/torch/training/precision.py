@@ -103,7 +103,8 @@ class LossScaler:
                 )
         if given.get("delayed_shift", 1) < 1:
             raise SMPConfigError(
-                f"dynamic_loss_args: delayed_shift must be at least 1, got {given['delayed_shift']!r}"
+                "dynamic_loss_args: delayed_shift must be at least 1, got"
+                f" {given['delayed_shift']!r}"
             )
         return cls(**given)
 

@@ -248,9 +248,8 @@ class _Source:
         """Read one message, or the end of the connection."""
         link, stream = self.link, self.stream
         try:
-            message, descriptions = pickle.loads(
-                stream.take(*_SIZES.unpack(stream.take(_SIZES.size)))
-            )  # noqa: S301  a rank of this job
+            pickled = stream.take(*_SIZES.unpack(stream.take(_SIZES.size)))
+            message, descriptions = pickle.loads(pickled)  # noqa: S301  from a rank of this job
             return (link, self.peer, message, link.tensors(self.peer, stream, descriptions)), True
         except (EOFError, OSError) as error:
             gone = None if link.closed else Gone(str(error) or "the connection was closed")

@@ -52,8 +52,8 @@ def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDic
     for name in state_dict:
         if _FOREIGN.search(name):
             raise SMPUnsupportedError(
-                f"the state dict has {name!r}, a layer of smp.nn.DistributedTransformer, which is not part of this "
-                "library. Translate it to Hugging Face's names where it was made"
+                f"the state dict has {name!r}, a layer of smp.nn.DistributedTransformer, which is"
+                " not part of this library. Translate it to Hugging Face's names where it was made"
             )
     return state_dict
 
@@ -77,7 +77,8 @@ def named(name: str) -> Callable[..., Any]:
 
     def hook(*_args: object, **_kwargs: object) -> NoReturn:
         raise SMPUnsupportedError(
-            f"{name} is for smp.nn.DistributedTransformer, which is not part of this library: use the model as it is"
+            f"{name} is for smp.nn.DistributedTransformer, which is not part of this library: use"
+            " the model as it is"
         )
 
     hook.__name__ = hook.__qualname__ = name
