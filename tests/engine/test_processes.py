@@ -143,10 +143,12 @@ def test_the_group_of_an_ended_child_is_ended_too() -> None:
 def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
     """A second Ctrl-C during the cleaning up changes nothing."""
     program = tmp_path / "program.py"
+    says_its_number = STUBBORN.replace("'ready'", "__import__('os').getpid()")
+    command = python(says_its_number)
     program.write_text(
-        "import sys\nfrom trainworks.engine.processes import"
-        f" stream\nstream({python(STUBBORN.replace(chr(39) + 'ready' + chr(39), '__import__(chr(111)+chr(115)).getpid()'))!r},"
-        " lambda line: print(line, flush=True), grace=1.0)\n"
+        "import sys\n"
+        "from trainworks.engine.processes import stream\n"
+        f"stream({command!r}, lambda line: print(line, flush=True), grace=1.0)\n"
     )
     with subprocess.Popen(
         (sys.executable, str(program)), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -28,9 +28,13 @@ SMDDP = f"smddp={SMDDP_URL}#sha256={SUM}"
 
 def plan_with(facts: Facts, *words: str, cuda: str = "cu113", sources: str = "vendor") -> ImagePlan:
     artifacts = tuple(read_own_artifact(word) for word in words)
-    return make_plan(
-        Request(framework="pytorch", cuda=cuda, sources=sources, artifacts=artifacts), facts
-    )  # type: ignore[arg-type]
+    request = Request(
+        framework="pytorch",
+        cuda=cuda,
+        sources=sources,  # type: ignore[arg-type]
+        artifacts=artifacts,
+    )
+    return make_plan(request, facts)
 
 
 @pytest.mark.parametrize(
