@@ -290,8 +290,8 @@ class Installation:
                 return status
             for line in dead:
                 say(
-                    f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip"
-                    " does"
+                    f"{line.place}: {_plain(line.text)} does not answer:"
+                    " it is left out, as pip does"
                 )
                 answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
@@ -369,8 +369,8 @@ class Installation:
                 if have and name in self.pinned and name not in companions:
                     raise RefusedError(
                         f"{what} requires {need}, and this image has {lacking[name].name} {have};"
-                        f" ask for a version of {name} that fits {have}, or choose an image with"
-                        f" {need}"
+                        f" ask for a version of {name} that fits {have},"
+                        f" or choose an image with {need}"
                     )
             if not self.moved(lost):
                 for name in [name for name in lost if not self.moved([name])]:
@@ -546,16 +546,16 @@ class Task:
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
                 what = (
-                    f"{name} may compile code for GPUs when it is first used, and this image has no"
-                    f" {component}"
+                    f"{name} may compile code for GPUs when it is first used,"
+                    f" and this image has no {component}"
                 )
                 say(f"warning: {what}: take an image that was built --with {component}")
         return 0
 
     def _by_pip(self) -> int:
         say(
-            "this image has no uv: pip installs, and what of the image loses a requirement is not"
-            " looked after"
+            "this image has no uv: pip installs,"
+            " and what of the image loses a requirement is not looked after"
         )
         kept = self._folder / "kept.txt"
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
