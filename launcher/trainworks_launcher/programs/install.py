@@ -45,9 +45,9 @@ except ModuleNotFoundError as error:
     if error.name not in ("packaging", "tomli"):
         raise
     sys.exit(
-        f"trainworks: {sys.executable} has neither pip nor {error.name}, so nothing can be"
-        " installed for it; install pip in the image (python -m ensurepip, or python3-pip of the"
-        " distribution)"
+        f"trainworks: {sys.executable} has neither pip nor {error.name},"
+        " so nothing can be installed for it;"
+        " install pip in the image (python -m ensurepip, or python3-pip of the distribution)"
     )
 
 sys.path.pop(0)

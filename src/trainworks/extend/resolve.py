@@ -652,8 +652,8 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
     rows = json.loads(done.stdout) if done.returncode == 0 else ()
     return [
-        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two"
-        " years"
+        f"{row['name']} {row['version']} is old:"
+        f" {row['latest_version']} has been there for two years"
         for row in rows
     ]
 

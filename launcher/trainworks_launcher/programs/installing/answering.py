@@ -98,8 +98,8 @@ class Answer:
                 ):
                     newer[name] = str(specifier)
                     refused.append(
-                        f"{place}: {asked}, and this image has {name} {have}: choose an image with"
-                        f" {asked}"
+                        f"{place}: {asked}, and this image has {name} {have}:"
+                        f" choose an image with {asked}"
                     )
                 elif not _holds(line.wanted, build_of(python, name, have)):
                     what = "an address" if line.wanted.url else asked
@@ -166,8 +166,8 @@ class Answer:
             asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
             have = f"{framework} {self.kept.get(framework, '')}"
             self.said.append(
-                f"{line.place}: {asked} goes with another {framework}: the release for {have} is"
-                " taken"
+                f"{line.place}: {asked} goes with another {framework}:"
+                f" the release for {have} is taken"
             )
             if line in self.lines:
                 name = Requirement(line.name)

@@ -36,8 +36,8 @@ _OTHERS = {
         "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"
     ),
     r"poetry\.lock": (
-        "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export) writes what pip"
-        " reads"
+        "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export)"
+        " writes what pip reads"
     ),
     r"setup\.(py|cfg)": "belongs to a project: name its folder in a requirements file, such as ./",
 }
@@ -180,21 +180,17 @@ def _with_private_copy(text: str) -> str:
 
     What lies around it in the working directory is linked: its version may come from there.
     """
-    found = _FOLDER.match(text)
-    folder = (
-        Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute()
-        if found
-        else None
-    )
-    if (
-        found is None
-        or folder is None
-        or RUNTIME_DIRECTORY not in os.environ
-        or not folder.is_dir()
-    ):
+    requirement = _FOLDER.match(text)
+    if requirement is None or RUNTIME_DIRECTORY not in os.environ:
         return text
-    copy = runpy.run_path(str(Path(__file__).parent.with_name("copied.py")))["copy_of_folder"]
-    return f"{found['before'] or ''}{Path(copy(str(folder), str(Path.cwd()))).as_uri()}{text[found.end() :]}"
+    path = urllib.request.url2pathname(requirement["path"])
+    folder = Path(os.path.normpath(path)).absolute()
+    if not folder.is_dir():
+        return text
+    copied = runpy.run_path(str(Path(__file__).parent.with_name("copied.py")))
+    copy = Path(copied["copy_of_folder"](str(folder), str(Path.cwd())))
+    before, after = requirement["before"] or "", text[requirement.end() :]
+    return f"{before}{copy.as_uri()}{after}"
 
 
 def table_of(file: Path) -> Mapping[str, Any]:
