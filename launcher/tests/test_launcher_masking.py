@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from launcher_support import environment, plan
 
 from trainworks_launcher.command.explain import explain, to_table
-from trainworks_launcher.contract.masking import MASK, Masker, is_secret_name, mask_urls
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import MASK, Masker, is_secret_name, mask_urls
 from trainworks_launcher.job.arguments import STYLES
 
 

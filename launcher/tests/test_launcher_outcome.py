@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.children.ranks import Rank
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.supervise.attribution.failure import Verdict
+from trainworks_launcher.supervise.attribution.memory import highest_bytes, oom_kills
 from trainworks_launcher.supervise.control.messages import (
     MESSAGE_LIMIT,
     Decoder,
@@ -32,14 +33,13 @@ from trainworks_launcher.supervise.outcome.outcome import (
     with_status,
 )
 from trainworks_launcher.supervise.outcome.records import Record, read
-from trainworks_launcher.supervise.outcome.starters import (
+from trainworks_launcher.supervise.outcome.starter_reports import (
     Report,
     mpirun_daemon,
     report_of,
     torchrun_status,
 )
-from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
-from trainworks_launcher.supervise.verdict.verdict import Verdict
+from trainworks_launcher.supervise.processes.ranks import Rank
 
 FRAMES = '  File "a.py", line 1, in <module>\n    boom()\n'
 

@@ -26,9 +26,9 @@ from launcher_support import (
 
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_testing.ports import free_port
 

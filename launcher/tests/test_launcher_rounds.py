@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.children.rounds import Rounds
+from trainworks_launcher.supervise.attribution.crash_loop import GivingUp
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.verdict.giving_up import GivingUp
+from trainworks_launcher.supervise.processes.attempts import Rounds
+from trainworks_launcher.supervise.processes.ranks import Rank
 
 
 class Lives:

@@ -21,12 +21,17 @@ from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import NOTHING, Json, readable
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
-from trainworks_launcher.given.manifest import Instance, Manifest
-from trainworks_launcher.given.places import Results
+from trainworks_launcher.contract.json_values import NOTHING, Json, readable
+from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.environment.directories import Results
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import (
+    PROGRAMS,
+    Devices,
+    Environment,
+    read_environment,
+)
+from trainworks_launcher.environment.manifest import Instance, Manifest
 from trainworks_launcher.job.job import Job, describe, make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan

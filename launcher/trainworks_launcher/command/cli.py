@@ -20,7 +20,7 @@ from trainworks_launcher.contract import names
 if TYPE_CHECKING:
     from trainworks_launcher.command.options import Parsed
     from trainworks_launcher.contract.stop_signals import EarlyStops
-    from trainworks_launcher.given.invocation import Invocation
+    from trainworks_launcher.environment.command_line import Invocation
 
 _HELP = """\
 usage: train                        run this host's part of the training job
@@ -138,8 +138,8 @@ def _help(*, every: bool) -> str:
 
     from trainworks_launcher.command import variables
     from trainworks_launcher.command.options import options_help
-    from trainworks_launcher.contract.registry import MODES
-    from trainworks_launcher.given.platforms import PLATFORMS
+    from trainworks_launcher.contract.modes import MODES
+    from trainworks_launcher.environment.platforms import PLATFORMS
 
     return _HELP.format(
         modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
@@ -189,18 +189,18 @@ def _check(measures: bool) -> int:
     if measures:
         import shutil
 
-        from trainworks_launcher.plan import measure
+        from trainworks_launcher.plan import bandwidth
 
-        if shutil.which(measure.PROGRAM):
-            return _train(measure.ASKED, measures)
-        print(f"warning: {measure.MISSING}")
+        if shutil.which(bandwidth.PROGRAM):
+            return _train(bandwidth.ASKED, measures)
+        print(f"warning: {bandwidth.MISSING}")
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run
-    from trainworks_launcher.given.environment import read_environment
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.environment.environment import read_environment
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.network import read_network
     from trainworks_launcher.job.placement import read_placement
-    from trainworks_launcher.plan.asked import checks_of
+    from trainworks_launcher.plan.host_checks import checks_of
 
     environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
@@ -229,9 +229,9 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.command.options import value_of
     from trainworks_launcher.command.rank_map import rank_map
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import read_environment
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.environment.environment import read_environment
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
@@ -281,12 +281,12 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     """End a job that a stop signal met while it was read."""
     import signal
 
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import report_directory
-    from trainworks_launcher.supervise.children.output import log
+    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.environment.environment import report_directory
+    from trainworks_launcher.supervise.attribution import outcome_files
+    from trainworks_launcher.supervise.attribution.failure import last_words
     from trainworks_launcher.supervise.outcome.outcome import STOPPED, Outcome
-    from trainworks_launcher.supervise.verdict import outcome_files
-    from trainworks_launcher.supervise.verdict.verdict import last_words
+    from trainworks_launcher.supervise.processes.output import log
 
     text = f"stopped by {signal.Signals(number).name} before the program was started"
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
@@ -300,17 +300,17 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.invocation import NOTHING_ASKED
-    from trainworks_launcher.given.patience import read_patiently
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.environment.command_line import NOTHING_ASKED
+    from trainworks_launcher.environment.patience import read_patiently
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
-    from trainworks_launcher.supervise.children import output
+    from trainworks_launcher.supervise.attribution import outcome_files
     from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+    from trainworks_launcher.supervise.processes import output
     from trainworks_launcher.supervise.supervisor import run_plan
-    from trainworks_launcher.supervise.verdict import outcome_files
 
     try:
         environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
@@ -340,7 +340,7 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
         outcome_files.write(environment.refusals, outcome, masker, manifest=environment.manifest)
         return refusal.status
     if measures:
-        from trainworks_launcher.plan.measure import measured
+        from trainworks_launcher.plan.bandwidth import measured
 
         plan = measured(plan, job)
     for line in first_lines(plan, job):

@@ -11,10 +11,10 @@ from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.checks import OFF, QUICK, Checks
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.json_values import Json, readable
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import Json, readable
-from trainworks_launcher.given.entry import Code
+from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.job.job import Job, describe
 from trainworks_launcher.job.network import Limits, Network
 from trainworks_launcher.job.placement import Placement

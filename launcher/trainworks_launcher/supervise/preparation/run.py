@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.given.environment import Environment, look_again
+from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.environment.environment import Environment, look_again
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.children.running import Running
+from trainworks_launcher.supervise.attribution.failure import Verdict
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -25,8 +25,8 @@ from trainworks_launcher.supervise.outcome.outcome import (
 )
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
-from trainworks_launcher.supervise.stopping import Stopping
-from trainworks_launcher.supervise.verdict.verdict import Verdict
+from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.shutdown import Stopping
 
 Start = Callable[[Sequence[str], str, Callable[[int], None], int], None]
 """Starts a command: its words, its directory, what is done when it has ended,
