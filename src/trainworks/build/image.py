@@ -19,7 +19,7 @@ from trainworks.build.base import OwnBase, ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
 from trainworks.build.layer_audit import layers_of
 from trainworks.build.options import BuildOptions
-from trainworks.build.test_cache import PassedChecks, now, passed_before, remember, what_decides
+from trainworks.build.passed_checks import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolation, Network, Secret
 from trainworks.engine.temporary_folders import private_folder

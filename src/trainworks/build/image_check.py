@@ -10,9 +10,9 @@ from pathlib import Path
 
 from trainworks.build.image import ImageResult, test_image
 from trainworks.build.layer_audit import compare_layers
+from trainworks.build.passed_checks import now
 from trainworks.build.session import BuildSession
 from trainworks.build.target import image_spec
-from trainworks.build.test_cache import now
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
