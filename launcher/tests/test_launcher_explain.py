@@ -1,4 +1,4 @@
-"""``train explain`` and ``train --plan``: complete, masked, readable; the job's first lines."""
+"""``train explain`` and ``train --plan``: complete, redacted, readable; the job's first lines."""
 
 from __future__ import annotations
 

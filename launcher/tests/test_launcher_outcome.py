@@ -12,7 +12,7 @@ import pytest
 from launcher_support import environment, plan
 
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.supervise.attribution.failure import Verdict
 from trainworks_launcher.supervise.attribution.memory import highest_bytes, oom_kills
 from trainworks_launcher.supervise.control.messages import (
@@ -381,7 +381,7 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
 
     kernel_has_killed(1)
     counted = functools.partial(oom_kills, str(tmp_path / "cgroup"), str(tmp_path))
-    verdict = Verdict(plan(environment()), str(tmp_path), Masker({}), oom_kills=counted)
+    verdict = Verdict(plan(environment()), str(tmp_path), Redactor({}), oom_kills=counted)
     rank = Rank(1, os.getpid(), 1)
     rank.status = -signal.SIGKILL
     kernel_has_killed(2)

@@ -30,7 +30,7 @@ from launcher_support import (
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.supervise.attribution.failure import Verdict
@@ -152,7 +152,7 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     made = environment(hosts=("algo-1", "algo-2"), checkpoint_directory=str(directory))
-    verdict = Verdict(plan(made), str(tmp_path), Masker({}))
+    verdict = Verdict(plan(made), str(tmp_path), Redactor({}))
     assert verdict.judge(stopped) == stopped  # it was stopped before the start
     verdict.started_at = time.time()
     assert (

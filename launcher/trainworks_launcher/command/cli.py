@@ -229,22 +229,22 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.command.options import value_of
     from trainworks_launcher.command.rank_map import rank_map
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.contract.redaction import Redactor
     from trainworks_launcher.environment.environment import read_environment
     from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
     environment = read_environment(take_variables(), asked)
-    masker = Masker(environment.variables, environment.hyperparameters)
+    redactor = Redactor(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
         job = make_job(environment, value_of(parsed, "--host"))
         plan = plan_host(job)
     except RefusalError as refusal:
-        sys.stderr.write(f"trainworks: {refusal if secrets else masker.text(str(refusal))}\n")
+        sys.stderr.write(f"trainworks: {refusal if secrets else redactor.text(str(refusal))}\n")
         return refusal.status
-    plan = plan if secrets else plan.masked(masker)
+    plan = plan if secrets else plan.redacted(redactor)
     if what == "--plan":
         sys.stdout.write(plan.to_json())
         return 0
@@ -281,7 +281,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     """End a job that a stop signal met while it was read."""
     import signal
 
-    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.contract.redaction import Redactor
     from trainworks_launcher.environment.environment import report_directory
     from trainworks_launcher.supervise.attribution import outcome_files
     from trainworks_launcher.supervise.attribution.failure import last_words
@@ -292,7 +292,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
     reports = report_directory(os.environ, asked is not None and bool(asked.program))
     outcome_files.clear(reports)
-    outcome_files.write(reports, outcome, Masker(os.environ))
+    outcome_files.write(reports, outcome, Redactor(os.environ))
     log(last_words(outcome))
     return outcome.status
 
@@ -300,7 +300,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.redaction import Masker
+    from trainworks_launcher.contract.redaction import Redactor
     from trainworks_launcher.environment.command_line import NOTHING_ASKED
     from trainworks_launcher.environment.patience import read_patiently
     from trainworks_launcher.environment.secret import take_variables
@@ -319,13 +319,13 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     ) as refusal:  # a file system that does not answer: there is no place for a report, either
         output.log(str(refusal))
         return refusal.status
-    masker = Masker(environment.variables, environment.hyperparameters)
+    redactor = Redactor(environment.variables, environment.hyperparameters)
     known: Job | JobRefusedError | None = None
     try:
         known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
-        text = masker.text(str(refusal))
+        text = redactor.text(str(refusal))
         output.log(text)
         known = refusal if isinstance(refusal, JobRefusedError) else known
         outcome = Outcome(
@@ -337,19 +337,19 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
         outcome_files.clear(environment.output)
-        outcome_files.write(environment.refusals, outcome, masker, manifest=environment.manifest)
+        outcome_files.write(environment.refusals, outcome, redactor, manifest=environment.manifest)
         return refusal.status
     if measures:
         from trainworks_launcher.plan.bandwidth import measured
 
         plan = measured(plan, job)
     for line in first_lines(plan, job):
-        output.log(masker.text(line))
+        output.log(redactor.text(line))
     if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
         from trainworks_launcher.command import explain
         from trainworks_launcher.command.rank_map import rank_map
 
-        shown = plan.masked(masker)
+        shown = plan.redacted(redactor)
         rows = explain.explain(shown, environment.variables)
         ranks = rank_map(job.placement, environment.devices)
         for line in explain.to_table(shown, rows, _columns(), ranks).splitlines():

@@ -40,7 +40,7 @@ from typing import Mapping, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.files import text_of
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import directories
 from trainworks_launcher.environment.environment import read_manifest
 from trainworks_launcher.environment.network_routes import (
@@ -322,7 +322,7 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
     outcome_files.write(
-        reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment)
+        reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Redactor(environment)
     )
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED

@@ -2,8 +2,8 @@
 
 Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an
 option or a key inside a JSON value whose name has a word such as PASSWORD. By form:
-``user:password@`` inside a URL, and tokens of a well-known form. A ``Masker`` also knows the values
-found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a
+``user:password@`` inside a URL, and tokens of a well-known form. A ``Redactor`` also knows the
+values found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a
 traceback.
 """
 
@@ -126,7 +126,7 @@ def is_secret(name: str, value: object) -> bool:
     return is_secret_name(name)
 
 
-def mask_urls(text: str) -> str:
+def redact_urls(text: str) -> str:
     """``scheme://user:password@host`` without what stands before the ``@``."""
     return _URL.sub(rf"\g<1>{MASK}@", text) if "://" in text else text
 
@@ -168,10 +168,10 @@ _MARKED = re.compile(
 )
 
 
-def mask_tokens(text: str) -> str:
+def redact_tokens(text: str) -> str:
     """Return a text without tokens of well-known forms, and without what is marked as one.
 
-    >>> mask_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
+    >>> redact_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
     '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
     """
     for marked in (_WEBHOOK, _CONNECTION, _MARKED):
@@ -185,13 +185,13 @@ _OPTION_IN_TEXT = re.compile(
 )
 
 
-def mask_options(text: str) -> str:
+def redact_options(text: str) -> str:
     """Return a text without the values of options that are secrets by their names, as a command
     line in an error has.
 
     A value that is its option's name in capitals is argparse's own stand-in for one.
 
-    >>> mask_options("Command ['mysql', '--pass', 'hunter2'] failed; usage: [--token TOKEN]")
+    >>> redact_options("Command ['mysql', '--pass', 'hunter2'] failed; usage: [--token TOKEN]")
     "Command ['mysql', '--pass', '******'] failed; usage: [--token TOKEN]"
     """
     return _OPTION_IN_TEXT.sub(_without_value, text) if "-" in text else text
@@ -203,7 +203,7 @@ def _without_value(option: re.Match[str]) -> str:
     return option[0] if is_usage or not is_secret(name, value) else f"{option[1]}{MASK}"
 
 
-class Masker:
+class Redactor:
     """Hides what is secret in one job."""
 
     def __init__(self, *sources: Mapping[str, Json] | Mapping[str, str]) -> None:
@@ -230,7 +230,7 @@ class Masker:
         """
         if self._values is not None:
             text = self._values.sub(MASK, text)
-        return mask_options(mask_tokens(mask_urls(text)))
+        return redact_options(redact_tokens(redact_urls(text)))
 
     def value(self, name: str, value: str) -> str:
         """Mask the value of a name: all of it if the name is that of a secret,
@@ -245,12 +245,12 @@ class Masker:
                 decoded = decode(value)
             except ValueError:
                 return self.text(value)
-            masked = self.json(decoded)
-            return value if masked == decoded else compact(masked)
+            redacted = self.json(decoded)
+            return value if redacted == decoded else compact(redacted)
         return self.text(value)
 
     def json(self, value: Json) -> Json:
-        """Return a decoded JSON value, masked.
+        """Return a decoded JSON value, redacted.
 
         True, false, null and what is empty say nothing and stay.
         """
@@ -277,9 +277,9 @@ class Masker:
                 words = tuple(shlex.split(value))
             except ValueError:
                 words = ()
-            masked = self.words(words)
-            if masked != words:
-                return " ".join(map(shlex.quote, masked))
+            redacted = self.words(words)
+            if redacted != words:
+                return " ".join(map(shlex.quote, redacted))
         return self._pairs(value)
 
     def _pairs(self, text: str) -> str:
@@ -302,19 +302,19 @@ class Masker:
         return self.text("".join([*shown, text[done:]]))
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return a mapping of variables, masked."""
+        """Return a mapping of variables, redacted."""
         return {name: self.value(name, value) for name, value in variables.items()}
 
     def words(self, argv: Iterable[str]) -> tuple[str, ...]:
         """Mask a command line: ``--token VALUE``, ``--token=VALUE``,
         ``TOKEN=VALUE`` and known values anywhere.
         """
-        masked: list[str] = []
+        redacted: list[str] = []
         hidden = ""
         for word in argv:
             option = re.fullmatch(_OPTION, word, re.DOTALL)
             if hidden and not (option and word.startswith("--")):
-                masked.append(MASK if is_secret(hidden, word) else self._pairs(word))
+                redacted.append(MASK if is_secret(hidden, word) else self._pairs(word))
                 hidden = ""
                 continue
             hidden = ""
@@ -325,7 +325,7 @@ class Masker:
                     if is_secret_name(option.group(1)) and option.group(2) is None
                     else ""
                 )
-                masked.append(
+                redacted.append(
                     f"{word.partition('=')[0]}={MASK}"
                     if secret and option.group(2)
                     else self.text(word)
@@ -333,10 +333,10 @@ class Masker:
                 continue
             assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
             if assignment and is_secret(assignment.group(1), word.partition("=")[2]):
-                masked.append(f"{assignment.group(1)}={MASK}")
+                redacted.append(f"{assignment.group(1)}={MASK}")
             else:
-                masked.append(self._pairs(word))
-        return tuple(masked)
+                redacted.append(self._pairs(word))
+        return tuple(redacted)
 
 
 def _may_be_secret(name: str) -> bool:

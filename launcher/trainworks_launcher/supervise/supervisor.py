@@ -23,7 +23,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.inspection import LOOK_SECONDS, Look, in_time
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
 from trainworks_launcher.environment import directories
 from trainworks_launcher.environment.environment import Environment
@@ -62,8 +62,8 @@ from trainworks_launcher.supervise.shutdown import Stopping
 from trainworks_launcher.supervise.signal_forwarding import PassingOn
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.attribution.crash_loop import GivingUp
-    from trainworks_launcher.supervise.attribution.stuck_starter import Overdue
+    from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
+    from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
     from trainworks_launcher.supervise.control.data_path import DataPath
     from trainworks_launcher.supervise.processes.attempts import Rounds
     from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
@@ -182,14 +182,14 @@ class _Supervisor:
         self._family = processes.Family()
         self._guardian = Guard()
         self._output = written
-        self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
+        self._redactor = Redactor(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
         prefixed = (
             several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         )
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._running = Running(plan.ranks_by)
-        self._verdict = Verdict(plan, self._base, self._masker, self._runtime.path)
+        self._verdict = Verdict(plan, self._base, self._redactor, self._runtime.path)
         self._reported: Outcome | None = None
         self._reported_code = 0
         self._noted_by: set[int] = set()
@@ -197,7 +197,7 @@ class _Supervisor:
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
         self._lookout = Lookout(
-            self._loop, plan, environment, told, self._report, self._log, self._masker.text
+            self._loop, plan, environment, told, self._report, self._log, self._redactor.text
         )
         self._inquiry = inquiry.Inquiry(
             self._loop,
@@ -210,9 +210,9 @@ class _Supervisor:
             inquiry.KIND: self._inquiry.heard,
         }
         self._rounds: Rounds | None = None
-        self._overdue: Overdue | None = None
+        self._overdue: StuckStarter | None = None
         self._account: Account | None = None
-        self._giving_up: GivingUp | None = None
+        self._giving_up: CrashLoop | None = None
         self._role: control.Role | None = None
         self._agents: Agents | None = None
         self._daemons: Daemons | None = None
@@ -251,7 +251,7 @@ class _Supervisor:
             self._running,
             self._stopping,
             self._verdict,
-            self._masker,
+            self._redactor,
             phase=lambda: self._phase,
             start=self._start,
             report=self._report,
@@ -301,7 +301,7 @@ class _Supervisor:
 
     def _log(self, message: str) -> None:
         """One line of ours, without secrets; never blocks."""
-        self._output.log(self._masker.text(message))
+        self._output.log(self._redactor.text(message))
 
     def _broken(self, trace: str) -> None:
         """A defect of the launcher: an outcome of its own kind, with the
@@ -328,7 +328,7 @@ class _Supervisor:
                 outcome_files.write(
                     self._reports,
                     outcome,
-                    self._masker,
+                    self._redactor,
                     self._plan.mode,
                     self._environment.manifest,
                 )
@@ -382,7 +382,7 @@ class _Supervisor:
         self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
             # Its sockets cost a plain script too much.
-            from trainworks_launcher.supervise.attribution.stuck_starter import Overdue
+            from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
             from trainworks_launcher.supervise.processes.ranks import Ranks
 
             ranks = Ranks(
@@ -394,7 +394,7 @@ class _Supervisor:
                 self._rank_ended,
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
-            self._overdue = Overdue(
+            self._overdue = StuckStarter(
                 self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue
             )
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
@@ -851,7 +851,7 @@ class _Supervisor:
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         self._rounds = Rounds(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
-            self._giving_up = crash_loop.GivingUp(
+            self._giving_up = crash_loop.CrashLoop(
                 plan.member or plan.host,
                 leads=plan.role != "worker",
                 tell=lambda rounds: self._tell(crash_loop.MESSAGE, rounds=rounds),
@@ -1013,7 +1013,7 @@ class _Supervisor:
             # Judge again, with messages that came from other hosts since.
             outcome = self._of_command(self._reported_code)
         judged = self._verdict.judge(outcome)
-        where = self._masker.text(self._lookout.of_start)
+        where = self._redactor.text(self._lookout.of_start)
         if where and judged.kind != SUCCEEDED:
             self._log(where)
             judged = judged._replace(notes=(*judged.notes, where))

@@ -22,7 +22,7 @@ MESSAGE = "fruitless"
 """The kind of the message to the leader: ``rounds`` in a row without a step further."""
 
 
-class GivingUp:
+class CrashLoop:
     """The count of one host, and on the leader those of all."""
 
     def __init__(

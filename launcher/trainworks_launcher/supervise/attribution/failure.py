@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.inspection import in_time
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import directories
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.attribution import memory, outcome_files
@@ -79,7 +79,7 @@ class Verdict:
         self,
         plan: NodePlan,
         base_directory: str,
-        masker: Masker,
+        redactor: Redactor,
         runtime: Path | None = None,
         oom_kills: Callable[[], int | None] = memory.oom_kills,
     ) -> None:
@@ -96,7 +96,7 @@ class Verdict:
         self.full = ""
         self._plan = plan
         self._base = base_directory
-        self._masker = masker
+        self._redactor = redactor
         self._count_oom_kills = oom_kills
         self._oom_kills = oom_kills()
         self._by_rank: dict[tuple[str, int], Suspect] = {}
@@ -313,7 +313,7 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_unreached
 
             found = found._replace(cause=mpirun_unreached(tail.read()))
-        own = in_time(lambda: outcome_files.users_own_failure(self._base, self._masker), "")
+        own = in_time(lambda: outcome_files.users_own_failure(self._base, self._redactor), "")
         if own:
             found = found._replace(own=own, frames="", message="")
         if stop_signal:
@@ -427,7 +427,7 @@ class Verdict:
             row.pid in own or (not row.message and row.at >= died.at) for row in rows
         ):
             return ""
-        return self._masker.text(died.cause)
+        return self._redactor.text(died.cause)
 
     def _masked(self, said: Said) -> Said:
         """Return what was printed without secrets: before it is shortened,
@@ -435,9 +435,9 @@ class Verdict:
         """
 
         def without_secrets(data: bytes) -> bytes:
-            return self._masker.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
+            return self._redactor.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
 
-        hide = self._masker.text
+        hide = self._redactor.text
         rows = [
             row._replace(
                 message=hide(row.message),

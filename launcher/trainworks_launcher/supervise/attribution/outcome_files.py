@@ -10,7 +10,7 @@ from pathlib import Path
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import files, names
 from trainworks_launcher.contract.json_values import decode, mapping, printable
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment.manifest import Manifest
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Outcome, shorten
@@ -27,7 +27,7 @@ def clear(output: str) -> None:
             Path(output, name).unlink()
 
 
-def users_own_failure(output: str, masker: Masker) -> str:
+def users_own_failure(output: str, redactor: Redactor) -> str:
     """Return the failure text that the user's program wrote itself, without secrets and shortened.
 
     ``""`` for none.
@@ -39,7 +39,7 @@ def users_own_failure(output: str, masker: Masker) -> str:
     with contextlib.suppress(ValueError):
         if text and mapping(decode(_read(Path(output, names.FAILURE_JSON)))).get("text") == text:
             return ""
-    return shorten(printable(masker.text(text)))
+    return shorten(printable(redactor.text(text)))
 
 
 def _smdistributed(manifest: Manifest | None) -> str | None:
@@ -75,22 +75,26 @@ def _tell_kubernetes(text: str) -> None:
 
 
 def write(
-    output: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None
+    output: str,
+    outcome: Outcome,
+    redactor: Redactor,
+    mode: str = "",
+    manifest: Manifest | None = None,
 ) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
-    A failure text of the user's own is kept; its secrets are masked, and it is
+    A failure text of the user's own is kept; its secrets are redacted, and it is
     shortened to what the platform shows.
 
     Args:
         output: Directory of the job's output; ``""``: nothing is written.
         outcome: How the job ended; its text has no secrets.
-        masker: Hides the secrets of the job.
+        redactor: Hides the secrets of the job.
         mode: The job's mode; ``""`` if it has none yet.
         manifest: The image's; it has the version of smdistributed. None if it was not read yet.
     """
     if outcome.kind != SUCCEEDED:
-        _tell_kubernetes(masker.text(outcome.text))
+        _tell_kubernetes(redactor.text(outcome.text))
     if not output:
         return
     failure, success = Path(output, names.FAILURE_FILE), Path(output, names.SUCCESS_FILE)
@@ -101,7 +105,7 @@ def write(
             return
         with contextlib.suppress(FileNotFoundError):
             success.unlink()
-        own = users_own_failure(output, masker)
+        own = users_own_failure(output, redactor)
         if outcome.kind == STOPPED and outcome.status == 0:
             if not own:  # what was written when the stop began
                 clear(output)
@@ -119,7 +123,7 @@ def write(
             "retry": outcome.retry,
             "restarts": outcome.restarts,
             "lost_steps": outcome.lost_steps,
-            "earlier": [masker.text(cause) for cause in outcome.earlier],
+            "earlier": [redactor.text(cause) for cause in outcome.earlier],
             "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
         # First the one by which a launcher of another job knows that the other is not its script's.

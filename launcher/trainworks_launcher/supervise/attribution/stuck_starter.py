@@ -24,7 +24,7 @@ _GOES_ON = re.compile(r"recover|continuous|non.?zero.status[ =](0|false)")
 """Options with which mpirun lets the other ranks go on. Source: mpirun(1), prte-map(1)."""
 
 
-class Overdue:
+class StuckStarter:
     """Watches the starter of one host's ranks. Every method runs in the loop's thread."""
 
     def __init__(

@@ -24,7 +24,7 @@ from trainworks_launcher.supervise.control.messages import (
     one_line,
     outcome_fields,
 )
-from trainworks_launcher.supervise.control.pending_connections import ROOM, Strangers
+from trainworks_launcher.supervise.control.pending_connections import ROOM, PendingConnections
 from trainworks_launcher.supervise.control.rivals import KIND as RIVAL
 from trainworks_launcher.supervise.event_loop import READ, Loop
 
@@ -38,7 +38,7 @@ Its ranks' pipes are most of them.
 """
 
 
-class Door:
+class Admission:
     """Takes connections in, and lets hosts join.
 
     Attributes:
@@ -75,7 +75,7 @@ class Door:
         self._job = job
         self._secret = secret
         self._let_in = let_in
-        self._strangers = Strangers(log, ROOM + hosts.count)
+        self._strangers = PendingConnections(log, ROOM + hosts.count)
         self._server: socket.socket | None = None
 
     @property

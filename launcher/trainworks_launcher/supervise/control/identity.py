@@ -18,7 +18,7 @@ from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.hyperparameters import split_reserved
 from trainworks_launcher.contract.json_values import Json, compact, mapping, text
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import entry_point, platforms
 from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.environment.source_dir import digest_of_entry
@@ -51,7 +51,7 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
-        "hyperparameters": Masker(environment.hyperparameters).json(
+        "hyperparameters": Redactor(environment.hyperparameters).json(
             dict(environment.hyperparameters)
         ),
     }

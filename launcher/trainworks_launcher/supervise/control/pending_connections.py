@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 10.0
 _LINES = 5
 
 
-class Strangers:
+class PendingConnections:
     """The connections that have not joined, by address, oldest first."""
 
     def __init__(self, log: Callable[[str], None], room: int = ROOM) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.redaction import Masker
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment.environment import Environment, look_again
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
@@ -44,7 +44,7 @@ class Preparation:
         running: Running,
         stopping: Stopping,
         verdict: Verdict,
-        masker: Masker,
+        redactor: Redactor,
         phase: Callable[[], Phase],
         start: Start,
         report: Callable[[Outcome], None],
@@ -59,7 +59,7 @@ class Preparation:
             running: Has the output of the step that has just ended.
             stopping: Whether the job is being stopped: then no further step begins.
             verdict: Words a failure.
-            masker: Hides the secrets of the job.
+            redactor: Hides the secrets of the job.
             phase: Returns how far the run is.
             start: Starts a step.
             report: This host's end.
@@ -72,7 +72,7 @@ class Preparation:
         self._running = running
         self._stopping = stopping
         self._verdict = verdict
-        self._masker = masker
+        self._redactor = redactor
         self._phase = phase
         self._start = start
         self._report = report
@@ -135,7 +135,7 @@ class Preparation:
 
         tail = self._running.tail
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
-        reason = "" if stopped else self._masker.text(reason_of(tail.read()))
+        reason = "" if stopped else self._redactor.text(reason_of(tail.read()))
         if reason:
             # Before, it may be of a build that pip started.
             outcome = outcome._replace(memory="", cause=reason)
