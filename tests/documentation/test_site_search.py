@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.browser import Browser, browser
+from documentation.browser import Browser, browser
 
 WORDS = (
     "kubernetes",
