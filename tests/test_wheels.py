@@ -153,8 +153,14 @@ def write_job(job: Path, host: str) -> None:
 def start(
     command: tuple[str, ...], variables: dict[str, str], folder: Path | None = None
 ) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=variables, cwd=folder, text=True, **pipes)
+    return subprocess.Popen(
+        command,
+        env=variables,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def test_the_smdistributed_that_was_installed_trains_digits(
