@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.assemble.record import record, record_digest
+from trainworks.build.record import record, record_digest
 from trainworks.errors import FactsError, OutputError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
