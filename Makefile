@@ -62,7 +62,8 @@ arm64: setup engines  ## by hand: build, test and train images for arm64, emulat
 
 release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
 	@tools/evidence.py run "make release" \
-		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")'
+		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")' \
+		'the page of all images: $(BIN)/python tools/generate.py'
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

@@ -82,6 +82,15 @@ def test_the_command_lists_what_the_checkout_does(
     assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
 
 
+def test_the_command_plans_what_the_checkout_does(
+    installed: Run, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*PLAN, "--until", "plan", "--format", "json")
+    done = installed(*words)
+    assert main(words, root) == 0
+    assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
+
+
 def test_the_command_renders_the_bytes_that_the_checkout_does(
     installed: Run, root: Path, tmp_path: Path
 ) -> None:

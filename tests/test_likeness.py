@@ -10,7 +10,6 @@ CELLS = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "neuron")
 COMMANDS = (
     "build",
     "extend",
-    "catalogue",
     "check",
     "lock",
     "report",

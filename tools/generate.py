@@ -2,8 +2,8 @@
 """Write everything in this repository that follows from the facts: `tools/generate.py`, or
 `--check` to compare only.
 
-- Tables of targets, versions, components, instance types and exit statuses, and the command line's
-  help. Each stands between two marks in README.md or in a page of docs/.
+- Tables of targets, versions, builds, components, instance types and exit statuses, and the command
+  line's help. Each stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
 - Which later decisions change each decision of docs/adr.
@@ -99,6 +99,24 @@ def vendor_targets(facts: Facts) -> str:
         }
         cells = " | ".join(versions.get(name, "-") for name in AWS_OWN)
         lines.append(f"| {row.framework} {row.version}, `{row.cuda}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def images(facts: Facts) -> str:
+    """Return the last recorded build of each target, and the digest of what was pushed.
+
+    Nothing here is compared with today's recipe: each change of the launcher would change the page.
+    """
+    lines = ["| target | state | on | size | digest in the registry |", "|---|---|---|---|---|"]
+    for row in sorted_rows(facts):
+        name = facts.name_of(row)
+        built = facts.built_by_target.get(name)
+        if built is None:
+            lines.append(f"| {name} | no build recorded | - | - | - |")
+            continue
+        state = "tested and pushed" if built.digest else "tested, not pushed"
+        digest = f"`{built.digest}`" if built.digest else "-"
+        lines.append(f"| {name} | {state} | {built.date} | {built.megabytes:,} MB | {digest} |")
     return "\n".join(lines) + "\n"
 
 
@@ -320,6 +338,7 @@ def main() -> int:
         **components(facts),
         "choice": choice(facts),
         "drivers": drivers(facts),
+        "images": images(facts),
         "vendor-targets": vendor_targets(facts),
         "proved": proved(facts),
         "summary": summary_markdown(facts),

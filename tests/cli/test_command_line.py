@@ -337,7 +337,7 @@ def test_the_checkout_may_stand_before_the_command(
     first: tuple[str, ...], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.format(root=root) for word in first]
-    assert main([*words, "catalogue"], tmp_path) == 0
+    assert main([*words, "--list"], tmp_path) == 0
     assert "pytorch-2.13.0-cpu-py311-debian12" in capsys.readouterr().out
     assert main([*words, "--list", "--format", "json"], tmp_path) == 0
     assert "pytorch-2.13.0-cpu-py311-debian12" in {

@@ -6,6 +6,7 @@ GitHub has not run it.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -60,14 +61,68 @@ def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(
     assert {name for name in names if fnmatch(name, pattern)} == {
         name for name in names if "-vendor" not in name
     }
-    for words in (
-        "git add images",
-        "git commit",
-        'git push --force origin "$branch"',
-        "gh pr create",
-    ):
-        assert words in moves
-    assert "branch=main" not in moves
+    assert "\ntools/propose archive " in moves
+
+
+@pytest.fixture
+def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a clone of a small repository, and a `gh` that has no pull request and makes any."""
+    clone, origin = tmp_path / "clone", tmp_path / "origin"
+    for name in ("images", "docs", "tests", "src"):
+        (origin / name).mkdir(parents=True)
+        (origin / name / "file").write_text("first\n", encoding="utf-8")
+    git(origin, "init", "--quiet", "--initial-branch", "main")
+    git(origin, "add", ".")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    git(origin, *author, "commit", "--quiet", "--message", "First")
+    git(tmp_path, "clone", "--quiet", str(origin), str(clone))
+    program = tmp_path / "bin" / "gh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho 0\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return clone
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ("git", "-C", str(folder), *words)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_what_moved_is_proposed_and_main_stays(root: Path, cloned: Path) -> None:
+    propose = (str(root / "tools" / "propose"), "archive", "Move the day")
+    (cloned / "src" / "file").write_text("not for a proposal\n", encoding="utf-8")
+    subprocess.run(propose, cwd=cloned, check=True)
+    assert not (cloned.parent / "asked").exists(), "nothing moved"
+
+    (cloned / "images" / "file").write_text("moved\n", encoding="utf-8")
+    subprocess.run(propose, cwd=cloned, check=True)
+    origin = cloned.parent / "origin"
+    branch = git(cloned, "branch", "--show-current").strip()
+    assert branch.startswith("archive-20")
+    assert git(origin, "show", "--format=%s", "--name-only", branch).split("\n\n") == [
+        "Move the day",
+        "images/file\n",
+    ]
+    assert git(origin, "show", "main:images/file") == "first\n"
+    listing, create = (cloned.parent / "asked").read_text(encoding="utf-8").splitlines()
+    assert listing.startswith(f"pr list --head {branch} ")
+    assert create == f"pr create --fill --head {branch}"
+
+
+def test_what_the_jobs_pushed_becomes_the_page(workflow: Any) -> None:
+    """The last job reads what the others left. tests/reports/test_released.py runs its first line."""
+    page = workflow["jobs"]["page"]
+    assert set(page["needs"]) == {"targets", "release"}
+    collect = next(command for command in commands(page) if "--collect" in command)
+    release = next(
+        command for command in commands(workflow["jobs"]["release"]) if "tools/release" in command
+    )
+    results = shlex.split(release)[-1]
+    (download,) = [step for step in page["steps"] if "download-artifact" in step.get("uses", "")]
+    assert download["with"] == {"path": results, "merge-multiple": True}
+    assert f"tools/release --collect --results {results}\n" in collect
+    assert "\ntools/propose images " in collect
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
@@ -120,12 +175,11 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
-    # Only what a job writes: a pull request with the moved day; images, and a
+    # Only what a job writes: pull requests with the moved day and with digests; images, and a
     # signature with the job's identity.
-    assert workflow["jobs"]["targets"]["permissions"] == {
-        "contents": "write",
-        "pull-requests": "write",
-    }
+    proposes = {"contents": "write", "pull-requests": "write"}
+    assert workflow["jobs"]["targets"]["permissions"] == proposes
+    assert workflow["jobs"]["page"]["permissions"] == proposes
     assert release["permissions"] == {"contents": "read", "packages": "write", "id-token": "write"}
     assert release["strategy"]["matrix"]["target"] == "${{ fromJSON(needs.targets.outputs.names) }}"
 

@@ -1,62 +1,138 @@
-"""The site of `make site`: Sphinx reads it without a warning, so no link leads
-nowhere and no page is forgotten.
+"""The site of `make site`: Sphinx writes it without a warning, so no link leads nowhere, no page is
+forgotten, and each block of code is of its language. And as a reader meets it: its search answers
+with pages for users, its picture fits a dark page. It is written once, for all of these.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
-from pygments.token import Error  # type: ignore[import-untyped]
+import pytest
 
-CODE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from documentation.browser import Browser, browser
+
+WORDS = (
+    "kubernetes",
+    "slurm",
+    "torchrun",
+    "multi node",
+    "CVE",
+    "ECR",
+    "hang",
+    "checkpoint",
+    "requirements",
+)
+
+NOT_FOR_USERS = (
+    "/adr/",
+    "/tables/",
+    "CHANGELOG",
+    "AGENTS",
+    "CONTRIBUTING",
+    "benchmarks/",
+    "tests/",
+)
 
 
-def test_the_site_is_read_without_a_warning(root: Path, tmp_path: Path) -> None:
-    """To write the HTML takes twice as long as to read the pages and to look all links up."""
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def written(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder with the site, `html`, and what Sphinx read, `doctrees`."""
+    folder = tmp_path_factory.mktemp("site")
     options = (
         "-W",
         "--keep-going",
         "-q",
         "-b",
-        "dummy",
+        "html",
         "-c",
         "docs",
         "-d",
-        str(tmp_path / "doctrees"),
+        str(folder / "doctrees"),
     )
-    command = (sys.executable, "-m", "sphinx", *options, ".", str(tmp_path / "site"))
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False, timeout=300
-    )
+    command = (sys.executable, "-m", "sphinx", *options, ".", str(folder / "html"))
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert (done.returncode, done.stdout) == (0, "")
+    return folder
+
+
+def test_every_page_is_in_the_site_and_in_its_list_for_programs(root: Path, written: Path) -> None:
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}
     assert len(pages) > 30
-    listed = re.findall(
-        r"\]\(([^)#]+)\.html[^)]*\): \S",
-        (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8"),
-    )
+    list_for_programs = (written / "html" / "llms.txt").read_text(encoding="utf-8")
+    listed = re.findall(r"\]\(([^)#]+)\.html[^)]*\): \S", list_for_programs)
     assert len(listed) > 30
     assert [page for page in listed if not (root / f"{page}.md").is_file()] == []
-    assert {
-        page for page in pages if not (tmp_path / "doctrees" / f"{page}.doctree").is_file()
-    } == set()
+    read = written / "doctrees"
+    assert {page for page in pages if not (read / f"{page}.doctree").is_file()} == set()
 
 
-def test_every_block_of_code_is_of_its_language(root: Path) -> None:
-    """Sphinx warns of others when it writes them."""
-    blocks = [
-        (path.name, *found)
-        for path in (*(root / "docs").rglob("*.md"), *root.glob("*.md"))
-        for found in CODE.findall(path.read_text(encoding="utf-8"))
-    ]
-    assert len(blocks) > 20
-    for page, language, text in blocks:
-        wrong = [
-            value for kind, value in get_lexer_by_name(language).get_tokens(text) if kind is Error
-        ]
-        assert wrong == [], f"{page}: {language}: {text}"
+@pytest.fixture(scope="module")
+def site(written: Path) -> Iterator[str]:
+    """Serve the site on this machine."""
+    handler = functools.partial(Quiet, directory=str(written / "html"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_first_answers_of_the_search_are_pages_for_users(
+    site: str, window: Browser, word: str
+) -> None:
+    window.open(f"{site}/search.html?q={word.replace(' ', '+')}")
+    window.until("document.querySelectorAll('ul.search li a').length >= 3")
+    script = (
+        "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
+    )
+    found = [address.removeprefix(site) for address in window.run(script)]
+    assert len(found) == 3
+    assert [page for page in found if any(part in page for part in NOT_FOR_USERS)] == []
+
+
+def test_kubernetes_is_a_title(site: str, window: Browser) -> None:
+    window.open(f"{site}/docs/index.html")
+    titles = window.run(
+        "return [...document.querySelectorAll('.sidebar-tree a')].map(it => it.textContent)"
+    )
+    for word in ("Kubernetes", "Slurm"):
+        assert [title for title in titles if word in title], titles
+
+
+def test_the_picture_is_dark_on_a_dark_page(site: str, window: Browser) -> None:
+    script = "return getComputedStyle(document.querySelector('rect')).fill"
+    seen = []
+    for scheme in ("light", "dark"):
+        window.colours(scheme)
+        window.open(f"{site}/_images/how-it-works.svg")
+        seen.append(window.run(script))
+    assert seen == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
+
+
+@pytest.mark.parametrize("page", ["README.html", "docs/jobs.html", "docs/platforms/slurm.html"])
+def test_no_page_is_wider_than_a_phone(site: str, window: Browser, page: str) -> None:
+    window.size(390, 844)
+    window.open(f"{site}/{page}")
+    assert window.run("return document.documentElement.scrollWidth") <= 390

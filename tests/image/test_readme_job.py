@@ -1,4 +1,5 @@
-"""The examples, run as their pages say; the failed job of the README prints what stands there.
+"""The examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, run as these pages
+say; the failed job of the README prints what stands there.
 
 All are in one file, which one process runs: their containers have fixed names.
 """
@@ -11,10 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from documentation.blocks import block_of
 from image.support import ROOT, BuiltByCommand
 
 pytestmark = pytest.mark.engine
@@ -45,6 +48,92 @@ def test_the_failed_job_of_the_readme(docker_image: BuiltByCommand, tmp_path: Pa
     assert seen == block
 
 
+TRAIN = """
+import argparse, os, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+torch.distributed.init_process_group("gloo")
+ranks = torch.ones(1)
+torch.distributed.all_reduce(ranks)
+print(f"{int(ranks)} ranks, lr {parser.parse_args().lr}", flush=True)
+torch.distributed.destroy_process_group()
+"""
+"""A script of a user's own, as the pages have it: it takes `--lr`."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Give a folder with `my-project/train.py`, the examples and a `build.py`, as in a clone."""
+    (tmp_path / "my-project").mkdir()
+    (tmp_path / "my-project" / "train.py").write_text(TRAIN, encoding="utf-8")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for name in ("build.py", ".venv"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the variables of a shell in which `python` is the one that has the builder."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
+
+
+def played(block: str, folder: Path) -> str:
+    """Run a block in a shell, and return all that it prints."""
+    done = subprocess.run(
+        ("bash", "-euc", block),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+@pytest.mark.usefixtures("docker_image")
+def test_the_first_jobs_of_the_readme(project: Path) -> None:
+    """Both blocks, on the image that is here; the second one as the text says for no GPUs."""
+    digits = block_of("README.md", "examples/digits/prepare.py").replace("cu121", "cpu")
+    own = block_of("README.md", "--gpus all").replace("--gpus all ", "")
+    own = own.replace("--mode", "--processes-per-host 2 --mode")
+    folder = str(project / "digits")
+    printed = played(f"{digits}cd my-project\n{own}".replace("/tmp/digits", folder), project)
+    assert "\nmodel.pt\n" in printed
+    assert printed.count("2 ranks, lr 0.1\n") == 2
+    written = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
+    assert {path.owner() for path in written} <= {project.owner()}
+
+
+@pytest.mark.usefixtures("docker_image")
+def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
+    """One container, then two, in one shell: the second block goes on where the first one ends."""
+    one = block_of("docs/jobs.md", "cd my-project")
+    two = block_of("docs/jobs.md", "docker network create two")
+    try:
+        printed = played(one + two, project)
+    finally:
+        subprocess.run(
+            ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True
+        )
+        subprocess.run(("docker", "network", "rm", "two"), check=False, capture_output=True)
+    assert printed.count("2 ranks, lr 0.1\n") == 3, "both of one container, and one of two"
+    assert printed.endswith("\n0\n0\nnode-1\nnode-2\ntwo\n")
+
+
+@pytest.mark.usefixtures("docker_image")
+def test_the_first_extension_of_the_page_on_extend(project: Path) -> None:
+    tag = f"trainworks-test/page:{uuid.uuid4().hex[:12]}"
+    shutil.rmtree(project / "my-project")
+    block = block_of("docs/extend.md", "mkdir -p my-project").replace("my/train:1", tag)
+    try:
+        printed = played(block, project)
+    finally:
+        subprocess.run(("docker", "rmi", "--force", tag), check=False, capture_output=True)
+    assert "trained with einops 0." in printed
+
+
 EXAMPLES = ("fsdp2", "trainer-peft", "lightning")
 LOSS = re.compile(r"\bloss'?:? '?([0-9.]+)")
 
@@ -57,11 +146,6 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path / "examples"
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return the variables of a shell in which `python` is the one that has the builder."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
-
-
 @pytest.mark.usefixtures("docker_image")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: str) -> None:
@@ -71,21 +155,12 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
     page = (examples / name / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
-    done = subprocess.run(
-        ("bash", "-euc", "\n".join(blocks)),
-        cwd=examples / name,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    losses = [float(each) for each in LOSS.findall(done.stdout)]
+    printed = played("\n".join(blocks), examples / name)
+    losses = [float(each) for each in LOSS.findall(printed)]
     assert len(losses) > 4
     assert losses[-1] < losses[0] / 4
-    assert "goes on" in done.stdout
-    assert "exit status of node-1 and node-2: 0 0" in done.stdout
+    assert "goes on" in printed
+    assert "exit status of node-1 and node-2: 0 0" in printed
 
 
 def rank_in(container: str) -> int:

@@ -1,26 +1,36 @@
-"""What `tools/release` left becomes part of the catalogue: where images are,
-their sizes, what changed.
-"""
+"""What `tools/release` writes down of a target: where its image is, and what changed."""
 
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainworks.cli import main
+from trainworks.build.record import record, record_digest
 from trainworks.errors import FactsError, OutputError
+from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
-from trainworks.facts.rows import Facts
-from trainworks.inspect.catalogue import Released, changes, read_released, write_released
+from trainworks.facts.rows import Built, Facts
+from trainworks.inspect.released import Released, changes, read_released, write_released
 from trainworks.plan.select import sorted_rows
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 ADDRESS = f"registry.example/team/pytorch@sha256:{'7' * 64}"
+BUILT = Built(
+    target=CPU,
+    inputs=f"sha256:{'1' * 64}",
+    engine="docker",
+    date="2026-11-26",
+    megabytes=709,
+    digest=f"sha256:{'7' * 64}",
+)
 
 
 def bill(**versions: str) -> dict[str, Any]:
@@ -37,12 +47,6 @@ FILES: dict[str, Any] = {
         "pushed": [{"image_uri": ADDRESS, "digest": "", "tags": [], "repository": ""}],
     },
     "outdated.json": {"updates": [{}, {}]},
-    "report.json": {
-        "parts": [
-            {"component": "torch", "size": 700_000_000},
-            {"component": "ssh", "size": 9_000_000},
-        ]
-    },
     "sbom.cdx.json": bill(torch="2.13.0", numpy="2.4.0", added="3"),
 }
 NEXT: dict[str, Any] = {
@@ -61,7 +65,7 @@ def write(folder: Path, files: dict[str, Any]) -> None:
 def results(tmp_path: Path) -> Path:
     """Give the results of a release of one target; another one was not pushed."""
     write(tmp_path / CPU, FILES)
-    write_released(tmp_path / CPU, "2026-11-26T02:00:00Z")
+    write_released(tmp_path / CPU, BUILT, "2026-11-26T02:00:00Z")
     (tmp_path / "pytorch-2.4.1-cu121-py311-debian12").mkdir()
     return tmp_path
 
@@ -70,9 +74,9 @@ def test_what_was_released_is_read(results: Path) -> None:
     assert read_released(results) == {
         CPU: Released(
             date="2026-11-26T02:00:00Z",
+            built=BUILT,
             addresses=[ADDRESS],
             updates=2,
-            sizes=[["torch", 700_000_000], ["ssh", 9_000_000]],
             packages={"pypi/torch": "2.13.0", "pypi/numpy": "2.4.0", "pypi/added": "3"},
             changed=[],
         )
@@ -91,7 +95,7 @@ def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None
         "2026-12-01",
         "2026-12-02",
     ):  # written again after a kill, or pushed elsewhere: the same image
-        write_released(folder, day)
+        write_released(folder, BUILT, day)
         assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (
             day,
             changed,
@@ -99,31 +103,39 @@ def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None
     assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ["b 2, new"]
 
 
-def test_the_page_says_how_to_pull_and_what_changed(
-    results: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(results / CPU, NEXT)
-    write_released(results / CPU, "2026-12-01T02:00:00Z")
-    assert main(["catalogue", "--release", str(results)], root) == 0
-    article = re.search(
-        rf'<article class="panel" id="{CPU}".*?</article>', capsys.readouterr().out, re.DOTALL
-    )
-    assert article
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", article[0]))
-    assert f"docker pull {ADDRESS.replace('7', '8')}" in text
-    assert "released on 2026-12-01T02:00:00Z, without 2 security updates" in text
-    assert "The image has 709 MB: torch 700 MB ssh 9 MB" in text
-    assert "2 packages changed since the release before" in text
-
-
-def test_results_that_are_none_are_named(
-    results: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_that_are_none_are_named(results: Path) -> None:
     (results / CPU / "released.json").write_text("{}", encoding="utf-8")
-    assert main(["catalogue", "--release", str(results)], root) == 9
-    assert "released.json: not what a release writes down: TypeError" in capsys.readouterr().err
-    assert main(["catalogue", "--release", str(results / "nothing")], root) == 9
-    assert "nothing is not a folder" in capsys.readouterr().err
+    with pytest.raises(OutputError, match=r"released.json: not what a release writes down"):
+        read_released(results)
+    with pytest.raises(OutputError, match="nothing is not a folder"):
+        read_released(results / "nothing")
+
+
+@pytest.fixture
+def checkout(root: Path, tmp_path: Path) -> Path:
+    """Give a copy of the checkout's facts, in which no target was built."""
+    folder = tmp_path / "checkout"
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache")
+    for name in FOLDERS:
+        shutil.copytree(root / name, folder / name, ignore=skipped)
+    (folder / "images" / "built.toml").unlink()
+    return folder
+
+
+def test_results_of_other_machines_become_rows(results: Path, checkout: Path, root: Path) -> None:
+    words = ("--collect", "--results", str(results), "--root", str(checkout))
+    command = (sys.executable, str(root / "tools" / "release"), *words)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{CPU}: {BUILT.digest}\n"
+    assert load(checkout).built == (BUILT,)
+
+
+def test_a_digest_is_written_into_the_row_of_its_build(checkout: Path) -> None:
+    with pytest.raises(OutputError, match=f"has no build of {CPU}"):
+        record_digest(CPU, BUILT.digest, checkout, os.environ)
+    record(replace(BUILT, digest=""), (CPU,), checkout, os.environ)
+    assert record_digest(CPU, BUILT.digest, checkout, os.environ) == BUILT
+    assert load(checkout).built == (BUILT,)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -131,7 +143,7 @@ def test_a_release_without_its_results_is_not_written_down(file: str, results: P
     before = read_released(results)
     (results / CPU / file).unlink()
     with pytest.raises(OutputError, match="not the results of a release: FileNotFoundError"):
-        write_released(results / CPU, "2026-12-01")
+        write_released(results / CPU, BUILT, "2026-12-01")
     assert read_released(results) == before
 
 
@@ -152,11 +164,8 @@ def test_each_version_but_the_newest_has_its_end_of_patches(facts: Facts) -> Non
     assert open_ <= {*newest.items()}, "write the rows of images/end-of-patch.toml"
 
 
-def test_a_day_that_is_none_is_refused(root: Path, tmp_path: Path) -> None:
-    for name in ("templates", "launcher", "smdistributed"):
-        (tmp_path / name).symlink_to(root / name)
-    shutil.copytree(root / "images", tmp_path / "images")
-    file = tmp_path / "images" / "end-of-patch.toml"
+def test_a_day_that_is_none_is_refused(checkout: Path) -> None:
+    file = checkout / "images" / "end-of-patch.toml"
     file.write_text(
         file.read_text(encoding="utf-8").replace("2026-10-28", "2026-10-38"), encoding="utf-8"
     )
@@ -164,4 +173,4 @@ def test_a_day_that_is_none_is_refused(root: Path, tmp_path: Path) -> None:
         FactsError,
         match=r"end-of-patch.toml: ended pytorch 2.14: key 'date': 2026-10-38 is not a day",
     ):
-        load(tmp_path)
+        load(checkout)

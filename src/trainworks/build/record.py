@@ -1,5 +1,5 @@
 """``build.py --record``: writes into ``images/built.toml`` that a target was
-built, and that its image tests passed.
+built, and that its image tests passed. A release adds which image it pushed.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +28,7 @@ HEADER = """\
 # `inputs` is the digest of all that decides the image. A build counts as built for real while that
 # is the digest of today's recipe; after a change it is shown as built from an older recipe.
 # `seconds` is with what was cached, and absent where the engine had the image already.
+# `digest` is that of the image that a release pushed.
 """
 
 
@@ -85,18 +87,35 @@ def record(
     """
     path = root / "images" / BUILT
     with one_at_a_time(str(path.resolve()), environment):
-        rows = {row.target: row for row in _read(path)} | {built.target: built}
-        write_facts(
-            path,
-            HEADER
-            + rows_as_toml("built", (rows[name] for name in sorted(rows) if name in targets)),
-        )
+        rows = _read(path) | {built.target: built}
+        _write(path, {name: row for name, row in rows.items() if name in targets})
     return path
 
 
-def _read(path: Path) -> list[Built]:
+def record_digest(target: str, digest: str, root: Path, environment: Mapping[str, str]) -> Built:
+    """Write into the row of a target's last build which image was pushed; return the row.
+
+    Raises:
+        OutputError: There is no such row, or the file cannot be read or written.
+    """
+    path = root / "images" / BUILT
+    with one_at_a_time(str(path.resolve()), environment):
+        rows = _read(path)
+        if target not in rows:
+            raise OutputError(f"{path} has no build of {target}", hint="build it with `--record`")
+        rows[target] = replace(rows[target], digest=digest)
+        _write(path, rows)
+    return rows[target]
+
+
+def _write(path: Path, rows: Mapping[str, Built]) -> None:
+    write_facts(path, HEADER + rows_as_toml("built", (rows[name] for name in sorted(rows))))
+
+
+def _read(path: Path) -> dict[str, Built]:
+    """Return the recorded builds by their target's name."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return [Built(**row) for row in content.get("built", [])]
-    except (OSError, ValueError, TypeError) as error:
+        return {row["target"]: Built(**row) for row in content.get("built", [])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise OutputError(f"cannot read {path}: {error}") from error

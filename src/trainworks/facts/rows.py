@@ -449,6 +449,8 @@ class Built:
         megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).
         seconds: How long the build took, with whatever was cached; 0 where the
             engine had the image already.
+        digest: Digest of the image's manifest in the registries that a release pushed it to;
+            empty where it was not pushed.
     """
 
     target: str
@@ -457,6 +459,7 @@ class Built:
     date: field_types.Day
     megabytes: int
     seconds: int = 0
+    digest: field_types.Digest = ""
 
 
 @dataclass(frozen=True, kw_only=True)

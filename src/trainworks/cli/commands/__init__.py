@@ -21,7 +21,7 @@ BUILD = "build"
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "build": (BUILD, "extend"),
-    "choose": ("catalogue", "check"),
+    "choose": ("check",),
     "pin what goes in": ("lock", "mirror"),
     "look into images": ("report", "diff", "outdated"),
     "deliver": ("push", "promote", "prove", "verify"),

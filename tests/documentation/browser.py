@@ -4,8 +4,6 @@ WebDriver): HTTP and JSON, no library.
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -32,9 +30,6 @@ FLAGS = (
         "--disable-dev-shm-usage",
     ),
 )
-
-KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Space": " "}
-"""Names of keys, as WebDriver writes them."""
 
 
 class Browser:
@@ -66,24 +61,6 @@ class Browser:
         )
         self.command("execute/async", script=script, args=[])
 
-    def press(self, *keys: str) -> None:
-        """Press keys where the focus is, as a person does; a text is typed."""
-        actions = []
-        for key in keys:
-            for character in KEYS.get(key, key) if key in KEYS else key:
-                actions += [
-                    {"type": "keyDown", "value": character},
-                    {"type": "keyUp", "value": character},
-                ]
-        self.command("actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
-
-    def choose(self, selector: str, value: str) -> None:
-        """Choose an option, and let the page know as Chromium does."""
-        self.run(
-            f"const it = document.querySelector({json.dumps(selector)}); it.value ="
-            f" {json.dumps(value)};it.dispatchEvent(new Event('input', {{bubbles: true}}));"
-        )
-
     def devtools(self, method: str, **values: object) -> Any:
         return self.command("goog/cdp/execute", cmd=method, params=values)
 
@@ -103,33 +80,6 @@ class Browser:
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": scheme}],
         )
-
-    def scripts(self, *, on: bool) -> None:
-        """Let pages run scripts, or not."""
-        self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
-
-    def picture(self, path: Path) -> None:
-        path.write_bytes(
-            base64.b64decode(
-                self.client.get(f"{self.session}/screenshot", timeout=300).json()["value"]
-            )
-        )
-
-    def log(self, kind: str) -> list[dict[str, Any]]:
-        """Return what was logged since the last call: ``browser`` (the console)
-        or ``performance`` (DevTools).
-        """
-        entries: list[dict[str, Any]] = self.command("se/log", type=kind)
-        return entries
-
-    def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the last call."""
-        events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        return [
-            event["params"]["request"]["url"]
-            for event in events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
 
 
 @contextmanager
@@ -158,8 +108,7 @@ def browser(folder: Path) -> Iterator[Browser]:
                 "binary": chromium,
                 "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"],
             }
-            logs = {"browser": "ALL", "performance": "ALL"}
-            wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": logs}}
+            wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
             root = f"http://127.0.0.1:{port}/session"
             # No proxy of this machine stands between us and our own child.
             client.trust_env = False

@@ -1,0 +1,54 @@
+"""The first block of docs/ship.md, as it stands there: from a build to a promoted image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from documentation.blocks import block_of
+from image.support import ROOT, engine_that_answers
+from push.support import RegistryServer
+from trainworks.cli.grammar import CPU_TARGET
+from trainworks.registry.tools import Registries
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_the_block_of_the_page_ends_with_a_promoted_image(
+    server: RegistryServer, other: RegistryServer, registries: Registries, tmp_path: Path
+) -> None:
+    """In a clone, which has no changes. The image is the smallest one, the registries are two here."""
+    engine_that_answers("docker")
+    if shutil.which("cosign") is None:
+        pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
+    clone = tmp_path / "clone"
+    subprocess.run(("git", "clone", "--quiet", str(ROOT), str(clone)), check=True)
+    block = block_of("docs/ship.md", "cosign generate-key-pair")
+    for words, here in {
+        "name=pytorch-2.15.0-cu132-py311-debian12 ": f"name={CPU_TARGET} ",
+        "HOST/pytorch-training": f"{server.host}/pytorch-training",
+        "OTHER/pytorch-training": f"{other.host}/pytorch-training",
+    }.items():
+        assert block.count(words) == 1
+        block = block.replace(words, here)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ("bash", "-euc", block),
+        cwd=clone,
+        env={**os.environ, "PATH": path, "COSIGN_PASSWORD": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    place = f"{other.host}/pytorch-training"
+    digest = registries.existing(place, "2026.11").digest
+    assert f"{place}@{digest}" in done.stdout
+    assert registries.existing(f"{server.host}/pytorch-training", digest).digest == digest
