@@ -28,7 +28,7 @@ from trainworks.extend.plan import make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes
 from trainworks.extend.requirement_inputs import read_wanted
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.extend.resolve import Order, gather, manifest_of, resolve
+from trainworks.extend.resolve import Order, ResolutionTools, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop
 from trainworks.facts.rows import Facts
@@ -496,22 +496,24 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
             wanted=read_wanted(file, {}), sources=(), commits={}, manifest=manifest, beside=tmp_path
         )
 
-        def resolver(name: str) -> Resolver:
-            (tmp_path / name).mkdir()
-            return Resolver(base, tmp_path / name, client, fresh=True)
-
         workshop = Workshop(
             *(plan, recipes, BARE, engine, settings, BuildOptions(), tmp_path / "work"),
             packages=lambda _context: (),
             network=False,
         )
-        lock = resolve(order, base, resolver("first"), workshop, program, facts).lock
+
+        def tools(name: str) -> ResolutionTools:
+            (tmp_path / name).mkdir()
+            resolver = Resolver(base, tmp_path / name, client, fresh=True)
+            return ResolutionTools(base=base, resolver=resolver, workshop=workshop, program=program)
+
+        lock = resolve(order, tools("first"), facts).lock
         assert lock.locked == (("torchvision", "0.28.0+cpu"),)
         assert lock.hashes == {
             ("torchvision", "0.28.0+cpu"): (hashlib.sha256(good[1]).hexdigest(),)
         }
         assert f"torchvision is taken from {vendor.simple}" in "\n".join(lock.notes)
-        found = gather(lock, order, base, resolver("again"), workshop, program)
+        found = gather(lock, order, tools("again"))
         assert [each.read_bytes() for each in found.wheels] == [good[1]]
 
 

@@ -32,7 +32,7 @@ from trainworks.extend.plan import make_extension
 from trainworks.extend.render import Recipes
 from trainworks.extend.requirement_inputs import read_wanted
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
-from trainworks.extend.resolve import Order, resolve
+from trainworks.extend.resolve import Order, ResolutionTools, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop
 from trainworks.facts.rows import Facts
@@ -362,7 +362,8 @@ def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
     place.mkdir()
     with Client(settings) as client:
         resolver = Resolver(BASE, place, client, fresh=False)
-        return resolve(order, BASE, resolver, workshop, PROGRAM, facts).lock
+        tools = ResolutionTools(base=BASE, resolver=resolver, workshop=workshop, program=PROGRAM)
+        return resolve(order, tools, facts).lock
 
 
 def by_uv(file: Path, row: Row, folder: Path) -> dict[str, str]:

@@ -1,6 +1,4 @@
-"""The image that is extended: found or pulled, and asked once for everything
-that decides what fits it.
-"""
+"""Finds or pulls the image that is extended, and reads its Python: once for each image."""
 
 from __future__ import annotations
 
@@ -27,91 +25,104 @@ from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
 PULL_SECONDS = 3600.0
-"""How long the pull of a base image may take: those of AWS have many gigabytes."""
+"""Limit for the pull of a base image: those of AWS have many gigabytes."""
 
 INTERPRETER_SECONDS = 300.0
 
 _WORD = re.compile(r"[\w./+!~<>=,;* @:\[\]-]*")
-"""What a name, a version or a path of an answer is made of."""
+"""A valid name, version or path in an answer."""
 
 _VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 
 
 def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage, ExtendedBase]:
-    """Return the base image, pulled where the engine does not have it, and what is known of it.
+    """Return the base image, pulled where the engine does not have it, and its description.
 
     Args:
-        reference: Its name.
-        engine: What has it.
-        facts: What the components of our images protect; the rule for images
-            that do not say it themselves.
+        reference: The image's name.
+        engine: The engine that has or pulls the image.
+        facts: They say what the components of our images protect: the rule for images
+            without a manifest.
 
     Raises:
-        UnknownNameError: The engine does not have it, and it cannot be pulled.
-        ExtendError: It has no Python, or one that does not answer.
+        UnknownNameError: The engine does not have the image, and it cannot be pulled.
+        ExtendError: The image has no Python, or one that does not answer.
     """
-    image = engine.inspect(reference)
-    if image is None:
-        say(f"  pulling {reference}")
-        with DISPLAY.task("pulling", log=False):
-            image = (
-                engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
-            )
-    if image is None:
-        raise UnknownNameError(
-            f"no image {reference}: {engine.name} does not have it,"
-            " and it cannot be pulled from a registry",
-            hint=(
-                "correct the name, build it first (`build.py --list` shows ours),"
-                " or log in to its registry"
-            ),
-        )
-    found = _known_python(engine, image, reference)
-    distributions = tuple(BaseDistribution(**row) for row in found["distributions"])
-    patterns = [pattern for component in facts.components for pattern in component.protected]
-    repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
-    digests = [digest for digest in image.digests if digest.partition("@")[0] == repository]
+    image = _find_or_pull(reference, engine)
+    python = _known_python(engine, image, reference)
+    distributions = tuple(BaseDistribution(**row) for row in python["distributions"])
+    patterns: list[str] = []
+    for component in facts.components:
+        patterns += component.protected
+    description = dict(python)
+    del description["distributions"], description["protected"]
     return image, ExtendedBase(
         reference=reference,
         identifier=image.identifier,
-        digest=reference if "@" in reference else next(iter(digests), ""),
+        digest=_digest_of(reference, image),
         environment=image.environment,
         labels=image.labels,
         user=image.user,
         distributions=distributions,
-        kept=kept_of(found["protected"], distributions, patterns),
-        **{
-            name: value
-            for name, value in found.items()
-            if name not in ("distributions", "protected")
-        },  # type: ignore[arg-type]
+        kept=kept_of(python["protected"], distributions, patterns),
+        **description,  # type: ignore[arg-type]
     )
+
+
+def _find_or_pull(reference: str, engine: Engine) -> BuiltImage:
+    image = engine.inspect(reference)
+    if image is not None:
+        return image
+    say(f"  pulling {reference}")
+    with DISPLAY.task("pulling", log=False):
+        if engine.pull(reference, timeout=PULL_SECONDS):
+            image = engine.inspect(reference)
+    if image is not None:
+        return image
+    raise UnknownNameError(
+        f"no image {reference}: {engine.name} does not have it,"
+        " and it cannot be pulled from a registry",
+        hint=(
+            "correct the name, build it first (`build.py --list` shows ours),"
+            " or log in to its registry"
+        ),
+    )
+
+
+def _digest_of(reference: str, image: BuiltImage) -> str:
+    """Return the image's name with its digest in the registry, or ``""``."""
+    if "@" in reference:
+        return reference
+    repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
+    for digest in image.digests:
+        if digest.partition("@")[0] == repository:
+            return digest
+    return ""
 
 
 def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
-    """Return what was answered before for the same image by the same program, or ask.
+    """Return the cached answer of the same image to the same program, or ask the image.
 
-    Raises as below.
+    Raises as ``_ask_python`` does.
     """
-    program = b"".join(
-        path.read_bytes() for path in sorted(Path(interpreter.__file__).parent.glob("*.py"))
-    )
+    programs = sorted(Path(interpreter.__file__).parent.glob("*.py"))
+    program = b"".join(path.read_bytes() for path in programs)
     key = hashlib.sha256(image.identifier.encode() + program).hexdigest()
     file = cache_folder(os.environ, "bases", f"{key}.json")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        known: interpreter.Interpreter = json.loads(file.read_text(encoding="utf-8"))
-        if not _malformed(known):
-            return known
-    found = _ask_python(engine, image, reference)
+        cached: interpreter.Interpreter = json.loads(file.read_text(encoding="utf-8"))
+        if not _malformed(cached):
+            return cached
+    answer = _ask_python(engine, image, reference)
     with contextlib.suppress(OSError):
-        write_cached(file, json.dumps(found).encode())
-    return found
+        write_cached(file, json.dumps(answer).encode())
+    return answer
 
 
 def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
     """Ask the Python that the base gives to a job.
 
-    Raises ``ExtendError`` where none answers as it should.
+    Raises ``ExtendError`` for no answer, or a malformed one.
     """
     files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
     python = files.program("python") or files.program("python3")
@@ -119,15 +130,15 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
         raise ExtendError(
             [f"--base {reference}: no python is on its PATH"], hint="take a training image"
         )
-    words = engine.isolates()
-    if words:
+    missing_isolation = engine.isolates()
+    if missing_isolation:
         say(
             f"  {reference} is asked and extended without isolation,"
-            f" its programs see this machine: {words}"
+            f" its programs see this machine: {missing_isolation}"
         )
     try:
         with engine.container(image.reference, isolated=closed(engine)) as container:
-            found = ask_program(
+            answer = ask_program(
                 container,
                 (python, "-I"),
                 ("interpreter",),
@@ -139,41 +150,37 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
         raise ExtendError(
             [f"--base {reference}: {python} does not answer: {error.message}"]
         ) from error
-    if wrong := _malformed(found):
-        raise ExtendError([f"--base {reference}: {python} answers with {wrong}"])
-    return found
+    problem = _malformed(answer)
+    if problem:
+        raise ExtendError([f"--base {reference}: {python} answers with {problem}"])
+    return answer
 
 
-def _malformed(found: interpreter.Interpreter) -> str:
-    """Return what of an answer may not stand in a Dockerfile, a lock or a list of constraints.
-
-    ``""`` if all may.
-    """
-    words = {name: value for name, value in found.items() if isinstance(value, str)}
-    for row in found["distributions"]:
-        words |= {
-            f"distribution {row['name']!r:.60}": row["name"],
-            f"version {row['version']!r:.60}": row["version"],
-        }
-    for names in (found["protected"], found["components"]):
-        words |= {f"component {name!r:.60}": f"{name}{value}" for name, value in names.items()}
-    words |= {f"component {name!r:.60}": name for name in found["missing"]}
-    for name, value in words.items():
-        if not _WORD.fullmatch(value):
-            return f"a {name} that is none: {value!r:.60}"
-    if not _VERSION.fullmatch(found["version"]):
-        return f"a version that is none: {found['version']!r:.60}"
+def _malformed(answer: interpreter.Interpreter) -> str:
+    """Return the first text of an answer that must not be in a Dockerfile or a lock, or ``""``."""
+    texts = {name: value for name, value in answer.items() if isinstance(value, str)}
+    for row in answer["distributions"]:
+        texts[f"distribution {row['name']!r:.60}"] = row["name"]
+        texts[f"version {row['version']!r:.60}"] = row["version"]
+    for components in (answer["protected"], answer["components"]):
+        for name, version in components.items():
+            texts[f"component {name!r:.60}"] = f"{name}{version}"
+    for name in answer["missing"]:
+        texts[f"component {name!r:.60}"] = name
+    for label, text in texts.items():
+        if not _WORD.fullmatch(text):
+            return f"a {label} that is none: {text!r:.60}"
+    if not _VERSION.fullmatch(answer["version"]):
+        return f"a version that is none: {answer['version']!r:.60}"
     return ""
 
 
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
     """Refuse an extension that does not fit its base; raises ``ExtendError`` with every problem."""
-    problems, entry = [], inputs.entry_point
-    if (
-        entry is not None
-        and entry.kind in ("module", "package")
-        and not (base.launcher or entry.file)
-    ):
+    problems = []
+    entry = inputs.entry_point
+    is_module = entry is not None and entry.kind in ("module", "package")
+    if entry is not None and is_module and not entry.file and not base.launcher:
         problems.append(
             f"--entry-point {entry.name}: {base.reference} does not have our launcher; name a file"
         )
@@ -181,18 +188,25 @@ def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
         problems.append(
             f"--apt: {base.reference} is {base.distribution or 'unknown'}, and not Debian or Ubuntu"
         )
-    where, oldest = f"--base {base.reference}", ".".join(map(str, interpreter.OLDEST))
-    if not inputs.wanted and not inputs.project:
-        pass
-    elif tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
-        problems.append(
-            f"{where} has Python {base.version}: requirements need Python {oldest} or newer"
-        )
-    elif not base.pip:
-        problems.append(f"{where}: {base.python} has no pip to install requirements with")
-    elif not base.glibc:
-        problems.append(f"{where} does not have glibc, which training wheels are made for")
+    if inputs.wanted or inputs.project:
+        problem = _python_problem(base)
+        if problem:
+            problems.append(problem)
     if problems:
         raise ExtendError(
             problems, hint=f"{base.reference} has Python {base.version}; nothing was built"
         )
+
+
+def _python_problem(base: ExtendedBase) -> str:
+    """Return the reason why nothing can be installed for a base's Python, or ``""``."""
+    where = f"--base {base.reference}"
+    version = tuple(int(part) for part in base.version.split("."))
+    if version < interpreter.OLDEST:
+        oldest = ".".join(str(part) for part in interpreter.OLDEST)
+        return f"{where} has Python {base.version}: requirements need Python {oldest} or newer"
+    if not base.pip:
+        return f"{where}: {base.python} has no pip to install requirements with"
+    if not base.glibc:
+        return f"{where} does not have glibc, which training wheels are made for"
+    return ""

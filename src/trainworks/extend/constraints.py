@@ -1,9 +1,8 @@
-"""What of a base image stays as it is, what else moves, and which requirements
-cannot be fulfilled with it. Pure.
+"""The packages of a base image that an extension keeps, and those that it moves. Pure.
 
 The rule is that of a job's installation (``launcher/trainworks_launcher/programs/install.py``):
-what the image's manifest protects is kept, with the version that is installed, and everything else
-may move, up or down.
+packages that the image's manifest protects keep the version that is installed, and all others may
+move, up or down.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.facts.rows import Facts, SourceFile
+from trainworks.facts.rows import Facts, SourceFile, TargetRow
 from trainworks.plan.checks import Check, CommandCheck, PythonImportsCheck
 from trainworks.plan.model import ImagePlan
 
@@ -36,24 +35,22 @@ PROBED = (
 def kept_of(
     protected: Mapping[str, str], distributions: Iterable[BaseDistribution], patterns: Sequence[str]
 ) -> dict[str, str]:
-    """Return what is never replaced in an image, name to version.
+    """Return the distributions of an image that are never replaced, name to version.
 
     Args:
-        protected: What the image's manifest protects; nothing where it is another maker's.
-        distributions: What is installed. Where something else of a protected name is, that is kept.
-        patterns: Names of what the components of our images protect, for an
-            image without a manifest.
+        protected: Those that the image's manifest protects; nothing for another maker's image.
+        distributions: The installed distributions. An installed version wins over the manifest's.
+        patterns: Names that the components of our images protect, for an image without a manifest.
     """
-    installed = {canonicalize_name(row.name): row for row in distributions}
     kept: dict[str, str] = {canonicalize_name(name): version for name, version in protected.items()}
-    kept |= {
-        name: row.version for name, row in installed.items() if name in kept or not row.removable
-    }
-    if not protected:
-        matching = [
-            name for name in installed if any(fnmatchcase(name, pattern) for pattern in patterns)
-        ]
-        kept |= {name: installed[name].version for name in matching}
+    installed = {canonicalize_name(row.name): row for row in distributions}
+    for name, row in installed.items():
+        is_protected = name in kept or not row.removable
+        if not protected:
+            matches = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+            is_protected = is_protected or bool(matches)
+        if is_protected:
+            kept[name] = row.version
     return kept
 
 
@@ -67,14 +64,14 @@ class Move:
 
 
 def moves_of(locked: Iterable[tuple[str, str]], base: ExtendedBase) -> tuple[Move, ...]:
-    """Return what of the base gets another version."""
-    installed = {canonicalize_name(row.name): row for row in base.distributions}
-    return tuple(
-        Move(name=name, old=row.version, new=version)
-        for name, version in locked
-        if (row := installed.get(canonicalize_name(name)))
-        and not same_version(row.version, version)
-    )
+    """Return the distributions of the base that get another version."""
+    installed = {canonicalize_name(row.name): row.version for row in base.distributions}
+    moves = []
+    for name, version in locked:
+        old = installed.get(canonicalize_name(name))
+        if old is not None and not same_version(old, version):
+            moves.append(Move(name=name, old=old, new=version))
+    return tuple(moves)
 
 
 def same_version(one: str, other: str) -> bool:
@@ -86,30 +83,27 @@ def same_version(one: str, other: str) -> bool:
 
 
 def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
-    """Return the warning for code that is imported instead of a module that the
-    image keeps, or of Python's own.
+    """Return the warning for code that hides a module of the image or of Python itself.
+
+    ``json.py`` beside the entry point would be imported instead of Python's own ``json``.
     """
-    tops = {
-        path.partition("/")[0].removesuffix(".py")
-        for path in (file.path for file in files)
-        if path.endswith(".py")
-    }
-    named = sorted(
-        tops & {*(name.replace("-", "_") for name in base.kept), *sys.stdlib_module_names}
-    )
-    return (
-        f"warning: the code's own {', '.join(named)} would be imported instead of the image's"
-        if named
-        else ""
-    )
+    own_modules = set()
+    for file in files:
+        if file.path.endswith(".py"):
+            own_modules.add(file.path.partition("/")[0].removesuffix(".py"))
+    kept_modules = {name.replace("-", "_") for name in base.kept}
+    hidden = sorted(own_modules & (kept_modules | sys.stdlib_module_names))
+    if not hidden:
+        return ""
+    return f"warning: the code's own {', '.join(hidden)} would be imported instead of the image's"
 
 
 def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
-    """Return targets of packages that have what a base's framework is too old for, at most three.
+    """Return targets of packages with versions for which a base's framework is too old.
 
-    They have the base's kind of accelerator, and the companions that are asked for too. Where no
-    target without CUDA has it, those with CUDA are named: their images run on hosts without a GPU,
-    too.
+    At most three. They have the base's kind of accelerator, and the companions in ``asked`` too.
+    Where no target without CUDA fits, those with CUDA are named: their images also run on hosts
+    without a GPU.
 
     Args:
         asked: Names and specifiers, such as ``("torch", ">=2.14")``; ``python``
@@ -118,27 +112,41 @@ def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Fac
         facts: All facts.
     """
     has_cuda = any(name.startswith("nvidia-") for name in base.kept)
-    found: dict[bool, list[str]] = {True: [], False: []}
+    fitting: dict[bool, list[str]] = {True: [], False: []}
     for row in facts.targets:
-        lock = facts.locks.get(facts.name_of(row))
-        versions = {
-            each.name: each.version for each in (lock.packages if lock else ()) if not each.build
-        }
+        if facts.base_by_name[row.base].architecture != base.architecture:
+            continue
+        if facts.sources_of(row) != "packages":
+            continue
         framework = row.framework.replace("pytorch", "torch")
-        versions[framework] = row.version
-        versions["python"] = facts.python_of(row)
-        fits = all(
-            name in versions
-            and Specification(f"{name}{wanted}").specifier.contains(
-                versions[name], prereleases=True
-            )
-            for name, wanted in asked
-        )
-        is_ours = facts.base_by_name[row.base].architecture == base.architecture
-        is_ours = is_ours and facts.sources_of(row) == "packages"
-        if fits and is_ours and (framework in base.kept or framework in dict(asked)):
-            found[bool(facts.cuda_by_name[row.cuda].version)].append(facts.name_of(row))
-    return (found[has_cuda] or found[True])[:3]
+        if framework not in base.kept and framework not in dict(asked):
+            continue
+        if _fulfils(_versions_of(row, facts), asked):
+            target_has_cuda = bool(facts.cuda_by_name[row.cuda].version)
+            fitting[target_has_cuda].append(facts.name_of(row))
+    targets = fitting[has_cuda] or fitting[True]
+    return targets[:3]
+
+
+def _versions_of(row: TargetRow, facts: Facts) -> dict[str, str]:
+    """Return the versions in a target's image, by name; ``python`` is its Python."""
+    lock = facts.locks.get(facts.name_of(row))
+    packages = lock.packages if lock else ()
+    versions = {package.name: package.version for package in packages if not package.build}
+    versions[row.framework.replace("pytorch", "torch")] = row.version
+    versions["python"] = facts.python_of(row)
+    return versions
+
+
+def _fulfils(versions: Mapping[str, str], asked: Sequence[tuple[str, str]]) -> bool:
+    """Whether each name is there, in a version that its specifier contains."""
+    for name, specifier in asked:
+        if name not in versions:
+            return False
+        requirement = Specification(f"{name}{specifier}")
+        if not requirement.specifier.contains(versions[name], prereleases=True):
+            return False
+    return True
 
 
 def checks_again(
@@ -148,44 +156,53 @@ def checks_again(
     *,
     locked: Container[str] = (),
 ) -> tuple[Check, ...]:
-    """Return the checks of a base's own plan that say whether its components
-    still work, with the versions of now.
+    """Return the checks of a base's own plan that say whether its components still work.
+
+    They expect the versions after the moves. Nothing is checked again where nothing moved.
 
     Args:
-        plan: What this checkout makes of the target that the base's label names; ``None`` for
+        plan: This checkout's plan of the target in the base's label; ``None`` for
             another maker's image.
-        base: The base; a component that it lacks, or has in another version, is left out. So is one
-            without a version, such as the lists of licences: no package that moves can break it.
-        moves: What got another version. Nothing is asked again where nothing did. A component whose
-            own distribution moved is what the requirements make of it, and is left out too.
-        locked: Names of what the extension installs, which it checks itself.
+        base: The base.
+        moves: The distributions that get another version.
+        locked: Names of the packages that the extension installs, which it checks itself.
     """
-    if plan is None or not moves:
+    if plan is None or not moves or not base.components:
         return ()
-    versions = {step.component: step.version for step in plan.steps}
-    gone = {move.name for move in moves}
-    same = {
-        name
-        for name, version in versions.items()
-        if version
-        and base.components.get(name) == version
-        and name not in base.missing
-        and name not in gone
-    }
-    found: list[Check] = []
+    components = _unmoved_components(plan, base, moves)
+    moved = {move.name for move in moves}
+    checks: list[Check] = []
     for check in plan.checks:
-        if check.kind not in PROBED or check.component not in same or not base.components:
+        if check.kind not in PROBED or check.component not in components:
             continue
         if isinstance(check, CommandCheck):
             expect = check.expect
             for move in moves:
-                expect = move.new if expect == move.old else expect
-            found.append(replace(check, expect=expect))
+                if expect == move.old:
+                    expect = move.new
+            checks.append(replace(check, expect=expect))
         elif isinstance(check, PythonImportsCheck):
-            names = tuple(
-                name for name in check.distributions if name not in locked and name not in gone
-            )
-            found += [replace(check, distributions=names)] if names else []
+            names = [
+                name for name in check.distributions if name not in locked and name not in moved
+            ]
+            if names:
+                checks.append(replace(check, distributions=tuple(names)))
         else:
-            found.append(check)
-    return tuple(found)
+            checks.append(check)
+    return tuple(checks)
+
+
+def _unmoved_components(plan: ImagePlan, base: ExtendedBase, moves: Sequence[Move]) -> set[str]:
+    """Return the components that are in the base as planned.
+
+    A component without a version, such as the lists of licences, is left out: no package can break
+    it. So is one that moves itself: the requirements decide its state.
+    """
+    moved = {move.name for move in moves}
+    components = set()
+    for step in plan.steps:
+        name = step.component
+        is_as_planned = bool(step.version) and base.components.get(name) == step.version
+        if is_as_planned and name not in base.missing and name not in moved:
+            components.add(name)
+    return components

@@ -1,10 +1,11 @@
-"""The compiler of CUDA code: in the stages that build an extension's wheels,
-and not in its image.
+"""The compiler of CUDA code, for the stages that build an extension's wheels.
+
+The extension's image does not get it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainworks.errors import ExtendError
@@ -16,18 +17,18 @@ from trainworks.plan.select import request_for
 from trainworks.plan.target import context_of
 
 BUILD_TOOL = "wheel"
-"""A distribution that builds of older projects import; it is in each lock for our own builds."""
+"""A distribution that older projects need to build; each lock has it for our own builds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
-    """What wheels are built with, beside the base and the extension's Debian packages.
+    """The tools of wheel builds, beside the base and the extension's Debian packages.
 
     Attributes:
-        component: The component of the compiler; ``""`` where none was asked for.
+        component: The component of the compiler; ``""`` where none was chosen.
         requirements: Its files, hash-locked, as pip reads them.
-        whole: Distributions that are built with the base's torch in sight:
-            without it they build something else.
+        whole: Distributions that are built without build isolation, because they read the
+            installed torch.
         variables: The environment of builds, such as ``TORCH_CUDA_ARCH_LIST``.
     """
 
@@ -38,13 +39,12 @@ class Workbench:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What it is made of, a line each: what is built with another one may
-        ask for other packages.
+        """Requirements and variables, a line each.
+
+        A wheel that was built with others may require other packages.
         """
-        return (
-            *self.requirements.splitlines(),
-            *(f"{name}={value}" for name, value in self.variables.items()),
-        )
+        variables = [f"{name}={value}" for name, value in self.variables.items()]
+        return (*self.requirements.splitlines(), *variables)
 
 
 BARE = Workbench()
@@ -58,14 +58,14 @@ def workbench_of(
     row: TargetRow | None,
     facts: Facts,
 ) -> Workbench:
-    """Return what wheels are built with.
+    """Return the compiler and the environment that wheels are built with.
 
-    The compiler's files are those that the base's own target has locked. Code is compiled for the
+    The compiler's files are those in the lock of the base's own target. Code is compiled for the
     architectures of its CUDA cell, unless ``variables`` say otherwise.
 
     Args:
-        names: Components that compile; one at most exists.
-        variables: What the user sets for builds.
+        names: Components that compile; there is at most one.
+        variables: The user's variables for builds.
         base: The base image.
         row: The target that the base is of, or that it extends; ``None`` for another maker's image.
         facts: All facts.
@@ -74,72 +74,85 @@ def workbench_of(
         ExtendError: The base's target cannot have a component.
         UnknownNameError: The same, with the targets that can.
     """
-    compilers = {each.name: each for each in facts.components if each.compiles}
-    component, named = "", next((name for name in compilers if name in base.components), "")
+    compiled_packages = {
+        component.name: component.compiles for component in facts.components if component.compiles
+    }
+    installed = [name for name in compiled_packages if name in base.components]
+    compiler = installed[0] if installed else ""
+    component = ""
     files: tuple[LockedPackage, ...] = ()
-    if not named:
+    if not installed:
         for name in dict.fromkeys(names):
-            if name not in compilers:
-                raise ExtendError(
-                    [f"--with {name}: builds of wheels can have {', '.join(compilers)}"]
-                )
-            if row is None:
-                what = f"--with {name}: {base.reference} is not an image of ours"
-                raise ExtendError([what], hint="take a base that has a compiler")
-            if not facts.cuda_by_name[row.cuda].version:
-                raise ExtendError(
-                    [f"--with {name}: {base.reference} has no CUDA"],
-                    hint="take a base image with CUDA",
-                )
-            plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
-            files = next(step.python for step in plan.steps if step.component == name)
-            component = named = name
-    if not named or row is None:
-        return Workbench(
-            whole=compilers[named].compiles if named else (), variables=dict(variables)
-        )
-    # Where it is in the base: without a GPU a build does not know what to
-    # compile for, and images lack build tools.
+            target = _target_for(name, list(compiled_packages), base, row, facts)
+            request = replace(request_for(target, facts), with_components=(name,))
+            steps = make_plan(request, facts).steps
+            files = next(step.python for step in steps if step.component == name)
+            component = compiler = name
+
+    whole = compiled_packages[compiler] if compiler else ()
+    if not compiler or row is None:
+        return Workbench(whole=whole, variables=dict(variables))
+    # Also where the compiler is in the base: without a GPU a build does not know which
+    # architectures to compile for, and images lack build tools.
     return Workbench(
         component=component,
         requirements=_pins((*files, *_tools(row, facts))),
-        whole=compilers[named].compiles,
+        whole=whole,
         variables={**_architectures(row, facts), **variables},
     )
 
 
+def _target_for(
+    name: str, compilers: Sequence[str], base: ExtendedBase, row: TargetRow | None, facts: Facts
+) -> TargetRow:
+    """Return the base's target, if a compiler can be added to it.
+
+    Args:
+        name: The component that compiles.
+        compilers: The components that exist.
+        base: The base image.
+        row: Its target; ``None`` for another maker's image.
+        facts: All facts.
+    """
+    if name not in compilers:
+        raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
+    if row is None:
+        problem = f"--with {name}: {base.reference} is not an image of ours"
+        raise ExtendError([problem], hint="take a base that has a compiler")
+    if not facts.cuda_by_name[row.cuda].version:
+        problem = f"--with {name}: {base.reference} has no CUDA"
+        raise ExtendError([problem], hint="take a base image with CUDA")
+    return row
+
+
 def _tools(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
-    """Return what builds import and no image has, as a target's lock has it for its own builds."""
-    return tuple(
-        each for each in context_of(row, facts).lock or () if each.build and each.name == BUILD_TOOL
-    )
+    """Return the build tools of a target's lock that no image has."""
+    packages = context_of(row, facts).lock or ()
+    return tuple(package for package in packages if package.build and package.name == BUILD_TOOL)
 
 
 def _pins(files: Iterable[LockedPackage]) -> str:
-    return "".join(f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in files)
+    lines = [f"{file.name}=={file.version} --hash=sha256:{file.sha256}\n" for file in files]
+    return "".join(lines)
 
 
 def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
-    """Return the variable by which PyTorch's builds are told the architectures
-    of a target's CUDA cell.
+    """Return PyTorch's variable for the architectures of a target's CUDA cell.
+
+    ``("80", "90")`` become ``8.0;9.0``.
     """
     cell = facts.cuda_by_name[row.cuda]
-    return {
-        "TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)
-    }
+    versions = [f"{architecture[:-1]}.{architecture[-1]}" for architecture in cell.architectures]
+    return {"TORCH_CUDA_ARCH_LIST": ";".join(versions)}
 
 
 def lacking(bench: Workbench, base: ExtendedBase, facts: Facts) -> dict[str, dict[str, str]]:
-    """Return which distributions lack their compiler, as a manifest has it."""
-    there = {bench.component, *base.components}
-    absent = [
-        (name, each)
-        for each in facts.components
-        if each.name not in there
-        for name in each.compiles
-    ]
+    """Return the distributions that lack their compiler, as rows of a manifest."""
+    available = {bench.component, *base.components}
     has_cuda = base.launcher and any(name.startswith("nvidia-") for name in base.kept)
-    return {
-        "compiled_by": {name: each.name for name, each in absent if has_cuda},
-        "needs": compilers_needed(there, facts),
-    }
+    compiled_by = {}
+    if has_cuda:
+        for component in facts.components:
+            if component.name not in available:
+                compiled_by.update(dict.fromkeys(component.compiles, component.name))
+    return {"compiled_by": compiled_by, "needs": compilers_needed(available, facts)}

@@ -1,15 +1,15 @@
 """``build.py extend``: base, requirements and code become a plan, its rendering and an image
 (``assemble.image``).
 
-Problems are looked for in two rounds, and each round reports all of them at once: first what this
-machine's files say (``extend.inputs``), without an engine; then what the base image says
-(``extend.base``). Then the requirements are resolved and downloaded once, which gives their lock
-(``extend.resolve``), and the image is built from that.
+Problems are found in two rounds, and each round reports all of its problems at once: first those
+of this machine's files (``extend.inputs``), without an engine; then those of the base image
+(``extend.base``). Then the requirements are resolved and downloaded, which gives their lock
+(``extend.resolve``), and the image is built from that lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
@@ -40,8 +40,16 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import NO_LOCK, ExtendedBase, holds
-from trainworks.extend.resolve import Order, check_python, gather, manifest_of, resolve
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock, holds
+from trainworks.extend.resolve import (
+    Order,
+    ResolutionTools,
+    Resolved,
+    check_python,
+    gather,
+    manifest_of,
+    resolve,
+)
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop, put_wheels
 from trainworks.extend.user_code import SourceTree
@@ -65,10 +73,10 @@ class Extension:
     """An extension before it is built.
 
     Attributes:
-        engine: Which has the base image.
+        engine: The engine that has the base image.
         image: The base image.
         source: The code.
-        plan: What is made of it.
+        plan: The plan of the extension.
         lock: The file with the hash-locked requirements; ``None`` where nothing is installed.
         spec: The image that is built.
         packages: Puts the files of the Debian packages into a context.
@@ -83,11 +91,49 @@ class Extension:
     packages: AddFiles
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Planning:
+    """One call of ``plan_extension``.
+
+    Attributes:
+        request: The user's choice.
+        environment: The process's environment.
+        resolving: Whether requirements without a lock are resolved, and progress is reported.
+        settings: This machine's settings.
+        forbidden: Texts of this machine that must not be in an image.
+        facts: All facts.
+        stack: Removes temporary folders at its end.
+    """
+
+    request: ExtendRequest
+    environment: Mapping[str, str]
+    resolving: bool
+    settings: HostSettings
+    forbidden: tuple[str, ...]
+    facts: Facts
+    stack: ExitStack
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Locked:
+    """The locked requirements of an extension.
+
+    Attributes:
+        lock: The lock.
+        sources: Sources of the wheels that the lock names by a folder or a repository.
+        resolved: The files, if the requirements were resolved now.
+    """
+
+    lock: ExtensionLock = NO_LOCK
+    sources: Sequence[WheelSource] = ()
+    resolved: Resolved | None = None
+
+
 def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> BuildReport:
     """Make an image of a base image, as far as the request says.
 
     Args:
-        request: What is asked for.
+        request: The user's choice.
         root: The checkout: recipes and facts.
         environment: The process's environment.
 
@@ -126,60 +172,57 @@ def plan_extension(
     """Plan and render an extension; raises as ``extend`` does.
 
     Args:
-        request: What is asked for.
+        request: The user's choice.
         root: The checkout: recipes and facts.
         environment: The process's environment.
-        stack: What was made on the way is taken away with it.
-        resolving: Whether requirements without a lock get one, and lines report it. Without it this
-            is what an extension was made from: what would be resolved today is not what was
-            installed.
+        stack: Removes temporary folders at its end.
+        resolving: Whether requirements without a lock get one, and lines report it. False to plan
+            an extension that was built before: a resolution of today may differ from its lock.
     """
     settings = read_host_settings(environment)
     forbidden = settings.forbidden_texts("")
     inputs = read_inputs(request, forbidden, environment)
-    for text in notes(request, inputs) if resolving else ():
-        say(text)
-    engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
-    if request.build_network and engine.name == "buildah":
-        raise ExtendError(
-            [
-                (
-                    "--build-network: buildah has only this machine's own network,"
-                    " which shows builds what listens on it"
-                )
-            ],
-            hint=(
-                "use `--engine docker`, or put what the build"
-                " downloads into the folder of the project"
-            ),
-        )
-    image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
+    if resolving:
+        for text in notes(request, inputs):
+            say(text)
+    engine = choose(request.engine, report=say)
+    facts = load(root)
+    texts = _recipes(root)
+    _refuse_network(request, engine)
+
+    # The second round of problems: those of the base image.
+    candidate = find_image(request.base, engine, facts, elsewhere=True)
+    image, base = find_base(candidate, engine, facts)
     check_fit(base, inputs)
     program = data_folder(root, "launcher") / INSTALLER
     check_python(inputs.for_python, base, program, facts)
-    named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
-    bench = workbench_of(
-        request.with_components,
-        request.build_environment,
-        base,
-        named.row if named else None,
-        facts,
+
+    image_name = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
+    target = image_name.row if image_name else None
+    base_plan = _plan_of_base(image_name, facts)
+    if resolving and inputs.apt and base_plan is not None:
+        settings = locate_archive(base_plan.base, base_plan.archives, settings).settings
+    planning = _Planning(
+        request=request,
+        environment=environment,
+        resolving=resolving,
+        settings=settings,
+        forbidden=forbidden,
+        facts=facts,
+        stack=stack,
     )
-    whole = {canonicalize_name(name) for name in (*request.built_whole, *inputs.wanted.built_whole)}
-    bench = replace(bench, whole=(*bench.whole, *sorted(whole)))
+
+    bench = workbench_of(request.with_components, request.build_environment, base, target, facts)
+    requested_whole = (*request.built_whole, *inputs.wanted.built_whole)
+    whole = sorted({canonicalize_name(name) for name in requested_whole})
+    bench = replace(bench, whole=(*bench.whole, *whole))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
-    sources, commits = _sources_of(
-        request, inputs, base, locked_commits(path), environment, resolving=resolving
+    sources, commits = _sources_of(planning, inputs, base, locked_commits(path))
+    recipes = Recipes(
+        texts=texts,
+        programs=_programs(),
+        uv=b"" if base.uv else Path(uv_program()).read_bytes(),
     )
-    ours = _plan_of_base(named, facts)
-    if resolving and inputs.apt and ours is not None:
-        settings = locate_archive(ours.base, ours.archives, settings).settings
-    programs = {
-        "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
-        "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
-    }
-    uv = b"" if base.uv else Path(uv_program()).read_bytes()
-    recipes = Recipes(texts=texts, programs=programs, uv=uv)
     plan = make_extension(
         tag=request.tag,
         base=base,
@@ -203,68 +246,52 @@ def plan_extension(
         network=request.build_network,
     )
     stack.callback(workshop.close)
+
+    def tools() -> ResolutionTools:
+        resolver = _resolver(base, planning)
+        return ResolutionTools(base=base, resolver=resolver, workshop=workshop, program=program)
+
     order = Order(
         wanted=inputs.wanted,
         sources=sources,
         commits=commits,
-        manifest=manifest_of(base, bench, named.row if named else None, facts),
+        manifest=manifest_of(base, bench, target, facts),
         beside=path.parent.resolve() if path is not None else Path(),
         links=settings.pip.local_folders,
         only_binary=request.only_binary,
         strict=request.strict,
     )
-    lock, resolved = NO_LOCK, None
+    locked = _Locked()
     if path is not None and (inputs.wanted or sources):
-        chosen = {
+        choice: dict[str, object] = {
             "only_binary": request.only_binary,
             "strict": request.strict,
             "apt": plan.apt,
             "bench": bench.lines,
+            "whole": whole,
         }
-        chosen["whole"] = sorted(whole)
-        digest = inputs_digest(inputs.wanted, sources, chosen, base)
-        known = read_lock(path, digest)
-        others, same = named_sources(known or NO_LOCK, order.beside, forbidden)
-        known = known if same else None
-        if known is not None and resolving:
-            say(f"  locked already: {path}")
-        elif known is None and not resolving:
-            raise LockError(
-                f"no lock for these requirements and this base: {path}",
-                hint="`build.py extend` with the same choice writes it",
-            )
-        lock = known or NO_LOCK
-        if known is None:
-            say(f"  resolving the requirements for {base.reference}")
-            resolver = _resolver(base, settings, request, stack)
-            before = lock_before(path)
-            resolved = resolve(
-                order, base, resolver, workshop, program, facts, forbidden=forbidden, before=before
-            )
-            lock = resolved.lock
-            for line in resolved.moved:
-                say(f"  {line}")
-            others, _ = named_sources(lock, order.beside, forbidden)
-            if request.output is None:
-                write_lock(path, lock, digest, base)
-                say(f"  resolved and hashed: {path}")
-        sources = [*sources, *others]
-        order = replace(order, sources=sources)
-    plan = replace(plan, lock=lock, sources=tuple(sources))
+        digest = inputs_digest(inputs.wanted, sources, choice, base)
+        locked = _lock_requirements(planning, order, path, digest, tools)
+    lock = locked.lock
+    order = replace(order, sources=[*sources, *locked.sources])
+    plan = replace(plan, lock=lock, sources=tuple(order.sources))
 
     def add_wheels(context: Path) -> tuple[str, ...]:
-        """Put what is installed into a context, where it is built at all."""
+        """Put the wheels into a context; called only for an image that is built."""
         _ = workshop.start
         if not lock.locked:
             return ()
-        found = resolved or gather(
-            lock, order, base, _resolver(base, settings, request, stack), workshop, program
-        )
-        put_wheels(found.wheels, context / "wheels")
-        return found.own
+        resolved = locked.resolved or gather(lock, order, tools())
+        put_wheels(resolved.wheels, context / "wheels")
+        return resolved.own
 
-    for note in (*lock.notes, hidden_by(plan.files, base)) if resolving else ():
-        say(f"  {note}") if note else None
+    if resolving:
+        for note in (*lock.notes, hidden_by(plan.files, base)):
+            if note:
+                say(f"  {note}")
+    base_checks = checks_again(base_plan, base, plan.moves, locked=dict(lock.locked))
+    # A requirement's file names variables: their values must not be in the image either.
+    variable_values = [environment[name] for name in inputs.wanted.variables]
     spec = ImageSpec(
         name=plan.tag,
         tags=(plan.tag,),
@@ -272,14 +299,10 @@ def plan_extension(
         settings=replace(settings, proxies={}),
         secrets={},
         add_files=add_wheels,
-        checks=(*plan.checks, *checks_again(ours, base, plan.moves, locked=dict(lock.locked))),
-        # What a variable has is not in the file, and must not be in the image either.
-        forbidden=(
-            *settings.forbidden_texts(""),
-            *(environment[name] for name in inputs.wanted.variables),
-        ),
+        checks=(*plan.checks, *base_checks),
+        forbidden=(*settings.forbidden_texts(""), *variable_values),
         extends=image,
-        # It runs programs of its base, which may be another maker's.
+        # The steps run programs of the base, which may be another maker's.
         isolated="" if engine.isolates() else "job",
         architecture=base.architecture,
         network="none",
@@ -295,60 +318,129 @@ def plan_extension(
     )
 
 
-def _resolver(
-    base: ExtendedBase, settings: HostSettings, request: ExtendRequest, stack: ExitStack
-) -> Resolver:
-    client = stack.enter_context(Client(settings))
-    return Resolver(
-        base, stack.enter_context(private_folder(large_folder())), client, fresh=request.no_cache
+def _refuse_network(request: ExtendRequest, engine: Engine) -> None:
+    """Refuse a network for builds where the engine has only that of this machine."""
+    if not request.build_network or engine.name != "buildah":
+        return
+    problem = (
+        "--build-network: buildah has only this machine's own network,"
+        " which shows builds what listens on it"
     )
+    hint = "use `--engine docker`, or put what the build downloads into the folder of the project"
+    raise ExtendError([problem], hint=hint)
+
+
+def _programs() -> dict[str, bytes]:
+    """Return the programs that run in the base image, by file name."""
+    inside = resources.files("trainworks.extend").joinpath("inside.py")
+    imports = resources.files("trainworks.imagetest").joinpath("imports.py")
+    return {"inside.py": inside.read_bytes(), "imports.py": imports.read_bytes()}
+
+
+def _lock_requirements(
+    planning: _Planning,
+    order: Order,
+    path: Path,
+    digest: str,
+    tools: Callable[[], ResolutionTools],
+) -> _Locked:
+    """Read the lock of the requirements, or resolve them.
+
+    Args:
+        planning: The request and its facts.
+        order: The requirements and sources.
+        path: The lock's file.
+        digest: Digest of everything that the lock depends on.
+        tools: Makes the tools of a resolution.
+
+    Raises:
+        LockError: There is no lock, and nothing is resolved.
+    """
+    known = read_lock(path, digest)
+    sources, is_unchanged = named_sources(known or NO_LOCK, order.beside, planning.forbidden)
+    if known is not None and is_unchanged:
+        if planning.resolving:
+            say(f"  locked already: {path}")
+        return _Locked(lock=known, sources=sources)
+    if not planning.resolving:
+        raise LockError(
+            f"no lock for these requirements and this base: {path}",
+            hint="`build.py extend` with the same choice writes it",
+        )
+
+    resolution_tools = tools()
+    base = resolution_tools.base
+    say(f"  resolving the requirements for {base.reference}")
+    resolved = resolve(
+        order,
+        resolution_tools,
+        planning.facts,
+        forbidden=planning.forbidden,
+        before=lock_before(path),
+    )
+    for line in resolved.moved:
+        say(f"  {line}")
+    sources, _ = named_sources(resolved.lock, order.beside, planning.forbidden)
+    if planning.request.output is None:
+        write_lock(path, resolved.lock, digest, base)
+        say(f"  resolved and hashed: {path}")
+    return _Locked(lock=resolved.lock, sources=sources, resolved=resolved)
+
+
+def _resolver(base: ExtendedBase, planning: _Planning) -> Resolver:
+    client = planning.stack.enter_context(Client(planning.settings))
+    folder = planning.stack.enter_context(private_folder(large_folder()))
+    return Resolver(base, folder, client, fresh=planning.request.no_cache)
 
 
 def _sources_of(
-    request: ExtendRequest,
+    planning: _Planning,
     inputs: ExtensionInputs,
     base: ExtendedBase,
-    known: Mapping[str, str],
-    environment: Mapping[str, str],
-    *,
-    resolving: bool,
+    known_commits: Mapping[str, str],
 ) -> tuple[list[WheelSource], Mapping[str, str]]:
-    """Return what wheels are built of: repositories, folders and the code itself, which comes last.
+    """Return the sources of wheels, and the commits of repositories.
 
-    And the commits.
+    The sources are repositories, folders, and the code itself, which comes last.
     """
-    wanted, own = (
-        inputs.wanted,
-        request.source.resolve() if inputs.project and request.source is not None else None,
+    wanted, code = inputs.wanted, planning.request.source
+    project = code.resolve() if inputs.project and code is not None else None
+    repositories = [row for row in wanted.repositories if holds(row.marker, base)]
+    sources, commits = git_sources(
+        repositories, known_commits, planning.environment, resolving=planning.resolving
     )
-    repositories = [each for each in wanted.repositories if holds(each.marker, base)]
-    sources, commits = git_sources(repositories, known, environment, resolving=resolving)
     extras = set(inputs.extras)
-    for each in [each for each in wanted.folders if holds(each.marker, base)]:
-        if each.folder.resolve() == own:
-            extras |= {
-                extra.strip() for extra in each.extras.strip("[]").split(",") if extra.strip()
-            }
+    for requirement in wanted.folders:
+        if not holds(requirement.marker, base):
+            continue
+        folder = requirement.folder
+        if folder.resolve() == project:
+            names = [name.strip() for name in requirement.extras.strip("[]").split(",")]
+            extras.update(name for name in names if name)
         else:
-            sources.append(
-                folder_source(each.tree.files, each.folder, origin=each.origin, extras=each.extras)
+            source = folder_source(
+                requirement.tree.files,
+                folder,
+                origin=requirement.origin,
+                extras=requirement.extras,
             )
-    if own is not None:
-        chosen = f"[{','.join(sorted(extras))}]" if extras else ""
-        sources.append(folder_source(inputs.source.files, own, extras=chosen))
+            sources.append(source)
+    if project is not None:
+        words = f"[{','.join(sorted(extras))}]" if extras else ""
+        sources.append(folder_source(inputs.source.files, project, extras=words))
     return sources, commits
 
 
-def _plan_of_base(named: ImageName | None, facts: Facts) -> ImagePlan | None:
-    """Return what this checkout makes of the target that a base's label names.
+def _plan_of_base(image_name: ImageName | None, facts: Facts) -> ImagePlan | None:
+    """Return this checkout's plan of the target in a base's label.
 
     ``None`` for another maker's image.
     """
-    if named is None:
+    if image_name is None:
         return None
-    return make_plan(
-        request_of(named.row, named.variant, facts) or request_for(named.row, facts), facts
-    )
+    row = image_name.row
+    request = request_of(row, image_name.variant, facts) or request_for(row, facts)
+    return make_plan(request, facts)
 
 
 def _report(extension: Extension) -> dict[str, object]:
@@ -376,10 +468,8 @@ def _report(extension: Extension) -> dict[str, object]:
 
 def _recipes(root: Path) -> dict[str, str]:
     try:
-        return {
-            name: (data_folder(root, "templates") / name).read_text(encoding="utf-8")
-            for name in RECIPES
-        }
+        folder = data_folder(root, "templates")
+        return {name: (folder / name).read_text(encoding="utf-8") for name in RECIPES}
     except OSError as error:
         raise OutputError(
             f"{error.filename or root}: {error.strerror}",

@@ -1,9 +1,9 @@
-"""What a step of an extension does in the base image, without secrets and without a network.
+"""Runs a step of an extension in the base image, without secrets and without a network.
 
-``install`` installs the wheels of ``WHEELS`` and compiles what an import of them loads; the image
-keeps its lock. ``build ANSWER`` makes a wheel of ``SOURCE``, or says what its build requires
-beside. ``ask ANSWER MODULES`` says why an import fails. ``tools`` installs a compiler. It has only
-the standard library, and syntax of Python 3.8.
+``install`` installs the wheels of ``WHEELS`` and compiles the modules that an import of them loads;
+the image keeps its lock. ``build ANSWER`` makes a wheel of ``SOURCE``, or writes the requirements
+that its build lacks. ``ask ANSWER MODULES`` says why an import fails. ``tools`` installs a
+compiler. The program needs only the standard library of Python 3.8.
 """
 
 # ruff: noqa: E402, PTH109
@@ -35,15 +35,16 @@ import imports  # type: ignore[import-not-found]
 
 sys.path.remove(str(FOLDER))
 
-INPUTS, WHEELS, SOURCE, TOOLS = map(
-    Path, ("/run/inputs", "/run/wheels", "/run/source", "/run/compiler")
-)
+INPUTS = Path("/run/inputs")
+WHEELS = Path("/run/wheels")
+SOURCE = Path("/run/source")
+TOOLS = Path("/run/compiler")
 LOCK = "extension.lock"
 RESULT = Path("/opt/trainworks") / LOCK
-"""Stays in the image: from what it was made."""
+"""The lock in the image."""
 
 PINS = "install.txt"
-"""Among the wheels: each with its version and hash."""
+"""A file among the wheels: the version and hash of each."""
 
 _IMPORT_SECONDS = 300
 _SHARES = 2
@@ -68,38 +69,42 @@ with open(answer, "w") as file:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one of the five; return a status."""
-    what, *words = arguments
-    if what == "import":
+    """Run one of the five commands; return a status."""
+    command, *words = arguments
+    if command == "import":
         import_and_compile(words)
     with tempfile.TemporaryDirectory() as name:
         uv = Uv(Path(name))
-        if what == "build":
+        if command == "build":
             return build(uv, Path(words[0]), Path(name))
-        if what == "ask":
-            Path(words[0]).mkdir(parents=True, exist_ok=True)
-            Path(words[0], "error").write_text(import_error(words[1:]), encoding="utf-8")
+        if command == "ask":
+            answer = Path(words[0])
+            answer.mkdir(parents=True, exist_ok=True)
+            (answer / "error").write_text(import_error(words[1:]), encoding="utf-8")
             return 0
-        if what == "tools":
-            return uv.install("--no-deps", *(str(file) for file in sorted(TOOLS.glob("*.whl"))))
-        started, before = time.time(), versions()
-        lock = (INPUTS / LOCK).read_text(encoding="utf-8")
-        pins = WHEELS / PINS
-        words = [
-            "--no-deps",
-            "--no-build",
-            "--require-hashes",
-            "--find-links",
-            str(WHEELS),
-            "-r",
-            str(pins),
-        ]
-        status = uv.install(*words) if pins.read_text(encoding="utf-8").strip() else 0
+        if command == "tools":
+            wheels = [str(file) for file in sorted(TOOLS.glob("*.whl"))]
+            return uv.install("--no-deps", *wheels)
+        return install(uv)
+
+
+def install(uv: Uv) -> int:
+    """Install the wheels of an extension, and compile what an import of them loads.
+
+    Return a status.
+    """
+    started = time.time()
+    before = versions()
+    lock = (INPUTS / LOCK).read_text(encoding="utf-8")
+    pins = WHEELS / PINS
+    if pins.read_text(encoding="utf-8").strip():
+        options = ("--no-deps", "--no-build", "--require-hashes", "--find-links", str(WHEELS))
+        status = uv.install(*options, "-r", str(pins))
         if status:
             return status
-        new = {name for name, version in versions().items() if before.get(name) != version}
-        # Not code of the user's own: its import may start a training.
-        compile_imports(new.difference(data_of(lock)["local"]))
+    new = {name for name, version in versions().items() if before.get(name) != version}
+    # Code of the user's own is not imported: that may start a training.
+    compile_imports(new.difference(data_of(lock)["local"]))
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(lock, encoding="utf-8")
     settle(started)
@@ -107,16 +112,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Uv:
-    """uv, that may use what lies here and nothing else."""
+    """uv without indexes and without this machine's settings."""
 
     def __init__(self, folder: Path) -> None:
         """folder: a private one, for its cache."""
-        places = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), str(FOLDER))
-        self._program = shutil.which("uv", path=os.pathsep.join(places)) or "uv"
+        folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), str(FOLDER))
+        self._program = shutil.which("uv", path=os.pathsep.join(folders)) or "uv"
         self._environment = {
             **os.environ,
             "UV_CACHE_DIR": str(folder / "cache"),
-            "UV_CONSTRAINT": "",  # a base's: all that is installed is pinned already
+            "UV_CONSTRAINT": "",  # a base's: all packages are pinned already
             "UV_NO_CONFIG": "1",
             "UV_NO_INSTALLER_METADATA": "1",
             "UV_NO_PROGRESS": "1",
@@ -124,11 +129,10 @@ class Uv:
             "UV_PYTHON_DOWNLOADS": "never",
         }
 
-    def call(self, *words: str, **more: str) -> int:
-        """Call it with these variables, and return its status."""
-        return subprocess.run(
-            (self._program, *words), env={**self._environment, **more}, check=False
-        ).returncode
+    def call(self, *words: str, **variables: str) -> int:
+        """Call uv with more variables, and return its status."""
+        environment = {**self._environment, **variables}
+        return subprocess.run((self._program, *words), env=environment, check=False).returncode
 
     def install(self, *words: str, python: str = sys.executable) -> int:
         """Install for a Python, and return the status."""
@@ -136,24 +140,27 @@ class Uv:
 
 
 def data_of(text: str) -> dict[str, Any]:
-    """Return what the first line of a lock says."""
-    return dict(json.loads(text.partition("\n")[0][len("# data: ") :]))
+    """Return the data in the first line of a lock."""
+    first_line = text.partition("\n")[0]
+    return dict(json.loads(first_line[len("# data: ") :]))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what this Python has, by name.
+    """Return the versions of this Python's distributions, by name.
 
-    Of two of one name the first is imported.
+    Of two distributions of one name, the first is imported.
     """
-    found: dict[str, str] = {}
-    for each in metadata.distributions():
-        if each.metadata["Name"]:
-            found.setdefault(re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(), each.version)
-    return found
+    version_by_name: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            name = re.sub(r"[-_.]+", "-", name).lower()
+            version_by_name.setdefault(name, distribution.version)
+    return version_by_name
 
 
 def build(uv: Uv, answer: Path, folder: Path) -> int:
-    """Make a wheel; or write which requirements its backend has that are not there.
+    """Make a wheel; or write the requirements of its backend that are missing.
 
     Return a status.
     """
@@ -163,11 +170,14 @@ def build(uv: Uv, answer: Path, folder: Path) -> int:
         archive.extractall(folder)  # the step is thrown away
     project = folder / "source" / order["subdirectory"]
     words = ["build", "--wheel", "--no-build-isolation", "--out-dir", str(answer), str(project)]
-    variables = order["environment"]
     links = ("--find-links", "/run/links")
     if order["whole"]:
-        status = uv.install(*links, *order["requires"]) if order["requires"] else 0
-        return status or uv.call(*words, "--python", sys.executable, **variables)
+        if order["requires"]:
+            status = uv.install(*links, *order["requires"])
+            if status:
+                return status
+        return uv.call(*words, "--python", sys.executable, **order["environment"])
+
     home = folder / "environment"
     python = str(home / "bin" / "python")
     status = uv.call("venv", "--quiet", "--python", sys.executable, str(home))
@@ -175,96 +185,106 @@ def build(uv: Uv, answer: Path, folder: Path) -> int:
         status = uv.install(*links, *order["requires"], python=python)
     if status:
         return status
-    asked = folder / "asked.json"
-    paths = json.dumps([str(project / each) for each in order["backend_path"]])
-    hook = (python, "-I", "-c", _HOOK, order["backend"], paths, str(asked))
+    variables = dict(order["environment"])
     variables["PATH"] = "{}:{}".format(home / "bin", os.environ.get("PATH", ""))
-    done = subprocess.run(hook, cwd=project, env={**os.environ, **variables}, check=False)
-    if done.returncode:
-        return done.returncode
-    more = [str(each) for each in json.loads(asked.read_text(encoding="utf-8"))]
+    requirements_file = folder / "asked.json"
+    backend_path = json.dumps([str(project / path) for path in order["backend_path"]])
+    hook = (python, "-I", "-c", _HOOK, order["backend"], backend_path, str(requirements_file))
+    environment = {**os.environ, **variables}
+    result = subprocess.run(hook, cwd=project, env=environment, check=False)
+    if result.returncode:
+        return result.returncode
+
+    more = [str(line) for line in json.loads(requirements_file.read_text(encoding="utf-8"))]
     if more and uv.install(*links, *more, python=python):
+        # They are not among the wheels: the builder fetches them and builds again.
         (answer / "asked.json").write_text(json.dumps(more), encoding="utf-8")
         return 0
     return uv.call(*words, "--python", python, **variables)
 
 
 def elsewhere(home: str) -> Mapping[str, str]:
-    """Return an environment for imports: what packages write when they are
-    first imported goes to this folder.
-    """
+    """Return an environment for imports, in which packages write their settings to a folder."""
     return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
 
 
 def import_error(modules: Sequence[str]) -> str:
-    """Import modules as a script would, and return the last words of it; ``""`` for success."""
-    words = (sys.executable, "-I", "-B", "-c", "import " + ", ".join(modules))
+    """Import modules as a script would; return the last line of an error, or ``""``."""
+    command = (sys.executable, "-I", "-B", "-c", "import " + ", ".join(modules))
     try:
         with tempfile.TemporaryDirectory() as home:
-            own: Any = {
-                "stdin": subprocess.DEVNULL,
-                "timeout": _IMPORT_SECONDS,
-                "env": elsewhere(home),
-            }
-            done = subprocess.run(words, capture_output=True, check=False, **own)
+            result = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_IMPORT_SECONDS,
+                env=elsewhere(home),
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
-    if done.returncode == 0:
+    if result.returncode == 0:
         return ""
-    said = [
-        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
-    ]
-    return str((said or [f"import ended with status {done.returncode}"])[-1])
+    lines = result.stderr.decode("utf-8", "replace").splitlines()
+    printed = [line.strip() for line in lines if line.strip()]
+    if not printed:
+        return f"import ended with status {result.returncode}"
+    return printed[-1]
 
 
 def compile_imports(names: Collection[str]) -> None:
-    """Compile what an import of distributions loads."""
-    with (
-        tempfile.TemporaryDirectory() as home
-    ):  # packages write their settings when they are first imported
-        own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
-        words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
-        # Not as many as there are processors: which modules are loaded may
-        # depend on what was loaded before.
+    """Compile the modules that an import of distributions loads."""
+    # Packages write their settings when they are first imported: into this folder.
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**elsewhere(home), "PYTHONHASHSEED": "0"}
+        # The number of processes is fixed: a module that one import loads may depend on the
+        # imports before it.
         shares = [sorted(names)[number::_SHARES] for number in range(_SHARES)]
-        started = [
-            subprocess.Popen((*words, *share), env=own, cwd=home, stdout=quiet, stderr=quiet)
-            for share in shares
-            if share
-        ]
-        for process in started:
+        processes = []
+        for share in shares:
+            if share:
+                process = subprocess.Popen(
+                    (sys.executable, __file__, "import", *share),
+                    env=environment,
+                    cwd=home,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                processes.append(process)
+        for process in processes:
             process.wait()
 
 
 def import_and_compile(names: Sequence[str]) -> NoReturn:
     """Import distributions, and end.
 
-    Their bytecode is valid by the source's hash, as times are the engine's.
+    Their bytecode is valid by the source's hash, because the engine sets the times of files.
     """
-    found = [metadata.distribution(name) for name in names]
-    paths = {
-        str(each.locate_file(file))
-        for each in found
-        for file in each.files or ()
-        if file.suffix == ".py"
-    }
+    sources = set()
+    for name in names:
+        distribution = metadata.distribution(name)
+        for file in distribution.files or ():
+            if file.suffix == ".py":
+                sources.add(str(distribution.locate_file(file)))
 
     def keep(loader: Any, source: str, target: str, content: bytes) -> None:
-        if source in paths:
-            head = util.MAGIC_NUMBER + b"\3\0\0\0" + util.source_hash(loader.get_data(source))
+        if source in sources:
+            source_hash = util.source_hash(loader.get_data(source))
+            head = util.MAGIC_NUMBER + b"\3\0\0\0" + source_hash
             loader.set_data(target, head + content[16:])
 
     SourceFileLoader._cache_bytecode = keep  # type: ignore[attr-defined]  # noqa: SLF001
     sys.dont_write_bytecode = False
-    sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd(), str(FOLDER))]
+    own_folders = ("", os.getcwd(), str(FOLDER))
+    sys.path[:] = [folder for folder in sys.path if folder not in own_folders]
     for name in names:
-        signal.alarm(int(imports.SECONDS))  # one that does not end ends all
+        signal.alarm(int(imports.SECONDS))  # an import that does not end ends the process
         imports.failure_of(name)
-    os._exit(0)  # without what packages do at the end of a process
+    os._exit(0)  # without the packages' own work at the end of a process
 
 
 def settle(started: float) -> None:
-    """Leave nothing of uv's own, and give all that has changed one time: same files, same layer."""
+    """Remove uv's own files, and give one time to all changed files: same files, same layer."""
     Path(sys.prefix, ".lock").unlink(missing_ok=True)
     moment = int(os.environ["SOURCE_DATE_EPOCH"])
     started -= 0.1  # the kernel's clock for files is some milliseconds late
@@ -272,11 +292,11 @@ def settle(started: float) -> None:
     while pending:
         folder = pending.pop()
         try:
-            below = list(os.scandir(folder))
+            entries = list(os.scandir(folder))
             _give_time(folder, os.lstat(folder), started, moment)
         except OSError:  # a mount of the engine's
             continue
-        for entry in below:
+        for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
@@ -288,6 +308,7 @@ def settle(started: float) -> None:
 
 
 def _give_time(path: str, status: os.stat_result, started: float, moment: int) -> None:
+    """Set the time of a file that has changed since a moment."""
     if status.st_ctime >= started:
         os.utime(path, (moment, moment), follow_symlinks=False)
 

@@ -1,5 +1,5 @@
-"""The lock of an extension's requirements: uv's lines with hashes, and what
-else the image was made of as comments.
+"""The lock of an extension's requirements: uv's lines with hashes, below comments with the other
+inputs of the image.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _DATA = re.compile(r"^# data: (\{.*\})$", re.MULTILINE)
 
 
 def lock_path_of(requirements: Path, base: str) -> Path:
-    """Return where the lock of a requirements file lies: beside it, one for each base."""
+    """Return the path of a requirements file's lock: beside it, one for each base."""
     name = re.sub(r"[/:@]", "+", base)
     return requirements.with_name(f"{requirements.stem}.{name}.locked.txt")
 
 
 def locks_of(requirements: Path) -> list[str]:
-    """Return the names of all locks that lie beside a requirements file, whatever their base."""
-    return [
-        path.name
-        for path in requirements.parent.glob(f"{glob.escape(requirements.stem)}.*.locked.txt")
-    ]
+    """Return the names of all locks beside a requirements file, for any base."""
+    pattern = f"{glob.escape(requirements.stem)}.*.locked.txt"
+    return [path.name for path in requirements.parent.glob(pattern)]
 
 
 def locked_commits(path: Path | None) -> dict[str, str]:
-    """Return the commits that a lock has, whatever else it fits.
+    """Return the commits in a lock, also if it is of other requirements.
 
     Raises ``ExtendError`` if it cannot be read.
     """
-    found = _DATA.search(_text(path))
+    data = _DATA.search(_text(path))
+    if data is None:
+        return {}
     try:
-        return dict(json.loads(found[1]).get("commits", {})) if found else {}
+        return dict(json.loads(data[1]).get("commits", {}))
     except (TypeError, ValueError) as error:
         raise _spoiled(path) from error
 
 
 def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
-    """Return a lock; ``None`` where there is none, or one of other requirements or another base.
+    """Return a lock; ``None`` if there is none, or if it is of other requirements or another base.
 
     Raises:
         ExtendError: Another file is in its place, or it cannot be read.
@@ -58,17 +58,21 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
         raise ExtendError(
             [f"{path} exists and was not written by extend: the lock would replace it"]
         )
+    if f"# inputs: {digest}\n" not in text:
+        return None
     try:
-        return _parsed(text) if f"# inputs: {digest}\n" in text else None
+        return _parsed(text)
     except (TypeError, ValueError) as error:
         raise _spoiled(path) from error
 
 
 def lock_before(path: Path | None) -> ExtensionLock:
-    """Return a lock, whatever it is of; an empty one where there is none that can be read."""
+    """Return a lock of any requirements; an empty one if there is none that can be read."""
     text = _text(path)
+    if not text.startswith(HEADER):
+        return NO_LOCK
     try:
-        return (_parsed(text) if text.startswith(HEADER) else None) or NO_LOCK
+        return _parsed(text) or NO_LOCK
     except (TypeError, ValueError):
         return NO_LOCK
 
@@ -78,10 +82,11 @@ def _parsed(text: str) -> ExtensionLock | None:
 
     Raises TypeError and ValueError.
     """
-    found = _DATA.search(text)
-    if found is None:
+    data = _DATA.search(text)
+    if data is None:
         return None
-    return ExtensionLock(**json.loads(found[1]), pins=text[found.end() :].lstrip("\n"))
+    pins = text[data.end() :].lstrip("\n")
+    return ExtensionLock(**json.loads(data[1]), pins=pins)
 
 
 def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase) -> None:
@@ -101,35 +106,40 @@ def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase)
 def inputs_digest(
     wanted: Wanted, sources: Sequence[WheelSource], chosen: Mapping[str, object], base: ExtendedBase
 ) -> str:
-    """Return the hash of everything that decides what is installed, but for what indexes have.
+    """Return the hash of everything that a lock depends on, except the releases of indexes.
 
     Args:
         wanted: The requirements.
-        sources: What wheels are built from.
+        sources: The sources of wheels.
         chosen: Options of the command.
         base: The base image.
     """
-    files = sorted(
-        (name, hashlib.sha256(file.content).hexdigest()) for name, file in wanted.files.items()
+    files = []
+    for name, file in sorted(wanted.files.items()):
+        files.append((name, hashlib.sha256(file.content).hexdigest()))
+    source_parts = [
+        (source.origin, source.subdirectory, source.extras, source.identity) for source in sources
+    ]
+    # Without the folder of a project's group: the lock does not depend on its place.
+    words = [word.rpartition(":")[2] for word in wanted.chosen]
+    # A lock with other fields, of another version of ours, is resolved anew.
+    lock_fields = [field.name for field in fields(ExtensionLock)]
+    base_parts = (
+        base.full_version,
+        base.glibc,
+        base.machine,
+        [asdict(row) for row in base.distributions],
+        dict(base.kept),
     )
     parts = (
         wanted.lines,
         wanted.constraints,
-        (sorted(wanted.read.items()), [word.rpartition(":")[2] for word in wanted.chosen]),
+        (sorted(wanted.read.items()), words),
         files,
-        [
-            (source.origin, source.subdirectory, source.extras, source.identity)
-            for source in sources
-        ],
+        source_parts,
         chosen,
-        [each.name for each in fields(ExtensionLock)],  # a lock that has others is resolved anew
-        (
-            base.full_version,
-            base.glibc,
-            base.machine,
-            [asdict(row) for row in base.distributions],
-            dict(base.kept),
-        ),
+        lock_fields,
+        base_parts,
     )
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
@@ -143,7 +153,10 @@ def _spoiled(path: Path | None) -> ExtendError:
 
 
 def _text(path: Path | None) -> str:
+    """Return the text of a file, or ``""`` if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+        if path is not None and path.is_file():
+            return path.read_text(encoding="utf-8")
+        return ""
     except (OSError, UnicodeDecodeError):
         return ""

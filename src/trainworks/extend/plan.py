@@ -1,5 +1,4 @@
-"""An extension of an image: a base image, requirements and code, and whether
-these three fit each other. Pure.
+"""The plan of an extension: a base image, requirements and code, and their checks. Pure.
 
 The contract is that of SageMaker's own images ("Extend a Prebuilt Container" in its documentation):
 code lies in ``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the
@@ -12,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -31,17 +31,17 @@ from trainworks.plan.variants import BASE_NAME_LABEL
 from trainworks.suggestions import nearest
 
 CODE_FOLDER = "/opt/ml/code"
-"""Where the platform and both launchers look for the user's code."""
+"""The folder in which the platform and both launchers look for the user's code."""
 
 SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 PROGRAM = "SAGEMAKER_PROGRAM"
 BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
 APT_LABEL = "trainworks.apt"
-"""Label with the Debian packages that were asked for."""
+"""Label with the Debian packages of the extension."""
 
 PROJECT_FILES = ("setup.py", "pyproject.toml")
-"""At the root of the code these make it a project that the launcher installs
-(the second one if it says how).
+"""At the root of the code, each of these makes the code a project that the launcher installs
+(the second one only with a section for builds).
 """
 
 INSTALLED_FILE = ".trainworks-installed"
@@ -53,7 +53,7 @@ PROJECT_SOURCE = "--source"
 """The origin of the wheel that is the code itself."""
 
 COMPONENT = "extension"
-"""Whose steps and promises these are, in progress lines and results."""
+"""The component of an extension's steps and checks, in progress lines and results."""
 
 _NAME = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_NAME}(?:/{_NAME})*"
@@ -74,9 +74,8 @@ class EntryPoint:
     Attributes:
         kind: ``script``, ``shell``, ``module``, ``package`` (a module of a
             project), or ``command``.
-        name: As it was named: what ``SAGEMAKER_PROGRAM`` gets.
-        file: Its path below the code directory; ``""`` for a module that an
-            installed distribution has.
+        name: The user's name for it, and the value of ``SAGEMAKER_PROGRAM``.
+        file: Its path below the code directory; ``""`` for a module of an installed distribution.
     """
 
     kind: str
@@ -91,16 +90,16 @@ class EntryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelSource:
-    """What a wheel is built from, in the base image.
+    """The source of a wheel that is built in the base image.
 
     Attributes:
-        archive: A tar whose files lie below ``source``.
-        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, a folder, or ``--source``.
-        subdirectory: Where in it the project lies; ``""`` for its root.
-        name: The distribution's name, where it is known; else ``""``.
-        extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
-        identity: What decides which requirements it has: a commit, or the files that say it.
-        folder: Where it lies on this machine: uv reads what it requires there;
+        archive: A tar with all files below ``source``.
+        origin: Its place, for messages: ``git+URL@REFERENCE``, a folder, or ``--source``.
+        subdirectory: The project's folder in the archive; ``""`` for its root.
+        name: The distribution's name; ``""`` if it is not known yet.
+        extras: Extras that are installed, such as ``[all]``; or ``""``.
+        identity: A commit, or a hash of the files that decide the requirements.
+        folder: Its folder on this machine, where uv reads its requirements;
             ``""`` for a repository.
     """
 
@@ -114,7 +113,7 @@ class WheelSource:
 
     @property
     def digest(self) -> str:
-        """The hash of what it is built from."""
+        """The hash of the source."""
         return hashlib.sha256(self.archive + self.subdirectory.encode()).hexdigest()
 
 
@@ -125,15 +124,14 @@ class ExtensionPlan:
     Attributes:
         tag: The new image's name.
         base: What it is made from.
-        lock: What is installed.
-        sources: What wheels are built from.
+        lock: The distributions that are installed.
+        sources: Sources of wheels.
         inputs: Files of this machine that are installed, such as wheels.
         apt: Debian packages.
         files: The code, at paths below the code directory.
-        installed: Which of the code's own files say what is installed: its
-            requirements, its project file.
+        installed: The code's own files that are installed: its requirements, its project file.
         entry_point: ``None`` where the job names it.
-        environment: What the image's environment gets besides PATH.
+        environment: Variables of the image's environment, besides PATH.
         labels: Labels of the image.
     """
 
@@ -151,7 +149,7 @@ class ExtensionPlan:
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """What of the base gets another version."""
+        """The distributions of the base that get another version."""
         return moves_of(self.lock.locked, self.base)
 
     @property
@@ -162,15 +160,15 @@ class ExtensionPlan:
 
     @property
     def path_has_code(self) -> bool:
-        """Whether the base's PATH already has the code directory, as that of our images has.
+        """Whether the base's PATH already has the code directory, as in our images.
 
-        Asked by the template.
+        Read by the template.
         """
         return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
 
 
 def check_names(base: str, tag: str) -> list[str]:
-    """Return what is wrong with the names of two images."""
+    """Return the problems of the names of two images."""
     problems = []
     if not _REFERENCE.fullmatch(base):
         problems.append(
@@ -191,54 +189,64 @@ def check_names(base: str, tag: str) -> list[str]:
 
 
 def check_packages(packages: Iterable[str]) -> list[str]:
-    """Return what is wrong with the names of Debian packages."""
-    return [
-        f"--apt {name!r} is not the name of a Debian package"
-        for name in packages
-        if not _PACKAGE.fullmatch(name)
-    ]
+    """Return a problem for each invalid name of a Debian package."""
+    invalid = [name for name in packages if not _PACKAGE.fullmatch(name)]
+    return [f"--apt {name!r} is not the name of a Debian package" for name in invalid]
 
 
 def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
     """Return the entry point as the launcher will understand it (launcher/README.md, "Code").
 
     Args:
-        program: As the user named it.
-        files: Paths below the code directory; true for those that may be executed.
-        project: The code can be installed by pip.
+        program: The program as the user named it, such as ``train.py`` or ``-m pkg.train``.
+        files: Paths below the code directory; true for executable files.
+        project: Whether pip can install the code.
 
     Raises:
         ValueError: With the reason: it leaves the code directory, does not
             exist there, or cannot be started.
     """
     if program.startswith(("-m ", "-m\t")):
-        module = program[2:].strip()
-        if not _MODULE.fullmatch(module):
-            raise ValueError(f"{module!r} is not the name of a Python module")
-        stem = module.replace(".", "/")
-        file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if name in files), "")
-        top = stem.split("/", 1)[0]
-        if not file and any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
-            raise ValueError(_missing(f"{stem}.py", files))
-        return EntryPoint(kind="module", name=program, file=file)
+        return _module_entry_point(program, files)
     if not _PATH.fullmatch(program):
         raise ValueError(
             f"{program!r} is not a path below --source, of letters, digits and . _ + -"
         )
+    exists = program in files
     kind = {"py": "script", "sh": "shell"}.get(program.rpartition(".")[2], "command")
-    is_module = _MODULE.fullmatch(program.removesuffix(".py").replace("/", "."))
-    if project and is_module and (kind == "script" or (kind == "command" and program not in files)):
+    is_module = _MODULE.fullmatch(program.removesuffix(".py").replace("/", ".")) is not None
+    # A script of a project is a module of its package, and so is a name that is not a file.
+    can_be_package = kind == "script" or (kind == "command" and not exists)
+    if project and is_module and can_be_package:
         kind = "package"
-    if program not in files and (kind != "package" or program.endswith(".py")):
+    if not exists and (kind != "package" or program.endswith(".py")):
         raise ValueError(_missing(program, files))
     if kind == "command" and not files[program]:
         raise ValueError(f"{program} is not executable: chmod +x it, or name it .py or .sh")
-    return EntryPoint(kind=kind, name=program, file=program if program in files else "")
+    return EntryPoint(kind=kind, name=program, file=program if exists else "")
+
+
+def _module_entry_point(program: str, files: Mapping[str, bool]) -> EntryPoint:
+    """Return the entry point ``-m MODULE``: of the code, or of an installed distribution."""
+    module = program[2:].strip()
+    if not _MODULE.fullmatch(module):
+        raise ValueError(f"{module!r} is not the name of a Python module")
+    stem = module.replace(".", "/")
+    for file in (f"{stem}.py", f"{stem}/__main__.py"):
+        if file in files:
+            return EntryPoint(kind="module", name=program, file=file)
+    top = stem.split("/", 1)[0]
+    is_of_code = any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files)
+    if is_of_code:
+        raise ValueError(_missing(f"{stem}.py", files))
+    return EntryPoint(kind="module", name=program, file="")
 
 
 def _missing(program: str, files: Mapping[str, bool]) -> str:
     near = nearest(program, sorted(files))
-    return f"no such file: {program}" + (f"; did you mean {near}?" if near else "")
+    if near:
+        return f"no such file: {program}; did you mean {near}?"
+    return f"no such file: {program}"
 
 
 def make_extension(
@@ -253,7 +261,7 @@ def make_extension(
     apt: Iterable[str] = (),
     installed: Iterable[str] = (),
 ) -> ExtensionPlan:
-    """Return the plan of an extension whose parts were found to fit."""
+    """Return the plan of an extension; its parts were checked before."""
     apt = tuple(sorted(set(apt)))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
@@ -325,31 +333,28 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
         yield DebianPackageCheck(component=COMPONENT, package=package)
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
+        subject = "distribution is" if len(words) == 1 else "distributions are"
         title = (
-            f"{len(words)} required"
-            f" distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
+            f"{len(words)} required {subject} installed as locked,"
+            " and nothing is left of what was there"
         )
-        yield _command(
-            f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words
-        )
+        yield _command(title, python, "-c", _INSTALLED, *words)
         gone = {move.name for move in plan.moves}
         words = [
             f"{row.name}=={row.version}"
             for row in base.distributions
             if canonicalize_name(row.name) not in gone
         ]
-        title = (
-            f"the base's {'other' if gone else 'own'} {len(words)} distributions are as they were"
-        )
+        kind = "other" if gone else "own"
+        title = f"the base's {kind} {len(words)} distributions are as they were"
         yield _command(title, python, "-c", _INSTALLED, *words)
         # The user's own code is not imported: that may start a training.
         names = tuple(name for name, _ in locked if name != plan.lock.project)
         if names:
             yield PythonImportsCheck(component=COMPONENT, python=python, distributions=names)
         words = [canonicalize_name(name) for name, _ in locked]
-        yield _command(
-            "pip check finds nothing wrong with what is installed", python, "-c", _PIP_CHECK, *words
-        )
+        title = "pip check finds nothing wrong with what is installed"
+        yield _command(title, python, "-c", _PIP_CHECK, *words)
     yield _command(
         f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
         *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),
@@ -378,11 +383,10 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
 def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase) -> Iterable[Check]:
     path = f"{CODE_FOLDER}/{entry_point.file}"
     if entry_point.file:
-        yield PathCheck(
-            component=COMPONENT,
-            path=path,
-            state="executable" if entry_point.kind == "command" else "file",
-        )
+        state: Literal["executable", "file"] = "file"
+        if entry_point.kind == "command":
+            state = "executable"
+        yield PathCheck(component=COMPONENT, path=path, state=state)
     if path.endswith(".py"):
         yield _command(
             f"{entry_point.file} compiles with the image's Python",

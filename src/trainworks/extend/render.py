@@ -1,5 +1,5 @@
-"""From an extension to its build contexts: the image, its Debian packages, and
-questions to its base. Pure.
+"""Renders the build contexts of an extension: its image, its Debian packages, and questions to its
+base. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainworks.extend.cuda_compiler import Workbench
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan
@@ -24,12 +24,12 @@ RECIPES = (IMAGE, STEP, PACKAGES, "extend-macros.j2", MACROS, INSTALL_FETCHED)
 """Files below ``templates`` that an extension is rendered from."""
 
 LOCK = "extension.lock"
-"""Its name among the inputs, and in the image, below ``/opt/trainworks``."""
+"""The lock's name among the inputs, and in the image, below ``/opt/trainworks``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes:
-    """What contexts are rendered from beside a plan.
+    """Templates and programs of build contexts.
 
     Attributes:
         texts: The texts of ``RECIPES``.
@@ -44,19 +44,19 @@ class Recipes:
     def render(self, template: str, **values: object) -> str:
         """Return a Dockerfile. Raises ``RecipeError``."""
         with blaming(template):
-            found = new_environment(self.texts.items()).get_template(template)
-            return found.render(epoch=IMAGE_TIME, code_folder=CODE_FOLDER, **values)
+            environment = new_environment(self.texts.items())
+            recipe = environment.get_template(template)
+            return recipe.render(epoch=IMAGE_TIME, code_folder=CODE_FOLDER, **values)
 
     @property
     def installer(self) -> list[SourceFile]:
         """The files that each step mounts."""
-        found = [
-            SourceFile(path=f"installer/{name}", content=text)
-            for name, text in self.programs.items()
-        ]
+        files = []
+        for name, text in self.programs.items():
+            files.append(SourceFile(path=f"installer/{name}", content=text))
         if self.uv:
-            found.append(SourceFile(path="installer/uv", content=self.uv, mode=0o755))
-        return found
+            files.append(SourceFile(path="installer/uv", content=self.uv, mode=0o755))
+        return files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,13 @@ class Question:
     """A question to a base, whose answer is files.
 
     Attributes:
-        origin: What it is about, for messages.
-        files: What the step mounts.
-        bench: What wheels are built with.
+        origin: The source of the wheel, for messages.
+        files: The files that the step mounts.
+        bench: The compiler, and the environment of builds.
         tools: Whether a compiler is installed first.
-        modules: What is imported beside what is installed; empty where a wheel is built.
-        isolated: Name of what is built without the base's packages in sight;
-            ``""`` for anything else.
+        modules: The modules that are imported; empty where a wheel is built.
+        isolated: The name of a project that is built without the base's packages;
+            ``""`` for another step.
     """
 
     origin: str
@@ -84,12 +84,13 @@ class Question:
 def packages_image(plan: ExtensionPlan, recipes: Recipes) -> str:
     """Return the name of the image with the Debian packages.
 
-    The base's own where there are none.
+    The base's own name for an extension without Debian packages.
     """
     if not plan.apt:
         return plan.base.source
-    decides = (plan.base.identifier, render_packages(plan, recipes).digest)
-    return f"trainworks/packages:{hashlib.sha256(repr(decides).encode()).hexdigest()[:12]}"
+    parts = (plan.base.identifier, render_packages(plan, recipes).digest)
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return f"trainworks/packages:{digest[:12]}"
 
 
 def render_packages(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
@@ -112,61 +113,61 @@ def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -
         origin=re.sub(r"[^ -~]", "?", question.origin),
     )
     # Folders must exist to be mounted; downloads are put there before a build.
-    folders = [
-        SourceFile(path=f"{name}/.keep", content=b"") for name in ("links", "wheels", "compiler")
-    ]
+    mounted = ("links", "wheels", "compiler")
+    folders = [SourceFile(path=f"{name}/.keep", content=b"") for name in mounted]
     return _rendering(dockerfile, [*recipes.installer, *folders, *question.files])
 
 
 def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
     """Return the build context of an extension: same plan and recipes, same bytes.
 
-    Raises ``RecipeError``.
+    Wheels are not in the context: the lock has their hashes, and they are added before a build.
 
-    Wheels are not in it: the lock has their hashes, and they are put there before a build.
+    Raises ``RecipeError``.
     """
     installs = bool(plan.lock.locked)
     start = packages_image(plan, recipes)
     dockerfile = recipes.render(IMAGE, plan=plan, base=plan.base, start=start, installs=installs)
-    files = [
-        SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode)
-        for file in plan.files
-    ]
+    files = [replace(file, path=f"code/{file.path}") for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
     if installs:
-        made_of = {
-            source.origin: hashlib.sha256(source.archive).hexdigest() for source in plan.sources
-        }
-        made_of |= {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.inputs}
         files.append(SourceFile(path=f"inputs/{LOCK}", content=plan.lock.text.encode()))
-        files.append(SourceFile(path="inputs/made-of.json", content=_json(made_of)))
+        files.append(SourceFile(path="inputs/made-of.json", content=_made_of(plan)))
         files.append(SourceFile(path="wheels/.keep", content=b""))
         files += recipes.installer
     if plan.apt:
         packages = render_packages(plan, recipes)
-        files.append(
-            SourceFile(path="files/packages/Dockerfile", content=packages.dockerfile.encode())
-        )
+        content = packages.dockerfile.encode()
+        files.append(SourceFile(path="files/packages/Dockerfile", content=content))
         files += packages.files
     return _rendering(dockerfile, files)
 
 
+def _made_of(plan: ExtensionPlan) -> bytes:
+    """Return the hashes of the plan's own sources and files, by origin or path, as JSON."""
+    hashes = {}
+    for source in plan.sources:
+        hashes[source.origin] = hashlib.sha256(source.archive).hexdigest()
+    for file in plan.inputs:
+        hashes[file.path] = hashlib.sha256(file.content).hexdigest()
+    return _json(hashes)
+
+
 def _rendering(dockerfile: str, files: Sequence[SourceFile]) -> Rendering:
+    file_by_path = {file.path: file for file in files}
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)
     return Rendering(
         dockerfile=dockerfile,
-        files=tuple(
-            sorted({file.path: file for file in files}.values(), key=lambda file: file.path)
-        ),
-        stage_components=dict.fromkeys(
-            re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT
-        ),
+        files=tuple(file_by_path[path] for path in sorted(file_by_path)),
+        stage_components=dict.fromkeys(stages, COMPONENT),
     )
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
-    """Return what tells the launcher that these files were installed, as long
-    as the code is as it is now.
+    """Return the file that tells the launcher what was installed.
+
+    The launcher believes the file only while the code has these hashes.
     """
     files = {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.files}
     return _json({"installed": list(plan.installed), "files": files})

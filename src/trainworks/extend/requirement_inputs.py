@@ -1,9 +1,8 @@
-"""What an extension's requirements need of this machine: files, folders,
-repositories, variables. uv reads the rest.
+"""Reads an extension's requirements: the files, folders, repositories and variables that they name.
 
-A file that a line names is read at once, and the line names its copy. A folder or a git repository
-becomes a source that is built in the base. Everything else goes on as it is: lines, and whole files
-of projects, locks and scripts.
+A file that a line names is read at once, and the line then names its copy. A folder or a git
+repository becomes a source that is built in the base. uv reads everything else itself: lines, and
+whole files of projects, locks and scripts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.host.downloads import without_credentials
 
 INPUTS = "/run/inputs"
-"""Stands in lines for the folder that gets the files of ``Wanted``."""
+"""In lines: the folder that gets ``Wanted.files``."""
 
 PROJECT = "pyproject.toml"
 UV_LOCK = "uv.lock"
@@ -39,7 +38,7 @@ OF_OTHER_TOOLS = {
     "Pipfile.lock": "pipenv's: `pipenv requirements > requirements.txt`",
     "poetry.lock": "Poetry's: `poetry export -o requirements.txt` (plug-in poetry-plugin-export)",
 }
-"""Files of other tools, with what writes a file that is read."""
+"""Files of other tools, with the command that writes a file for pip."""
 
 _ARCHIVE = re.compile(r"\S+?\.(?:whl|zip|tgz|tar\.\w+)(?=[\s;#\[]|$)")
 _DIRECT = re.compile(
@@ -52,7 +51,7 @@ _REFERENCE = re.compile(r"[A-Za-z0-9_][\w./+-]*")
 _SECRET_VALUE = re.compile(
     r"(?i)(?:^|&)[^=&]*(?:token|key|secret|sig|signature|passw|pwd|auth|credential)[^=&]*=([^&]+)"
 )
-"""A value of a query that gives access by itself."""
+"""A value of a query that gives access without a login."""
 _HAS_LOGIN = (
     "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an"
     " index, or name a variable with it: ${NAME}"
@@ -61,8 +60,14 @@ _HAS_LOGIN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A project in a folder of this machine: how it was named, where it is, and
-    which of its extras are wanted.
+    """A project in a folder of this machine, which a requirement names.
+
+    Attributes:
+        origin: The path as it was written.
+        folder: The folder.
+        tree: The files of the folder.
+        extras: The extras in the requirement, such as ``[dev,test]``.
+        marker: The environment marker of the requirement.
     """
 
     origin: str
@@ -74,24 +79,23 @@ class Folder:
 
 @dataclass(kw_only=True)
 class Wanted:
-    """What requirements ask for.
+    """The requirements of an extension.
 
     Attributes:
-        lines: Of one requirements file, as they are resolved.
+        lines: Lines of a requirements file, for uv.
         file: A project, a lock or a script, which uv reads as a whole; ``None`` for none.
         chosen: Words of uv: the extras and groups of that file, or groups of another project.
-        read: What decides what such files mean: name to text.
-        constraints: Of one file of constraints.
-        files: What the lines name, below ``INPUTS``.
-        repositories: What is built from git.
-        folders: What is built from folders.
+        read: Texts of the files that uv reads, by name: the lock depends on them.
+        constraints: Lines of constraints.
+        files: Wheels and archives that the lines name, by their path below ``INPUTS``.
+        repositories: Git repositories that are built.
+        folders: Folders that are built.
         links: Folders of this machine with wheels.
-        built_whole: Names that a project tells uv to build with everything that
-            is installed in sight.
-        virtual: A ``uv.lock`` says that its project is not installed.
-        variables: Names that the lines have as ``${NAME}``.
-        notes: What a person should know.
-        problems: Why nothing can be made of it.
+        built_whole: Names that a project tells uv to build without build isolation.
+        virtual: Whether a ``uv.lock`` says that its project is not installed.
+        variables: Names of variables in the lines: ``${NAME}``.
+        notes: Notes for the user.
+        problems: Reasons to refuse the requirements.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -111,18 +115,20 @@ class Wanted:
 
     @property
     def hashed(self) -> bool:
-        """Whether everything that is installed is named: with hashes, or in a lock."""
-        return any("--hash" in line for line in self.lines) or (
-            self.file is not None and is_lock(self.file)
-        )
+        """Whether all packages are named: with hashes, or in a lock."""
+        if self.file is not None and is_lock(self.file):
+            return True
+        return any("--hash" in line for line in self.lines)
 
     @property
     def words(self) -> list[str]:
-        """Words of uv for what it reads itself."""
-        return [*(("-r", str(self.file.absolute())) if self.file is not None else ()), *self.chosen]
+        """Words of uv for the file that uv reads itself."""
+        if self.file is None:
+            return list(self.chosen)
+        return ["-r", str(self.file.absolute()), *self.chosen]
 
     def __bool__(self) -> bool:
-        """Say whether anything is asked for."""
+        """Return whether there is a requirement."""
         return bool(self.lines or self.words or self.repositories or self.folders)
 
 
@@ -132,9 +138,7 @@ def is_lock(file: Path) -> bool:
 
 
 def is_for_uv(file: Path) -> bool:
-    """Whether uv reads a file as a whole, with extras and groups: a project, a
-    lock, or a script.
-    """
+    """Whether uv reads a file as a whole: a project, a lock, or a script."""
     return file.name == PROJECT or file.suffix == ".py" or is_lock(file)
 
 
@@ -151,9 +155,9 @@ def read_wanted(
 
     Args:
         file: The file; ``None`` for none.
-        environment: The process's.
-        extras: Extras of the project, or of the lock, that are wanted.
-        groups: The same of dependency groups.
+        environment: The process's environment.
+        extras: Extras of the project, or of the lock.
+        groups: Dependency groups of the project, or of the lock.
         project: The project file of the code, which has the groups where ``file`` is a plain one.
         forbidden: Texts of this machine that must not be in an image.
     """
@@ -163,23 +167,29 @@ def read_wanted(
             _give_to_uv(file, extras, groups, wanted)
         elif file is not None:
             _refuse_others(file)
-            for place, line, limits in _of_text(file, frozenset(), constraint=False):
-                if not _is_safe(line, place, wanted, environment):
-                    continue
-                if limits:
-                    wanted.constraints.append(line)
-                else:
-                    _add(line, place, file.parent, wanted, forbidden)
+            _read_lines(file, wanted, environment, forbidden)
         if groups and wanted.file is None:
             if project is None:
                 raise ValueError(f"--group {groups[0]}: there is no {PROJECT} in --source")
             wanted.read[PROJECT] = _text_for_uv(project, wanted)
-            wanted.chosen += [
-                word for name in groups for word in ("--group", f"{project.absolute()}:{name}")
-            ]
+            for name in groups:
+                wanted.chosen += ["--group", f"{project.absolute()}:{name}"]
     except ValueError as error:
         wanted.problems.append(str(error))
     return wanted
+
+
+def _read_lines(
+    file: Path, wanted: Wanted, environment: Mapping[str, str], forbidden: tuple[str, ...]
+) -> None:
+    """Add the lines of a requirements file."""
+    for line in _of_text(file, frozenset(), constraint=False):
+        if not _is_safe(line, wanted, environment):
+            continue
+        if line.is_constraint:
+            wanted.constraints.append(line.text)
+        else:
+            _add(line, file.parent, wanted, forbidden)
 
 
 def _refuse_others(file: Path) -> None:
@@ -190,33 +200,38 @@ def _refuse_others(file: Path) -> None:
 
 
 def _give_to_uv(file: Path, extras: Sequence[str], groups: Sequence[str], wanted: Wanted) -> None:
-    """Note a project, a lock or a script. Raises ValueError for what uv does not read."""
+    """Note a project, a lock or a script. Raises ValueError for a file that uv cannot read."""
     wanted.read[file.name] = _text_for_uv(file, wanted)
     if file.suffix == ".toml" or file.name == UV_LOCK:
-        content = _toml(file)
-        own = content.get("tool", {}).get("uv", {})
-        wanted.built_whole += map(str, own.get("no-build-isolation-package", ()))
-        if (
-            file.name == PROJECT
-            and "project" not in content
-            and "poetry" in content.get("tool", {})
-        ):
-            raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
-        if file.name == UV_LOCK:
-            itself = [
-                row for row in content.get("package", ()) if "." in row.get("source", {}).values()
-            ]
-            wanted.virtual = any("virtual" in row["source"] for row in itself)
-    for beside in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
-        if beside.is_file():
-            wanted.read[beside.name] = _text_for_uv(beside, wanted)
+        _read_project(file, wanted)
+    for settings_file in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
+        if settings_file.is_file():
+            wanted.read[settings_file.name] = _text_for_uv(settings_file, wanted)
     wanted.file = file
-    wanted.chosen += [word for name in extras for word in ("--extra", name)]
-    wanted.chosen += [word for name in groups for word in ("--group", name)]
+    for name in extras:
+        wanted.chosen += ["--extra", name]
+    for name in groups:
+        wanted.chosen += ["--group", name]
+
+
+def _read_project(file: Path, wanted: Wanted) -> None:
+    """Read the settings of a project or a lock that concern its build."""
+    content = _toml(file)
+    tools = content.get("tool", {})
+    isolation = tools.get("uv", {}).get("no-build-isolation-package", ())
+    wanted.built_whole += [str(name) for name in isolation]
+    if file.name == PROJECT and "project" not in content and "poetry" in tools:
+        raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
+    if file.name == UV_LOCK:
+        for row in content.get("package", ()):
+            source = row.get("source", {})
+            # The path "." is the project of the lock itself.
+            if "." in source.values() and "virtual" in source:
+                wanted.virtual = True
 
 
 def _text_for_uv(file: Path, wanted: Wanted) -> str:
-    """Return the text of a file that uv reads; a login in it is a problem."""
+    """Return the text of a file that uv reads; a login in the file is a problem."""
     text = _read(file)
     for number, line in enumerate(text.splitlines(), start=1):
         if _login_in(line):
@@ -225,24 +240,47 @@ def _text_for_uv(file: Path, wanted: Wanted) -> str:
 
 
 def _read(file: Path) -> str:
+    """Return the text of a UTF-8 file, or of a UTF-16 file with a byte order mark."""
     try:
         content = file.read_bytes()
-        return content.decode(
-            "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        )
+        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
     except UnicodeError:
         raise ValueError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from None
 
 
-def _of_text(
-    file: Path, seen: frozenset[Path], *, constraint: bool
-) -> Iterator[tuple[str, str, bool]]:
-    """Yield place and text of the lines of a requirements file and of those that it includes.
+@dataclass(frozen=True)
+class _Line:
+    """A line of a requirements file.
 
-    And which only limit.
+    Attributes:
+        place: File and number, such as ``requirements.txt line 3``.
+        text: The line without its comment.
+        is_constraint: Whether the line only limits a version.
     """
+
+    place: str
+    text: str
+    is_constraint: bool
+
+    @property
+    def shown(self) -> str:
+        """The line for messages, without possible secrets."""
+        text = re.sub(r"[?][^#;, ]*", "?...", without_credentials(self.text))
+        return f"{self.place}: {text[:80]}"
+
+    @property
+    def noted(self) -> str:
+        """The line with its place, which the installer repeats in messages."""
+        return f"{self.text}  #@ {self.place}"
+
+
+def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator[_Line]:
+    """Yield the lines of a requirements file and of the files that it includes."""
+    seen |= {file.resolve()}
+    # NUL marks a continued line, so that later lines keep their numbers.
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
     number = 1
     for raw in text.splitlines():
@@ -251,12 +289,12 @@ def _of_text(
         number += 1 + raw.count("\0")
         include = re.fullmatch(r"(-r|--requirement|-c|--constraint)[\s=]*(\S.*)", line)
         if include and "://" not in include[2]:
-            other = file.parent / include[2].strip("\"'")
-            limits = include[1].strip("-").startswith("c")
-            if other.resolve() not in seen | {file.resolve()}:
-                yield from _of_text(other, seen | {file.resolve()}, constraint=limits)
+            included = file.parent / include[2].strip("\"'")
+            is_constraint = include[1] in ("-c", "--constraint")
+            if included.resolve() not in seen:
+                yield from _of_text(included, seen, constraint=is_constraint)
         elif line:
-            yield place, line, constraint
+            yield _Line(place, line, constraint)
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -267,95 +305,96 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _login_in(line: str) -> bool:
-    """Whether an address in a line has a password or a token, and not the name
-    of a variable in its place.
+    """Whether an address in a line has a password or a token, and not a variable instead.
 
-    It may be before the host, or a value of the query, as presigned addresses have it.
+    A token may be before the host, or a value of the query, as in presigned addresses.
     """
     logins = re.findall(r"://([^/@\s\"']*:?[^/@\s\"']*)@", line)
     queries = re.findall(r"://[^\s\"'?#]*\?([^\s\"'#]*)", line)
     values = _SECRET_VALUE.findall("&".join(queries))
-    return any(
-        not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in (*logins, *values)
-    )
+    harmless = re.compile(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git")
+    return any(not harmless.fullmatch(login) for login in (*logins, *values))
 
 
-def _is_safe(line: str, place: str, wanted: Wanted, environment: Mapping[str, str]) -> bool:
-    """Whether a line has no secret, and its variables are set; else that is a problem."""
-    variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line)
-    shown = _shown(line, place)
-    if missing := [name for name in variables if not environment.get(name)]:
-        wanted.problems.append(f"{shown}: the variable {missing[0]} is not set")
+def _is_safe(line: _Line, wanted: Wanted, environment: Mapping[str, str]) -> bool:
+    """Whether a line has no secret, and its variables are set; else note a problem."""
+    variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)
+    unset = [name for name in variables if not environment.get(name)]
+    if unset:
+        wanted.problems.append(f"{line.shown}: the variable {unset[0]} is not set")
         return False
     wanted.variables.update(variables)
-    if _login_in(line):
-        wanted.problems.append(f"{shown}: {_HAS_LOGIN}")
+    if _login_in(line.text):
+        wanted.problems.append(f"{line.shown}: {_HAS_LOGIN}")
         return False
     return True
 
 
-def _shown(line: str, place: str) -> str:
-    """Return a line as messages show it: without what may be a secret."""
-    return f"{place}: {re.sub(r'[?][^#;, ]*', '?...', without_credentials(line))[:80]}"
+def _add(line: _Line, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) -> None:
+    """Add a line: what uv resolves, or the folder, file or repository that it names.
 
-
-def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) -> None:
-    """Add a line, as it is resolved."""
-    shown = _shown(line, place)
-    links = re.fullmatch(r"(?:-f|--find-links)[\s=]*(\S.*)", line)
+    Args:
+        line: The line.
+        folder: The folder that relative paths start from.
+        wanted: Gets the line.
+        forbidden: Texts of this machine that must not be in an image.
+    """
+    links = re.fullmatch(r"(?:-f|--find-links)[\s=]*(\S.*)", line.text)
     if links and "://" not in links[1]:
         wanted.links.append(folder / links[1])
         return
-    direct = _DIRECT.fullmatch(line)
+    direct = _DIRECT.fullmatch(line.text)
     if direct is None:
-        wanted.lines.append(f"{line}  #@ {place}")
+        wanted.lines.append(line.noted)
         return
-    address, extras, marker = (
-        direct["address"],
-        direct["extras"] or direct["more"] or "",
-        direct["marker"] or "",
-    )
+
+    address = direct["address"]
+    extras = direct["extras"] or direct["more"] or ""
+    marker = direct["marker"] or ""
     try:
         if marker:
             Marker(marker)
         if address.startswith("git+"):
-            wanted.repositories.append(_git(direct, shown, marker))
+            wanted.repositories.append(_git(direct, line.shown, marker))
             return
     except (InvalidMarker, ValueError) as error:
-        wanted.problems.append(f"{shown}: {error}")
+        wanted.problems.append(f"{line.shown}: {error}")
         return
-    path = (
-        Path(unquote(urlsplit(address).path))
-        if address.startswith("file:")
-        else folder / Path(address).expanduser()
-    )
-    if not path.exists() and Path(address).exists():
-        path = Path(address)  # pip's own reading
+
+    path = _path_at(address, folder)
     if path.is_dir():
+        tree = read_source(path, name=line.shown, forbidden=forbidden)
         wanted.folders.append(
-            Folder(
-                origin=address,
-                folder=path,
-                tree=read_source(path, name=shown, forbidden=forbidden),
-                extras=extras,
-                marker=marker,
-            )
+            Folder(origin=address, folder=path, tree=tree, extras=extras, marker=marker)
         )
-        wanted.problems += wanted.folders[-1].tree.problems
+        wanted.problems += tree.problems
     elif path.is_file() and _ARCHIVE.fullmatch(path.name):
         name = f"files/{path.name}"
         wanted.files[name] = SourceFile(path=name, content=path.read_bytes())
-        wanted.lines.append(
-            f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}"
-            f"  #@ {place}"
-        )
+        requirement = f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}"
+        if marker:
+            requirement += f" ; {marker}"
+        wanted.lines.append(f"{requirement}  #@ {line.place}")
     elif re.match(r"/(?:croot|tmp/build|.*/conda|opt/conda)", str(path)):
-        wanted.lines.append(f"{line}  #@ {place}")  # the installer knows conda's
+        # A line of `pip freeze` in a conda environment: the installer recognises it.
+        wanted.lines.append(line.noted)
     else:
-        wanted.problems.append(f"{shown}: {path} is not a folder, a wheel or a source archive")
+        wanted.problems.append(f"{line.shown}: {path} is not a folder, a wheel or a source archive")
+
+
+def _path_at(address: str, folder: Path) -> Path:
+    """Return the path that a requirement means, relative to its file or, as pip has it, to here."""
+    if address.startswith("file:"):
+        path = Path(unquote(urlsplit(address).path))
+    else:
+        path = folder / Path(address).expanduser()
+    if not path.exists() and Path(address).exists():
+        return Path(address)
+    return path
 
 
 def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
+    """Return the repository of a requirement; raises ValueError with its problem."""
     parts = urlsplit(direct["address"].removeprefix("git+"))
     if parts.scheme not in ("https", "http", "ssh", "git", "file"):
         raise ValueError("a git address begins with git+https://, git+ssh:// or git+file://")
@@ -364,21 +403,33 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
             "the address has a password or token in it:"
             " give it to git (credential helper, ~/.netrc)"
         )
-    path, at, reference = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "")
-    if at and (not _REFERENCE.fullmatch(reference) or ".." in reference):
-        raise ValueError(f"{reference!r} is not the name of a branch, a tag or a commit")
+    path, reference = parts.path, ""
+    if "@" in path:
+        path, _, reference = path.rpartition("@")
+        if not _is_reference(reference):
+            raise ValueError(f"{reference!r} is not the name of a branch, a tag or a commit")
+
     fragment = parse_qs(parts.fragment)
     subdirectory = fragment.get("subdirectory", [""])[0]
-    if subdirectory and (not _REFERENCE.fullmatch(subdirectory) or ".." in subdirectory):
+    if subdirectory and not _is_reference(subdirectory):
         raise ValueError(f"{subdirectory!r} is not a folder of the repository")
-    egg = Requirement(fragment["egg"][0]) if "egg" in fragment else None
-    extras = f"[{','.join(sorted(egg.extras))}]" if egg and egg.extras else ""
+    name = direct["name"] or ""
+    extras = direct["extras"] or direct["more"] or ""
+    if "egg" in fragment:
+        egg = Requirement(fragment["egg"][0])
+        name = name or egg.name
+        if egg.extras and not extras:
+            extras = f"[{','.join(sorted(egg.extras))}]"
     return GitRequirement(
         place=place,
         url=parts._replace(path=path, fragment="").geturl(),
         reference=reference,
         subdirectory=subdirectory,
-        name=canonicalize_name(direct["name"] or (egg.name if egg else "")),
-        extras=direct["extras"] or direct["more"] or extras,
+        name=canonicalize_name(name),
+        extras=extras,
         marker=marker,
     )
+
+
+def _is_reference(text: str) -> bool:
+    return _REFERENCE.fullmatch(text) is not None and ".." not in text

@@ -1,4 +1,4 @@
-"""The base image that is extended, and what is built from git. Pure."""
+"""The base image that is extended, git requirements, and the lock of an extension. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BaseDistribution:
     """A Python distribution that the base image has.
 
     Attributes:
-        name: As its metadata have it.
-        version: As its metadata have it.
+        name: The name in its metadata.
+        version: The version in its metadata.
         removable: Whether pip can replace it.
     """
 
@@ -29,17 +29,17 @@ class BaseDistribution:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtendedBase:
-    """What has to be known of the image that is extended.
+    """The image that is extended, as far as an extension depends on it.
 
     Attributes:
-        reference: As the user named it.
+        reference: The user's name for it.
         identifier: ``sha256:...`` of its configuration, in the engine's store.
-        digest: ``NAME@sha256:...`` by which its registry knows it; ``""`` where that is not known.
+        digest: ``NAME@sha256:...`` in its registry; ``""`` where that is not known.
         python: The interpreter that a job would get, an absolute path.
         version: That Python's ``MAJOR.MINOR``.
         glibc: Version of the C library, ``MAJOR.MINOR``.
         machine: ``x86_64`` or ``aarch64``.
-        managed: The distribution says that its packages are its own affair (PEP 668).
+        managed: Whether the distribution marks its Python as externally managed (PEP 668).
         pip: Whether this Python has pip.
         distribution: ``ID`` of its os-release: ``debian``, ``ubuntu``, ``amzn``...
         suite: ``VERSION_CODENAME`` of its os-release.
@@ -47,18 +47,16 @@ class ExtendedBase:
         launcher: Whether the image is one of ours, with our launcher.
         environment: The image's environment.
         labels: The image's labels.
-        distributions: What is installed.
-        kept: What is never replaced, name to version (``kept_of``).
-        full_version: That Python's ``MAJOR.MINOR.PATCH``, which some
-            requirements ask for; ``""`` for its first.
+        distributions: The installed distributions.
+        kept: Distributions that are never replaced, name to version (``kept_of``).
+        full_version: That Python's ``MAJOR.MINOR.PATCH``; ``""`` for the first patch.
         components: The components of an image of ours that have a version, name to version.
         uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
-        metadata: What decides which requirements go together, of each
-            distribution: name to the lines of a file.
-        builds: The build that a framework says of itself, such as ``VERSION+cu121``, by the
+        metadata: Metadata that a resolver needs, by the distribution's name: lines of ``METADATA``.
+        builds: The build in a framework's own version, such as ``VERSION+cu121``, by the
             distribution's name.
-        user: Who its programs run as; ``""`` is root.
+        user: The user that its programs run as; ``""`` is root.
     """
 
     reference: str
@@ -108,16 +106,15 @@ class ExtendedBase:
 
     @property
     def architecture(self) -> Architecture:
-        """What its programs run on, by the name that images give it."""
-        return next(
-            (name for name, machine in MACHINES.items() if machine == self.machine), "amd64"
-        )
+        """The architecture's name in image platforms, such as ``amd64``."""
+        for name, machine in MACHINES.items():
+            if machine == self.machine:
+                return name
+        return "amd64"
 
     @property
     def source(self) -> str:
-        """What FROM names: the digest where it is known, because a tag may be
-        another image tomorrow.
-        """
+        """The name for FROM: with the digest if known, because a tag may be moved."""
         return self.digest or self.reference
 
 
@@ -135,10 +132,10 @@ class GitRequirement:
 
     Attributes:
         place: File, line and text, for messages.
-        url: The repository's address, as git takes it.
+        url: The repository's address for git.
         reference: Branch, tag or commit; ``""`` for the default branch.
-        subdirectory: Where in the repository the project lies; ``""`` for its root.
-        name: The distribution's name, where the line says it; else ``""``.
+        subdirectory: The project's folder in the repository; ``""`` for its root.
+        name: The distribution's name in the line, or ``""``.
         extras: Such as ``[all]``, or ``""``.
         marker: Such as ``python_version >= "3.9"``, or ``""``.
     """
@@ -152,7 +149,7 @@ class GitRequirement:
     marker: str = ""
 
     def __str__(self) -> str:
-        """Return what decides its commit."""
+        """Return address and reference, which decide the commit."""
         return f"git+{self.url}@{self.reference or 'HEAD'}"
 
 
@@ -162,18 +159,18 @@ PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)((?: \\\n    --hash=\S+)*)$", re.
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionLock:
-    """What is installed. It lies beside the requirements, and the image keeps it.
+    """The distributions of an extension. The file lies beside the requirements and in the image.
 
     Attributes:
         commits: Git requirement to commit.
-        local: What does not come from an index, name to version.
-        folders: What uv found in projects' own sources, a folder seen from the
-            lock to what decides its requirements.
-        repositories: The same of git repositories, as uv names them with the commit, to the
+        local: Distributions that do not come from an index, name to version.
+        folders: Folders that projects of the user name (``tool.uv.sources``): path relative to the
+            lock, to ``WheelSource.identity``.
+        repositories: Repositories that such projects name: ``git+URL@COMMIT``, to the
             distribution's name.
-        project: The distribution that the code itself is; ``""`` for none.
-        notes: What the user was told.
-        pins: Lines with hashes, as uv writes them, below the options that say where they come from.
+        project: The distribution of the code itself; ``""`` for none.
+        notes: Lines that the user was told.
+        pins: Lines with hashes, as uv writes them, below the options for their indexes.
     """
 
     commits: Mapping[str, str] = field(default_factory=dict)
@@ -186,33 +183,27 @@ class ExtensionLock:
 
     @property
     def text(self) -> str:
-        """All of it, as a file."""
+        """The text of the file."""
         data = {name: value for name, value in asdict(self).items() if name != "pins"}
         return f"# data: {json.dumps(data)}\n{self.pins}"
 
     @property
     def locked(self) -> tuple[tuple[str, str], ...]:
-        """Name and version of everything that is installed, sorted."""
-        return tuple(
-            sorted(
-                [
-                    *((name, version) for name, version, _ in PIN.findall(self.pins)),
-                    *self.local.items(),
-                ]
-            )
-        )
+        """Name and version of each distribution, sorted."""
+        pinned = [(name, version) for name, version, _ in PIN.findall(self.pins)]
+        return tuple(sorted([*pinned, *self.local.items()]))
 
     @property
     def all_commits(self) -> Mapping[str, str]:
-        """The commits of lines, and those of projects' own sources, by what names them."""
-        named = {
-            address: address.partition("#")[0].rpartition("@")[2] for address in self.repositories
-        }
-        return {**self.commits, **named}
+        """The commits of all repositories, by requirement or address."""
+        commits = dict(self.commits)
+        for address in self.repositories:
+            commits[address] = address.partition("#")[0].rpartition("@")[2]
+        return commits
 
     @property
     def hashes(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """The sha256 of every file that it allows, by name and version."""
+        """The sha256 of every file that the lock allows, by name and version."""
         return {
             (name, version): tuple(re.findall(r"sha256:([0-9a-f]{64})", hashes))
             for name, version, hashes in PIN.findall(self.pins)
@@ -220,4 +211,4 @@ class ExtensionLock:
 
 
 NO_LOCK = ExtensionLock()
-"""Of an extension that installs nothing, or whose requirements nothing has resolved yet."""
+"""The lock of an extension that installs nothing, or that is not resolved yet."""

@@ -1,9 +1,8 @@
-"""Resolves the requirements of an extension on this machine, once, and has the
-files of what was resolved.
+"""Resolves the requirements of an extension on this machine, and fetches the files.
 
-What decides is the launcher's own installer (``install.py``), as in a job. It is given a base that
-is only described (``extend.described``), uv with this machine's settings (``extend.resolver``), and
-the base without either for what runs code of others (``extend.sandbox``).
+The launcher's own installer (``install.py``) decides, as in a job. It works on a description of the
+base (``extend.described``), with uv and this machine's settings (``extend.resolver``). Third-party
+code runs in the base image itself, without either (``extend.sandbox``).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from email.message import Message
 from functools import cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,29 +41,36 @@ from trainworks.host.uv import uv_program
 from trainworks.plan.package_ownership import library_names
 
 OLD = timedelta(days=730)
-"""What was replaced by a newer release so long ago is named."""
+"""A release that was replaced by a newer one so long ago is named."""
 
 OPTIONS = re.compile(
     r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*"
 )
-"""Lines that say where packages come from: the lock has them too."""
+"""Option lines that say where packages come from: the lock has them too."""
 
 
 def manifest_of(
     base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts
 ) -> dict[str, object]:
-    """Return what the installer reads of the base: what is kept, and what goes with that."""
-    there = {canonicalize_name(row.name) for row in base.distributions}
-    frameworks = [each for each in facts.components if {*each.python, *each.python_cpu} & there]
+    """Return the manifest that the installer reads: what the base keeps, and its companions."""
+    installed = {canonicalize_name(row.name) for row in base.distributions}
+    frameworks = [
+        component
+        for component in facts.components
+        if not installed.isdisjoint((*component.python, *component.python_cpu))
+    ]
+
+    companions = {}
+    for component in frameworks:
+        framework = component.python[0]
+        for name in component.companions:
+            if framework in installed and name not in installed:
+                companions[name] = framework
+
     return {
         "protected": dict(base.kept),
-        "companions": {
-            name: component.python[0]
-            for component in frameworks
-            for name in component.companions
-            if component.python[0] in there and name not in there
-        },
-        "libraries": library_names(frameworks, there, facts),
+        "companions": companions,
+        "libraries": library_names(frameworks, installed, facts),
         "wheel_index": row.wheel_index if row else "",
         **lacking(bench, base, facts),
     }
@@ -71,16 +78,16 @@ def manifest_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is asked for.
+    """The requirements of an extension, and how they are resolved.
 
     Attributes:
         wanted: The requirements.
-        sources: What wheels are built from, beside them.
+        sources: Sources of more wheels.
         commits: Git requirement to commit.
-        manifest: What the installer reads of the base.
-        beside: Where the lock lies: what it names is seen from there.
-        links: Folders of this machine with files: those of pip's settings.
-        only_binary: Names of which no source archive is built.
+        manifest: The base's manifest, for the installer.
+        beside: The folder of the lock: paths in the lock are relative to it.
+        links: Folders with files on this machine, from pip's settings.
+        only_binary: Names of packages for which no source archive is built.
         strict: Whether other builds of the framework are refused.
     """
 
@@ -96,20 +103,23 @@ class Order:
     @property
     def words(self) -> list[str]:
         """Words of every installation."""
-        links = [str(path.absolute()) for path in self.wanted.links if path.is_dir()]
-        found = [word for link in links for word in ("--find-links", link)]
-        return [*found, *(f"--only-binary={name}" for name in self.only_binary)]
+        words: list[str] = []
+        for folder in self.wanted.links:
+            if folder.is_dir():
+                words += ["--find-links", str(folder.absolute())]
+        words += [f"--only-binary={name}" for name in self.only_binary]
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """What is installed.
+    """The packages that an extension installs.
 
     Attributes:
-        lock: Its lock.
-        wheels: The wheels, those of source archives built.
+        lock: Their lock.
+        wheels: Their wheels, downloaded or built.
         own: Names of files that lay on this machine.
-        moved: A line for each that the lock before had in another version.
+        moved: A line for each package that the lock before had in another version.
     """
 
     lock: ExtensionLock
@@ -120,7 +130,7 @@ class Resolved:
 
 @dataclass
 class Session:
-    """One resolution: the installer, the base as it would be, and what was fetched for it."""
+    """One resolution: the installer, the base as it would be, and the files that were fetched."""
 
     base: ExtendedBase
     resolver: Resolver
@@ -135,7 +145,7 @@ class Session:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What names the base's Python for uv."""
+        """Options that name the base's Python to uv."""
         return self.resolver.words
 
     def say(self, text: str) -> None:
@@ -147,11 +157,11 @@ class Session:
         return uv_program()
 
     def distributions(self) -> Iterable[metadata.Distribution]:
-        """Return what the base would have now."""
+        """Return the distributions that the base would have now."""
         return self.environment
 
     def markers(self) -> dict[str, str]:
-        """Return what environment markers are compared with."""
+        """Return the values of environment markers."""
         return self.base.markers
 
     def tags(self) -> Sequence[str]:
@@ -159,7 +169,7 @@ class Session:
         return self.resolver.tags
 
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
-        """Find out what an installation would change, fetch it, and change the description.
+        """Resolve an installation, fetch its files, and change the description of the base.
 
         Return a status.
         """
@@ -168,69 +178,70 @@ class Session:
         lock = self.resolver.lock(self.environment, words, installation.environment, before)
         if lock is None:
             return 1
-        for each in self.resolver.fetch(lock):
-            self.fetched[each.name] = each
-            self.environment.add(self.wheel_of(each))
+        for file in self.resolver.fetch(lock):
+            self.fetched[file.name] = file
+            self.environment.add(self.wheel_of(file))
         return 0
 
     def import_error(self, modules: Sequence[str]) -> str:
-        """Import modules in the base with what would be installed.
+        """Import modules in the base with the wheels that would be installed.
 
         Return the last words of an error.
         """
         return self.workshop.error_of(modules, self.wheels())
 
-    def wheel_of(self, each: Fetched) -> Path:
-        """Return the wheel of a file: it, or the one that is built of it."""
-        if (source := self.source_of(each)) is not None:
+    def wheel_of(self, file: Fetched) -> Path:
+        """Return the wheel of a file: the file, or the wheel that is built from it."""
+        source = self.source_of(file)
+        if source is not None:
             return self.workshop.wheel_of(source)
-        if each.file.name.endswith(".whl"):
-            return each.file
-        return self.workshop.wheel_of(replace(source_of_archive(each.file), name=each.name))
+        if file.file.name.endswith(".whl"):
+            return file.file
+        archive = source_of_archive(file.file)
+        return self.workshop.wheel_of(replace(archive, name=file.name))
 
-    def source_of(self, each: Fetched) -> WheelSource | None:
-        """Return what the wheel of a folder or a repository is built from; ``None`` for a file."""
-        if each.repository:
-            return repository_source(each.repository, each.name, os.environ)
-        return self.folder_at(each.file) if each.file.is_dir() else None
+    def source_of(self, file: Fetched) -> WheelSource | None:
+        """Return the source of a folder's or a repository's wheel; ``None`` for a file."""
+        if file.repository:
+            return repository_source(file.repository, file.name, os.environ)
+        if file.file.is_dir():
+            return self.folder_at(file.file)
+        return None
 
     def folder_at(self, path: Path) -> WheelSource:
-        """Return a project's folder on this machine, which a requirement or
-        another project names.
-        """
+        """Return the source of a project's folder on this machine."""
         path = path.resolve()
         if path not in self.folders:
             self.folders[path] = source_at(path, self.forbidden)
         return self.folders[path]
 
     def learn(self, folder: Path) -> Message:
-        """Return what a project requires that says so only when it is built."""
+        """Build a project, and return its metadata."""
         if folder.resolve().is_relative_to(self.resolver.cache.resolve()):
             return self.workshop.metadata_of(folder)
         return metadata_of(self.workshop.wheel_of(self.folder_at(folder)))
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
-        """Return what uv takes of a lock."""
-        nothing = Path(self.resolver.file("nothing/none", ())).parent
-        found = self.resolver.selected(nothing, words, installation.environment)
-        if found is None:
+        """Return the versions that uv selects from a lock."""
+        empty_folder = Path(self.resolver.file("nothing/none", ())).parent
+        versions = self.resolver.selected(empty_folder, words, installation.environment)
+        if versions is None:
             raise self.installer.RefusedError(
                 f"uv cannot use {words[1]}: {_last(self.resolver.log)}"
             )
-        return found
+        return versions
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
-        """Whether no wheel fits what words ask for; False where an index does not answer."""
+        """Whether no wheel fits a requirement; False where an index does not answer."""
         log = self.resolver.log
-        done = self.resolver.ask(
-            "pip", "install", *self.words, *words, environment=installation.environment
-        )
+        command = ("pip", "install", *self.resolver.words, *words)
+        result = self.resolver.ask(*command, environment=installation.environment)
         self.resolver.log = log
-        return done.returncode == 1
+        return result.returncode == 1
 
     def wheels(self) -> list[Path]:
         """Return all wheels."""
-        return [self.wheel_of(each) for each in self.fetched.values()]
+        return [self.wheel_of(file) for file in self.fetched.values()]
 
 
 def load_installer(program: Path) -> Any:
@@ -245,82 +256,103 @@ def load_installer(program: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Described:
-    """A base of which the installer asks no more than its Python."""
+    """A base of which the installer reads only the Python."""
 
     base: ExtendedBase
 
     def markers(self) -> dict[str, str]:
-        """Return what environment markers are compared with."""
+        """Return the values of environment markers."""
         return self.base.markers
 
 
 def check_python(files: Iterable[Path], base: ExtendedBase, program: Path, facts: Facts) -> None:
-    """Refuse projects, locks and scripts that are for another Python than the base's, before
-    anything is resolved.
+    """Refuse projects, locks and scripts for another Python, before anything is resolved.
 
     Args:
-        files: They may say nothing.
-        base: What is extended.
-        program: The launcher's installer, whose rule it is.
+        files: Files that may name a Python.
+        base: The base that is extended.
+        program: The launcher's installer, which has the rule.
         facts: All facts: they say which targets have that Python.
 
     Raises:
-        ExtendError: With all that are for another one.
+        ExtendError: With all files for another Python.
     """
     installer = load_installer(program)
     problems: list[str] = []
-    wanted: dict[str, str] = {}
+    newer: dict[str, str] = {}
     for file in files:
         try:
             installer.refuse_python(_Described(base), file, is_asked_for=False)
         except installer.RefusedError as error:
             problems += error.problems
-            wanted |= error.newer
+            newer |= error.newer
     if problems:
-        ways = targets_for(list(wanted.items()), base, facts) if wanted else []
-        raise ExtendError(problems, hint=_way_out(ways))
+        raise ExtendError(problems, hint=_way_out(newer, base, facts))
 
 
-def _way_out(targets: Sequence[str]) -> str:
-    """Return what to do instead of an extension that was refused."""
-    return f"extend {' or '.join(targets)}; nothing was built" if targets else "nothing was built"
+def _way_out(newer: Mapping[str, str], base: ExtendedBase, facts: Facts) -> str:
+    """Return the hint for a refused extension.
+
+    Args:
+        newer: The versions that a target must have, by name; may be empty.
+        base: The base that was refused.
+        facts: All facts.
+    """
+    if newer:
+        targets = targets_for(list(newer.items()), base, facts)
+        if targets:
+            return f"extend {' or '.join(targets)}; nothing was built"
+    return "nothing was built"
 
 
 def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
-    """Return what gets the wheels of build requirements: an environment of
-    their own, and nothing that is kept.
+    """Return the function that gets the wheels of build requirements.
+
+    They are resolved for an environment of their own, in which nothing is kept.
     """
-    counted = iter(range(10_000))
+    numbers = count()
     settings = cache(installer.settings_of_pip)
 
     def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
-        folder = resolver.folder / f"supply-{next(counted)}"
+        folder = resolver.folder / f"supply-{next(numbers)}"
         folder.mkdir(mode=0o700)
         variables, _ = installer.for_uv(settings(), folder)
-        own = {**os.environ, **variables}
+        variables = {**os.environ, **variables}
         words = (*options, "-r", resolver.file("requires.txt", list(requires)))
-        lock = resolver.lock(Environment(folder / "environment"), words, own)
+        lock = resolver.lock(Environment(folder / "environment"), words, variables)
         if lock is None:
             raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
-        found = resolver.fetch(lock)
-        return [
-            (
-                each.file
-                if each.file.name.endswith(".whl")
-                else workshop.wheel_of(source_of_archive(each.file))
-            )
-            for each in found
-        ]
+        wheels = []
+        for fetched in resolver.fetch(lock):
+            if fetched.file.name.endswith(".whl"):
+                wheels.append(fetched.file)
+            else:
+                wheels.append(workshop.wheel_of(source_of_archive(fetched.file)))
+        return wheels
 
     return supply
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResolutionTools:
+    """The programs that resolve and build for one base.
+
+    Attributes:
+        base: The image that is extended.
+        resolver: uv on this machine.
+        workshop: The base image, in which third-party code runs.
+        program: The launcher's installer.
+    """
+
+    base: ExtendedBase
+    resolver: Resolver
+    workshop: Workshop
+    program: Path
+
+
 def resolve(
     order: Order,
-    base: ExtendedBase,
-    resolver: Resolver,
-    workshop: Workshop,
-    program: Path,
+    tools: ResolutionTools,
     facts: Facts,
     *,
     forbidden: tuple[str, ...] = (),
@@ -329,169 +361,191 @@ def resolve(
     """Resolve requirements that have no lock, and fetch and build what is installed.
 
     Args:
-        order: What is asked for.
-        base: What it is installed on.
-        resolver: uv on this machine.
-        workshop: The base, for what runs code of others.
-        program: The launcher's installer.
+        order: The requirements and sources.
+        tools: The base and its tools.
         facts: All facts.
         forbidden: Texts of this machine that must not be in an image.
-        before: The lock of other requirements: what it has stays, where it can.
+        before: The lock of other requirements: its versions stay where they can.
 
     Raises:
-        ExtendError: The base cannot give what a line asks for, or a folder that
-            a project names cannot be taken.
+        ExtendError: The base cannot fulfil a requirement, or a project names a folder that
+            cannot be taken.
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
-    said: list[str] = []
-    session = _session(base, resolver, workshop, program, said, forbidden)
-    installer = session.installer
-    folder = resolver.folder / "inputs"
-    session.before = (
-        {}
-        if order.wanted.hashed
-        else {name: version for name, version, _ in PIN.findall(before.pins)}
-    )
-    session.folders |= {Path(source.folder): source for source in order.sources if source.folder}
-    hashed = order.wanted.hashed
-    folders = {} if hashed else {_address_at(each): each for each in order.sources if each.folder}
-    words = [*order.words, *_files_of(order.wanted, folder), *order.wanted.words, *folders]
-    given = argparse.Namespace(manifest=folder / "manifest.json", strict=order.strict)
-    given.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
-    built: list[Path] = []
+    session = _session(tools, forbidden)
+    if not order.wanted.hashed:
+        session.before = {name: version for name, version, _ in PIN.findall(before.pins)}
+    for source in order.sources:
+        if source.folder:
+            session.folders[Path(source.folder)] = source
     try:
-        task = installer.Task(session, given, words, folder)
-        built += [workshop.wheel_of(source) for source in order.sources]
-        # uv has to be told the name of a project that says it only when it is built.
-        names = {
-            word: parse_wheel_filename(workshop.wheel_of(each).name)[0]
-            for word, each in folders.items()
-        }
-        task.reading.words = [_named(word, names.get(word, "")) for word in task.reading.words]
-        repositories = [
-            f"{wheel}{source.extras}"
-            for wheel, source in zip(built, order.sources, strict=True)
-            if not source.folder
-        ]
-        status = task.run(*(() if hashed else repositories))
-        if status == 0 and hashed and built:
-            status = task.installation.install("--no-deps", *map(str, built))
-    except installer.RefusedError as error:
-        ways = targets_for(list(error.newer.items()), base, facts) if error.newer else []
-        raise ExtendError(list(error.problems), hint=_way_out(ways)) from None
-    if status:
-        raise LockError(
-            f"the requirements cannot be installed in {base.reference}:\n{_last(resolver.log)}"
-        )
+        task, built = _install(session, order)
+    except session.installer.RefusedError as error:
+        hint = _way_out(error.newer, tools.base, facts)
+        raise ExtendError(list(error.problems), hint=hint) from None
+
+    projects = []
     for source, wheel in zip(order.sources, built, strict=True):
-        name = parse_wheel_filename(wheel.name)[0]
+        name = _name_of(wheel)
         if source.name and canonicalize_name(source.name) != name:
             raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
-    said += _old(session, task.installation, [wheel.name for wheel in built])
-    projects = [
-        parse_wheel_filename(wheel.name)[0]
-        for source, wheel in zip(order.sources, built, strict=True)
-        if source.origin == PROJECT_SOURCE
-    ]
+        if source.origin == PROJECT_SOURCE:
+            projects.append(name)
+    session.said += _old(session, task.installation, built)
+
     lock = _lock_of(session, order, built, task.answer.left)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
     lock = replace(
-        lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins
+        lock,
+        notes=tuple(session.said),
+        project=projects[0] if projects else "",
+        pins=indexes + lock.pins,
     )
-    now = dict(lock.locked)
-    moved = [
-        f"{name}: the lock moves from {old} to {now[name]}"
-        for name, old in before.locked
-        if now.get(name, old) != old and name not in projects
-    ]
-    return replace(
-        _resolved(lock, order, session.fetched.values(), session, built), moved=tuple(moved)
-    )
+    resolved = _resolved(lock, order, session.fetched.values(), session, built)
+    return replace(resolved, moved=_moves(before, lock, projects))
+
+
+def _install(session: Session, order: Order) -> tuple[Any, list[Path]]:
+    """Run the launcher's installer on the described base.
+
+    Returns:
+        The installer's task, and the wheels that were built from the order's sources.
+
+    Raises:
+        installer.RefusedError: The base cannot fulfil a requirement.
+        LockError: uv refuses the requirements.
+    """
+    wanted, workshop, installer = order.wanted, session.workshop, session.installer
+    projects: dict[str, WheelSource] = {}
+    if not wanted.hashed:
+        projects = {_address_at(source): source for source in order.sources if source.folder}
+    folder = session.resolver.folder / "inputs"
+    words = [*order.words, *_files_of(wanted, folder), *wanted.words, *projects]
+    options = argparse.Namespace(manifest=folder / "manifest.json", strict=order.strict)
+    options.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
+    task = installer.Task(session, options, words, folder)
+    built = [workshop.wheel_of(source) for source in order.sources]
+
+    # uv has to be told the name of a project that only a build can say.
+    requirements = {}
+    for address, source in projects.items():
+        requirements[address] = _named(address, _name_of(workshop.wheel_of(source)))
+    task.reading.words = [requirements.get(word, word) for word in task.reading.words]
+
+    if wanted.hashed:
+        # A wheel that was built has no hash in the user's lines: it is installed on its own.
+        status = task.run()
+        if status == 0 and built:
+            status = task.installation.install("--no-deps", *map(str, built))
+    else:
+        repositories = []
+        for wheel, source in zip(built, order.sources, strict=True):
+            if not source.folder:
+                repositories.append(f"{wheel}{source.extras}")
+        status = task.run(*repositories)
+    if status:
+        raise LockError(
+            f"the requirements cannot be installed in {session.base.reference}:"
+            f"\n{_last(session.resolver.log)}"
+        )
+    return task, built
+
+
+def _moves(before: ExtensionLock, lock: ExtensionLock, projects: Sequence[str]) -> tuple[str, ...]:
+    """Return a line for each package that the lock before had in another version."""
+    versions = dict(lock.locked)
+    lines = []
+    for name, old_version in before.locked:
+        new_version = versions.get(name, old_version)
+        if new_version != old_version and name not in projects:
+            lines.append(f"{name}: the lock moves from {old_version} to {new_version}")
+    return tuple(lines)
+
+
+def _name_of(wheel: Path) -> str:
+    """Return the name of a wheel's distribution."""
+    return parse_wheel_filename(wheel.name)[0]
 
 
 def _address_at(source: WheelSource) -> str:
-    """Return the word that names a folder, and its extras."""
+    """Return the word for a project's folder and its extras: ``file:///home/me/pkg[extra]``."""
     return f"{Path(source.folder).as_uri()}{source.extras}"
 
 
 def _named(word: str, name: str) -> str:
-    """Return a word that names a folder as a requirement with its name; another word as it is."""
+    """Return the word for a project's folder as a requirement: ``pkg[extra] @ file:///...``."""
     address, bracket, extras = word.partition("[")
-    return f"{name}{bracket}{extras} @ {address}" if name else word
+    return f"{name}{bracket}{extras} @ {address}"
 
 
-def gather(
-    lock: ExtensionLock,
-    order: Order,
-    base: ExtendedBase,
-    resolver: Resolver,
-    workshop: Workshop,
-    program: Path,
-) -> Resolved:
-    """Return what a lock says: each file by its hash; without a network where all are known.
+def gather(lock: ExtensionLock, order: Order, tools: ResolutionTools) -> Resolved:
+    """Return the files of a lock, each by its hash; without a network where all are known.
 
     Raises:
-        LockError: An index does not have a file any more, or another one in its place.
+        LockError: An index no longer has a file, or has another one in its place.
         BuildError: The wheel of a source cannot be built.
     """
-    session = _session(base, resolver, workshop, program, [])
-    built = [workshop.wheel_of(source) for source in order.sources]
-    found: list[Fetched] = []
-    missing: set[str] = set()
+    session = _session(tools)
+    resolver = tools.resolver
+    built = [tools.workshop.wheel_of(source) for source in order.sources]
+    versions = dict(lock.locked)
+    files: list[Fetched] = []
+    missing_lines: dict[str, str] = {}
     head: list[str] = []
-    pins: dict[str, str] = {}
     for line in re.sub(r" \\\n\s+", " ", lock.pins).splitlines():
         hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", line)
         if not hashes:
             head.append(line)
             continue
-        name, known = name_in(line), resolver.known_file(hashes[0])
-        pins[name] = line
-        if known is not None:
-            version = dict(lock.locked).get(name, "")
-            found.append(_as_fetched(name, version, known, hashes[0], direct=" @ " in line))
-        else:
-            missing.add(name)
-    folder = resolver.folder / "inputs"
-    local = [
-        path
-        for path in _own_files(order.wanted, folder)
-        if canonicalize_name(path.name.split("-")[0]) in lock.local
+        name = name_in(line)
+        known_file = resolver.known_file(hashes[0])
+        if known_file is None:
+            missing_lines[name] = line
+            continue
+        is_direct = " @ " in line
+        version = versions.get(name, "")
+        files.append(_as_fetched(name, version, known_file, hashes[0], direct=is_direct))
+    if missing_lines:
+        files += _downloaded(order, session, [*head, *missing_lines.values()])
+
+    own_files = _own_files(order.wanted, resolver.folder / "inputs")
+    local_files = [
+        path for path in own_files if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
-    if missing:
-        lines = [line for name, line in pins.items() if name in missing]
-        found += _downloaded(order, session, [*head, *lines])
-    return _resolved(lock, order, found, session, [*built, *_wheels(local, session)])
+    return _resolved(lock, order, files, session, [*built, *_wheels(local_files, session)])
 
 
 def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fetched]:
-    """Return the files of lines of a lock. uv is asked where they are: nothing
-    is left to resolve.
+    """Download the files of a lock's lines.
+
+    uv says where they are: nothing is left to resolve.
     """
     resolver, installer = session.resolver, session.installer
     variables, options = installer.for_uv(installer.settings_of_pip(), resolver.folder)
-    variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
-    options += [f"--allow-insecure-host={host}" for host in trusted]
+    variables = {**os.environ, **variables, "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    trusted_hosts = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
+    options += [f"--allow-insecure-host={host}" for host in trusted_hosts]
+
+    index_lines: list[str] = []
     file = order.wanted.file
-    given = {**os.environ, **variables}
-    more: list[str] = []
     if file is not None and not is_lock(file):
-        # An index of a project may be for some of its packages only, and the
-        # lock's lines do not say for which.
-        given["UV_PROJECT"] = str(file.parent.absolute())
-        more = [f"--extra-index-url {address}" for address in indexes_in(given)]
-    words = [*order.words, *options, "--no-deps", "-r", resolver.file("lock.txt", [*more, *lines])]
-    nothing = Environment(Path(resolver.file("nothing/none", ())).parent / "environment")
-    lock = resolver.lock(nothing, words, given)
+        # An index of a project may be for some of its packages only, and the lock's lines do not
+        # say for which.
+        variables["UV_PROJECT"] = str(file.parent.absolute())
+        index_lines = [f"--extra-index-url {address}" for address in indexes_in(variables)]
+    lock_file = resolver.file("lock.txt", [*index_lines, *lines])
+    words = [*order.words, *options, "--no-deps", "-r", lock_file]
+    empty_folder = Path(resolver.file("nothing/none", ())).parent
+    lock = resolver.lock(Environment(empty_folder / "environment"), words, variables)
     if lock is None:
         raise LockError(f"uv does not find the files of the lock:\n{_last(resolver.log)}")
     return resolver.fetch(lock)
 
 
 def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
-    return [session.wheel_of(_as_fetched("", "", file, "", direct=True)) for file in files]
+    fetched = [_as_fetched("", "", file, "", direct=True) for file in files]
+    return [session.wheel_of(file) for file in fetched]
 
 
 def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: bool) -> Fetched:
@@ -501,18 +555,12 @@ def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: boo
     )
 
 
-def _session(
-    base: ExtendedBase,
-    resolver: Resolver,
-    workshop: Workshop,
-    program: Path,
-    said: list[str],
-    forbidden: tuple[str, ...] = (),
-) -> Session:
+def _session(tools: ResolutionTools, forbidden: tuple[str, ...] = ()) -> Session:
+    resolver, workshop = tools.resolver, tools.workshop
     environment = Environment(resolver.folder / "base")
-    environment.describe(base)
-    installer = load_installer(program)
-    session = Session(base, resolver, workshop, installer, environment, forbidden, said=said)
+    environment.describe(tools.base)
+    installer = load_installer(tools.program)
+    session = Session(tools.base, resolver, workshop, installer, environment, forbidden)
     resolver.learn = session.learn
     workshop.supply = supply_of(resolver, workshop, installer)
     return session
@@ -521,85 +569,109 @@ def _session(
 def _files_of(wanted: Wanted, folder: Path) -> list[str]:
     """Write the files of requirements, and return the words that name them."""
     _own_files(wanted, folder)
-    words: list[str] = []
-    for option, name, lines in (
-        ("-r", "requirements.txt", wanted.lines),
-        ("-c", "constraints.txt", wanted.constraints),
-    ):
-        if lines:
-            text = "".join(f"{line}\n" for line in lines).replace(f"{INPUTS}/", f"{folder}/")
-            (folder / name).write_text(text, encoding="utf-8")
-            words += [option, str(folder / name)]
+    words = _words_for("-r", folder / "requirements.txt", wanted.lines)
+    words += _words_for("-c", folder / "constraints.txt", wanted.constraints)
     return words
 
 
+def _words_for(option: str, file: Path, lines: Sequence[str]) -> list[str]:
+    """Write lines to a file, and return an option that names the file; nothing for no lines."""
+    if not lines:
+        return []
+    text = "".join(f"{line}\n" for line in lines)
+    file.write_text(text.replace(f"{INPUTS}/", f"{file.parent}/"), encoding="utf-8")
+    return [option, str(file)]
+
+
 def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
-    """Write the wheels and archives that requirements name by a path, and return where they are."""
+    """Write the wheels and archives that requirements name by a path, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = []
+    paths = []
     for name, file in sorted(wanted.files.items()):
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(file.content)
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _lock_of(
     session: Session, order: Order, built: Sequence[Path], left: Sequence[str]
 ) -> ExtensionLock:
-    own = {wheel.resolve() for wheel in built}
-    here = session.resolver.folder.resolve()
-    asked_for = {Path(source.folder) for source in order.sources if source.folder}
+    """Return the lock of the fetched files.
+
+    Args:
+        session: It has the files.
+        order: The requirements and sources.
+        built: Wheels of the order's sources.
+        left: Places of option lines that the installer has left out.
+    """
+    built_paths = {wheel.resolve() for wheel in built}
+    session_folder = session.resolver.folder.resolve()
+    project_folders = {Path(source.folder) for source in order.sources if source.folder}
     local: dict[str, str] = {}
     folders: dict[str, str] = {}
     repositories: dict[str, str] = {}
     pins: list[str] = []
-    for name, each in sorted(session.fetched.items()):
-        version = str(metadata_of(session.wheel_of(each))["Version"])
-        path = each.file.resolve()
-        source = session.source_of(each)
+    for name, file in sorted(session.fetched.items()):
+        version = str(metadata_of(session.wheel_of(file))["Version"])
+        path = file.file.resolve()
+        source = session.source_of(file)
+        is_copied = file.direct and file.local and path.is_relative_to(session_folder)
         if source is not None:
             local[name] = version
-            if each.repository:
-                repositories[each.repository] = name
-            elif path not in asked_for:
+            if file.repository:
+                repositories[file.repository] = name
+            elif path not in project_folders:
                 folders[os.path.relpath(path, order.beside)] = source.identity
-            continue
-        if path in own or (each.direct and path.is_relative_to(here) and each.local):
+        elif path in built_paths or is_copied:
             local[name] = version
-            continue
-        line = f"{name}=={version}"
-        if each.direct:
+        elif file.direct:
             local[name] = version
-            line = f"{name} @ {_with_names(each.address, order.wanted.variables)}"
-        pins.append(f"{line} \\\n    --hash=sha256:{each.sha256}\n")
-    options = [line.partition("  #@ ") for line in order.wanted.lines if OPTIONS.match(line)]
-    head = [f"{line}\n" for line, _, place in options if place not in left]
-    vendors = str(order.manifest.get("wheel_index", ""))
-    companions: Any = order.manifest.get("companions", {})
-    if vendors and not session.fetched.keys().isdisjoint(companions):
-        # One of them may come from there, and uv's lock does not name the index of a file.
-        head.append(f"--extra-index-url {vendors}\n")
+            address = _with_names(file.address, order.wanted.variables)
+            pins.append(_pin(f"{name} @ {address}", file.sha256))
+        else:
+            pins.append(_pin(f"{name}=={version}", file.sha256))
     return ExtensionLock(
         commits=dict(order.commits),
         local=local,
         folders=folders,
         repositories=repositories,
-        pins="".join([*head, *pins]),
+        pins="".join([*_lock_head(session, order, left), *pins]),
     )
 
 
+def _pin(requirement: str, sha256: str) -> str:
+    return f"{requirement} \\\n    --hash=sha256:{sha256}\n"
+
+
+def _lock_head(session: Session, order: Order, left: Sequence[str]) -> list[str]:
+    """Return the option lines of a lock: the indexes of its packages."""
+    head = []
+    for line in order.wanted.lines:
+        option, _, place = line.partition("  #@ ")
+        if OPTIONS.match(line) and place not in left:
+            head.append(f"{option}\n")
+    vendor_index = str(order.manifest.get("wheel_index", ""))
+    companions: Any = order.manifest.get("companions", {})
+    if vendor_index and not session.fetched.keys().isdisjoint(companions):
+        # A companion may come from the vendor, and uv's lock does not name the index of a file.
+        head.append(f"--extra-index-url {vendor_index}\n")
+    return head
+
+
 def _with_names(address: str, variables: Iterable[str]) -> str:
-    """Return an address with the names of the user's variables in the place of
-    their values, and with no login else.
+    """Return an address with variables instead of their values, and without any other login.
+
+    ``https://secret@host/x.whl`` becomes ``https://${TOKEN}@host/x.whl``.
     """
     for name in sorted(variables):
         value = os.environ[name]
-        # uv quotes what an address may not have: with or without the slash.
+        # uv quotes characters that an address may not have: with or without the slash.
         for written in {value, quote(value), quote(value, safe="")}:
             address = address.replace(written, f"${{{name}}}")
-    return address if "${" in address.partition("@")[0] else without_credentials(address)
+    has_variable_login = "${" in address.partition("@")[0]
+    return address if has_variable_login else without_credentials(address)
 
 
 def _resolved(
@@ -609,56 +681,56 @@ def _resolved(
     session: Session,
     built: Sequence[Path],
 ) -> Resolved:
-    files = list(fetched)
-    wheels = [session.wheel_of(each) for each in files]
-    folders = {each.resolve() for each in (*order.links, *order.wanted.links)}
-    own = [
-        each.file.name
-        for each in files
-        if each.local and each.file.resolve().parent in folders and each.sha256
-    ]
-    unique = {wheel.name: wheel for wheel in (*wheels, *built)}
-    return Resolved(
-        lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own))
-    )
+    link_folders = {folder.resolve() for folder in (*order.links, *order.wanted.links)}
+    wheels: dict[str, Path] = {}
+    own_names = []
+    for file in fetched:
+        wheel = session.wheel_of(file)
+        wheels[wheel.name] = wheel
+        if file.local and file.sha256 and file.file.resolve().parent in link_folders:
+            own_names.append(file.file.name)
+    for wheel in built:
+        wheels[wheel.name] = wheel
+    sorted_wheels = tuple(wheels[name] for name in sorted(wheels))
+    return Resolved(lock=lock, wheels=sorted_wheels, own=tuple(sorted(own_names)))
 
 
-def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
-    """Return a line for each release that was replaced long ago, and that no line asks for."""
-    local = {parse_wheel_filename(name)[0] for name in own}
-    folder = Environment(session.resolver.folder / "new")
+def _old(session: Session, installation: Any, built: Sequence[Path]) -> list[str]:
+    """Return a line for each release that was replaced long ago and that no requirement pins.
+
+    Args:
+        session: It has the fetched releases.
+        installation: The installer's; it has the pinned names.
+        built: Wheels of the order's sources, which are left out.
+    """
+    built_names = {_name_of(wheel) for wheel in built}
     moment = datetime.now(UTC) - OLD
-    found = [
-        name for name in session.fetched if name not in local and name not in installation.pinned
-    ]
-    # What was released since then cannot have been replaced before it.
-    uploaded = {name: session.fetched[name].uploaded for name in found}
-    names = [name for name, when in uploaded.items() if when is None or when < moment]
-    for name in names:
-        folder.add(session.wheel_of(session.fetched[name]))
-    if not names:
+    environment = Environment(session.resolver.folder / "new")
+    has_candidates = False
+    for name, file in session.fetched.items():
+        if name in built_names or name in installation.pinned:
+            continue
+        # A release that is younger cannot have been replaced before.
+        if file.uploaded is None or file.uploaded < moment:
+            environment.add(session.wheel_of(file))
+            has_candidates = True
+    if not has_candidates:
         return []
-    words = (
-        "list",
-        "--target",
-        str(folder.folder),
-        "--outdated",
-        "--exclude-newer",
-        f"{OLD.days} days",
-        "--format",
-        "json",
-    )
-    python = session.words[:2]
-    done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
-    rows = json.loads(done.stdout) if done.returncode == 0 else ()
+
+    command = ["pip", "list", "--target", str(environment.folder), "--outdated"]
+    command += ["--exclude-newer", f"{OLD.days} days", "--format", "json", *session.words[:2]]
+    result = session.resolver.ask(*command, environment=installation.environment)
+    if result.returncode != 0:
+        return []
     return [
         f"{row['name']} {row['version']} is old:"
         f" {row['latest_version']} has been there for two years"
-        for row in rows
+        for row in json.loads(result.stdout)
     ]
 
 
 def _last(log: str) -> str:
-    """Return uv's reason, without what it said before."""
-    text = log[log.rfind("\nerror: ") :] if "\nerror: " in log else log[-4000:]
+    """Return uv's reason for a failure, without its earlier output."""
+    start = log.rfind("\nerror: ")
+    text = log[start:] if start >= 0 else log[-4000:]
     return without_credentials(text.strip())

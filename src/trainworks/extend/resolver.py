@@ -1,11 +1,9 @@
-"""uv on this machine, for the Python of a base image.
+"""uv on this machine, which resolves for the Python of a base image.
 
-It has this machine's settings, and runs no code of others.
-
-Builds are the one way by which uv runs code of others. Its Python is a trap: in any other folder
-than our own, that is in the folder of a project which would be built, it notes the folder and ends
-before anything is imported. What was noted is built elsewhere, and uv is asked again with the
-metadata of that.
+uv has this machine's settings, and must not run third-party code. It would do so only to build a
+project. So its Python is a trap: when it is started in the folder of a project, it writes the
+folder to a file and ends before anything is imported. The project is then built in the base image,
+and uv is called again with the metadata of the wheel.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.message import Message
-from itertools import pairwise, starmap
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -57,10 +55,9 @@ if here != {home!r}:
 _LEVELS = {"x86_64": (17, 28, *range(31, 41)), "aarch64": (17, 28, *range(31, 41))}
 """Versions of glibc 2 that uv has a platform for."""
 
-_FOR_FILES = ("--reinstall-package", "--require-hashes")
-"""Options of an installation that no lock has: which of its files are taken,
-and how they are held to hashes.
-"""
+_REINSTALL = "--reinstall-package"
+_REQUIRE_HASHES = "--require-hashes"
+"""Options of an installation that a lock does not have: they are about its files."""
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -76,16 +73,16 @@ class Fetched:
     """A file that was downloaded, or lies on this machine.
 
     Attributes:
-        name: The distribution's, as indexes write it.
-        version: The distribution's.
-        file: The file: a wheel, or a source archive; or the folder of a project.
-        sha256: Its hash; ``""`` for a folder.
+        name: The distribution's name, as indexes write it.
+        version: The distribution's version.
+        file: A wheel, a source archive, or the folder of a project.
+        sha256: The file's hash; ``""`` for a folder.
         direct: Whether a requirement names its address or path.
-        local: Whether it was on this machine.
-        repository: Of a git repository, which has no file: its address with the
-            commit, as uv names it.
-        address: Of a file that a requirement names, as uv was told it; it may have a login.
-        uploaded: When its index got it; ``None`` where it does not say so.
+        local: Whether the file was on this machine before.
+        repository: Address and commit of a git repository, which has no file, in uv's form:
+            ``git+https://host/project@COMMIT``.
+        address: The address in the user's requirement, if ``direct``; may have a login.
+        uploaded: When the index received the file; ``None`` if the index does not say.
     """
 
     name: str
@@ -101,13 +98,13 @@ class Fetched:
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """What one resolution adds to an environment.
+    """The packages that one resolution adds to an environment.
 
     Attributes:
         rows: Packages of uv's own lock (PEP 751).
-        folder: Where it lies: paths are seen from there.
-        lines: What may have a login for an address: the user's lines, and uv's settings.
-        hashes: Those of the user's lines, kind and value, by the distribution's name.
+        folder: The lock's folder: paths in ``rows`` are relative to it.
+        lines: Texts that may have a login for an address: the user's lines, and uv's settings.
+        hashes: Hashes in the user's lines, kind and value, by the distribution's name.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -123,213 +120,224 @@ class Resolver:
         """Make the trap.
 
         Args:
-            base: Whose Python it is.
-            folder: A private one.
+            base: The image that uv resolves for.
+            folder: A private folder.
             client: Downloads files.
-            fresh: Whether nothing that was downloaded before is used.
+            fresh: Whether earlier downloads are ignored.
         """
-        self._base, self._client, self.folder = base, client, folder
+        self._base = base
+        self._client = client
+        self.folder = folder
         self.learn: Learn = _unknown
         self.log = ""
-        """What uv said in calls that failed."""
+        """The error output of uv's failed calls."""
         self.cache: Path
-        """uv's own: what it unpacks there may be built."""
-        self._home, self._notes = folder / "home", folder / "noted"
+        """uv's own cache: uv may build the projects that it unpacks there."""
+        self._home = folder / "home"
+        self._notes = folder / "noted"
         self._home.mkdir()
         caches = folder / "cache" if fresh else cache_folder(os.environ)
-        self.cache, self._files = caches / "uv", caches / "files"
-        self._known: list[str] = []
-        self._counted = 0
-        trap = folder / "trap"
-        self._run(
-            "venv",
-            "--quiet",
-            "--no-project",
+        self.cache = caches / "uv"
+        self._files = caches / "files"
+        self._metadata_tables: list[str] = []
+        self._calls = 0
+
+        python = self._make_trap(folder / "trap")
+        platform = _platform(base)
+        self.words: tuple[str, ...] = (
             "--python",
-            sys.executable,
-            str(trap),
-            environment=os.environ,
+            str(python),
+            "--python-version",
+            base.full_version or f"{base.version}.0",
+            "--python-platform",
+            platform,
         )
-        (packages,) = trap.glob("lib/python*/site-packages")
+        interpreter_tag = f"cp{base.version.replace('.', '')}"
+        machine, _, level = platform.partition("-")
+        self._best_tag = f"{interpreter_tag}-{interpreter_tag}-{level}_{machine}"
+        tags = wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)
+        self.tags = [str(tag) for tag in tags]
+
+    def _make_trap(self, folder: Path) -> Path:
+        """Make the Python that starts no build; return its path."""
+        words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(folder))
+        self._run(*words, environment=os.environ)
+        (packages,) = folder.glob("lib/python*/site-packages")
         text = _TRAP.format(home=str(self._home.resolve()), notes=str(self._notes))
         (packages / "trainworks_trap.py").write_text(text, encoding="utf-8")
         (packages / "trainworks_trap.pth").write_text("import trainworks_trap\n", encoding="utf-8")
-        version = base.full_version or f"{base.version}.0"
-        self.words: tuple[str, ...] = (
-            "--python",
-            str(trap / "bin" / "python"),
-            "--python-version",
-            version,
-        )
-        self.words += ("--python-platform", _platform(base))
-        python = f"cp{base.version.replace('.', '')}"
-        machine, _, level = _platform(base).partition("-")
-        self._best_tag = f"{python}-{python}-{level}_{machine}"
-        self.tags = [
-            str(tag)
-            for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)
-        ]
+        return folder / "bin" / "python"
 
-    def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return variables with what is known of projects that cannot say it without a build."""
-        own = {
-            **given,
+    def environment_of(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return uv's variables, with a settings file that has the metadata of built projects."""
+        environment = {
+            **variables,
             "UV_CACHE_DIR": str(self.cache),
             "UV_PYTHON_DOWNLOADS": "never",
             "UV_NO_PROGRESS": "1",
         }
-        if self._known:
-            text = "".join(each.read_text(encoding="utf-8") for each in _settings_in(given))
-            file = self.file("uv/uv.toml", [text, *self._known])
-            if given.get("UV_CONFIG_FILE"):
-                own["UV_CONFIG_FILE"] = file
-            own["XDG_CONFIG_DIRS"] = str(Path(file).parent.parent)
-        return own
+        if not self._metadata_tables:
+            return environment
+
+        user_settings = [path.read_text(encoding="utf-8") for path in _settings_in(variables)]
+        file = self.file("uv/uv.toml", ["".join(user_settings), *self._metadata_tables])
+        if variables.get("UV_CONFIG_FILE"):
+            environment["UV_CONFIG_FILE"] = file
+        environment["XDG_CONFIG_DIRS"] = str(Path(file).parent.parent)
+        return environment
 
     def file(self, name: str, lines: Sequence[str]) -> str:
-        """Write a file of its own for uv, and return its path."""
-        self._counted += 1
-        folder = self.folder / f"call-{self._counted}"
-        path = folder / name
+        """Write a file for a call of uv, in a new folder, and return its path."""
+        self._calls += 1
+        path = self.folder / f"call-{self._calls}" / name
         path.parent.mkdir(parents=True)
         path.touch(mode=0o600)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        text = "".join(f"{line}\n" for line in lines)
+        path.write_text(text, encoding="utf-8")
         return str(path)
 
     def ask(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Call uv, and again with the metadata of each project that it wanted to build."""
-        seen: set[str] = set()
+        seen: set[Path] = set()
         while True:
             self._notes.unlink(missing_ok=True)
-            done = self._run(*words, environment=self.environment_of(environment))
-            noted = (
-                self._notes.read_text(encoding="utf-8").splitlines()
-                if self._notes.is_file()
-                else []
-            )
-            if done.returncode == 0:
-                return done
-            new = [
-                Path(each)
-                for each in dict.fromkeys(noted)
-                if each not in seen and Path(each).is_dir()
-            ]
-            if not new:
-                self.log = done.stderr
-                return done
-            seen.update(map(str, new))
-            self._known += [_table(self.learn(each)) for each in new]
+            result = self._run(*words, environment=self.environment_of(environment))
+            if result.returncode == 0:
+                return result
+
+            projects = [path for path in self._noted_projects() if path not in seen]
+            if not projects:
+                self.log = result.stderr
+                return result
+            seen.update(projects)
+            for project in projects:
+                self._metadata_tables.append(_table(self.learn(project)))
+
+    def _noted_projects(self) -> list[Path]:
+        """Return the folders of the projects that uv wanted to build in the last call."""
+        if not self._notes.is_file():
+            return []
+        lines = self._notes.read_text(encoding="utf-8").splitlines()
+        folders = [Path(line) for line in dict.fromkeys(lines)]
+        return [folder for folder in folders if folder.is_dir()]
 
     def lock(
         self,
         environment: Environment,
         words: Sequence[str],
-        given: Mapping[str, str],
+        variables: Mapping[str, str],
         before: Mapping[str, str] = NONE,
     ) -> Lock | None:
         """Resolve an installation to a lock.
 
-        ``None`` where uv refuses it, whose words are in ``log``.
-
-        What is installed stays as it is where it can, and so does what an older lock has.
+        Installed versions stay where they can, and so do the versions of an older lock.
 
         Args:
-            environment: Where it is installed.
-            words: Those of ``uv pip install``.
-            given: Variables of uv.
+            environment: Where the packages are installed.
+            words: The words of ``uv pip install``.
+            variables: Variables of uv.
             before: Versions of an older lock, by name.
+
+        Returns:
+            ``None`` where uv refuses the installation; ``log`` has its reason.
         """
-        there: dict[str, str] = {
+        installed: dict[str, str] = {
             canonicalize_name(row.metadata["Name"]): row.version for row in environment
         }
-        again = [word.partition("=")[2] for word in words if word.startswith(_FOR_FILES[0])]
-        preferred = {
-            name: version for name, version in {**there, **before}.items() if name not in again
-        }
-        rather = list(starmap(_row, preferred.items())) or ["packages = []"]
-        file = Path(self.file("pylock.toml", [_HEAD, *rather]))
-        archives = any(word.startswith("--no-binary") for word in words)
+        reinstalled = [word.partition("=")[2] for word in words if word.startswith(_REINSTALL)]
+        file = self._preferences({**installed, **before}, reinstalled)
+        has_archives = any(word.startswith("--no-binary") for word in words)
         releases = environment.releases(
-            file.with_name("releases"), self._best_tag, without=again, archives=archives
+            file.with_name("releases"), self._best_tag, without=reinstalled, archives=has_archives
         )
-        # No index is asked for what is kept: the version is certain, and an index without hashes
-        # would have to send it.
-        files = {
+        release_files = {
             canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())
         }
-        kept = [
-            f"{name} @ {path.as_uri()}" for name, path in files.items() if name in self._base.kept
-        ]
-        form = ("--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet")
-        limits = ("-c", self.file("kept.txt", kept)) if kept else ()
-        own = (
-            "--no-build-isolation",
-            "--find-links",
-            str(releases),
-            *limits,
-            *self._sources_of(words),
-        )
-        done = self.ask("pip", "compile", *self.words, *form, *own, environment=given)
-        if done.returncode != 0:
+        kept_files = {name: path for name, path in release_files.items() if name in self._base.kept}
+
+        command = ["pip", "compile", *self.words]
+        command += ["--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet"]
+        command += ["--no-build-isolation", "--find-links", str(releases)]
+        if kept_files:
+            # No index is asked for a kept package: its version is certain, and an index without
+            # hashes would have to send the file.
+            lines = [f"{name} @ {path.as_uri()}" for name, path in kept_files.items()]
+            command += ["-c", self.file("kept.txt", lines)]
+        command += self._sources_of(words)
+        if self.ask(*command, environment=variables).returncode != 0:
             return None
-        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("packages", ())
-        of_base = {each for each in self._base.kept if each in files}
-        rows = [
-            row
-            for row in rows
-            if row["name"] in again or (row["name"] not in of_base and _is_new(row, there))
+
+        rows = []
+        for row in tomllib.loads(file.read_text(encoding="utf-8")).get("packages", ()):
+            is_kept = row["name"] in kept_files
+            if row["name"] in reinstalled or (not is_kept and _is_new(row, installed)):
+                rows.append(row)
+        return self._checked_lock(rows, file.parent, words, variables)
+
+    def _preferences(self, versions: Mapping[str, str], reinstalled: Sequence[str]) -> Path:
+        """Write a lock with the versions that uv prefers, and return its path."""
+        packages = [
+            _row(name, version) for name, version in versions.items() if name not in reinstalled
         ]
+        return Path(self.file("pylock.toml", [_HEAD, *(packages or ["packages = []"])]))
+
+    def _checked_lock(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        folder: Path,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> Lock | None:
+        """Return a lock of these rows; ``None`` where a package lacks a required hash."""
         lines = _lines_of(words)
         hashes = _hashes_in(lines)
-        bare = [row["name"] for row in rows if row["name"] not in hashes]
-        if bare and _FOR_FILES[1] in words:
-            self.log = f"error: --require-hashes: no line has a hash of {', '.join(bare)}"
+        unhashed = [row["name"] for row in rows if row["name"] not in hashes]
+        if unhashed and _REQUIRE_HASHES in words:
+            self.log = f"error: --require-hashes: no line has a hash of {', '.join(unhashed)}"
             return None
-        return Lock(
-            rows=rows, folder=file.parent, lines=[*lines, *_addresses_in(given)], hashes=hashes
-        )
+        lines += _addresses_in(variables)
+        return Lock(rows=rows, folder=folder, lines=lines, hashes=hashes)
 
     def _sources_of(self, words: Sequence[str]) -> list[str]:
-        """Return the words of an installation for a lock, whose requirements are files."""
-        found: list[str] = []
-        asked: list[str] = []
+        """Return the words of ``uv pip compile`` for those of an installation.
+
+        A compilation reads its requirements from files, and has no ``-r``.
+        """
+        compile_words: list[str] = []
+        requirements: list[str] = []
         rest = iter(words)
         for word in rest:
             if word == "-r":
-                found.append(next(rest))
+                compile_words.append(next(rest))
             elif word in _PAIRS:
-                found += (word, next(rest))
+                compile_words += (word, next(rest))
             elif not word.startswith("-"):
-                asked.append(word)
-            elif not word.startswith(_FOR_FILES):
-                found.append(word)
-        return [*found, self.file("asked.txt", asked)]
+                requirements.append(word)
+            elif not word.startswith((_REINSTALL, _REQUIRE_HASHES)):
+                compile_words.append(word)
+        return [*compile_words, self.file("asked.txt", requirements)]
 
     def selected(
-        self, folder: Path, words: Sequence[str], given: Mapping[str, str]
+        self, folder: Path, words: Sequence[str], variables: Mapping[str, str]
     ) -> dict[str, str] | None:
-        """Return the versions that uv takes of a lock of the user's own.
-
-        ``None`` where it cannot use it.
+        """Return the versions that uv selects from a lock of the user.
 
         Args:
-            folder: An empty one.
+            folder: An empty folder.
             words: They name the lock.
-            given: Variables of uv.
+            variables: Variables of uv.
+
+        Returns:
+            ``None`` where uv cannot use the lock.
         """
-        form = (
-            "--target",
-            str(folder),
-            "--dry-run",
-            "--output-format",
-            "json",
-            "--no-build-isolation",
-        )
-        done = self.ask("pip", "install", *self.words, *form, *words, environment=given)
-        rows = json.loads(done.stdout)["changes"] if done.returncode == 0 else ()
-        return (
-            {row["name"]: row.get("version", "") for row in rows} if done.returncode == 0 else None
-        )
+        options = ["--target", str(folder), "--dry-run", "--output-format", "json"]
+        options.append("--no-build-isolation")
+        command = ("pip", "install", *self.words, *options, *words)
+        result = self.ask(*command, environment=variables)
+        if result.returncode != 0:
+            return None
+        changes = json.loads(result.stdout)["changes"]
+        return {change["name"]: change.get("version", "") for change in changes}
 
     def fetch(self, lock: Lock) -> list[Fetched]:
         """Download the file of each package of a lock, the one that the base would install.
@@ -341,80 +349,91 @@ class Resolver:
             return list(pool.map(lambda row: self._fetch(row, lock), lock.rows))
 
     def known_file(self, sha256: str, name: str = "") -> Path | None:
-        """Return a file that was downloaded before, under this name or any."""
-        found = [path for path in (self._files / sha256).glob("[!.]*") if name in ("", path.name)]
-        return found[0] if found and content_of(found[0]).sha256 == sha256 else None
+        """Return an earlier download with this hash; of this name, if one is given."""
+        paths = [path for path in (self._files / sha256).glob("[!.]*") if name in ("", path.name)]
+        if paths and content_of(paths[0]).sha256 == sha256:
+            return paths[0]
+        return None
 
     def _fetch(self, row: Mapping[str, Any], lock: Lock) -> Fetched:
         """Return the file of a package."""
-        name, folder = canonicalize_name(row["name"]), lock.folder
-        if (without := _without_file(name, row, folder)) is not None:
-            return without
-        file = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
-        if file is None:
+        name = canonicalize_name(row["name"])
+        folder_or_repository = _without_file(name, row, lock.folder)
+        if folder_or_repository is not None:
+            return folder_or_repository
+
+        record = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
+        if record is None:
             raise LockError(
                 f"{name} {row.get('version', '')} has no file"
                 f" for Python {self._base.version} of the base"
             )
-        address = file.get("url") or str(folder / file["path"])
-        if not file.get("url"):
-            address = Path(os.path.normpath(address)).as_uri()
-        expected = file.get("hashes", {}).get("sha256", "")
-        path = local_path(address)
-        if path is not None:
-            there, found = path, content_of(path).sha256
-        elif expected and (known := self.known_file(expected, _file_name(address))):
-            there, found = known, expected
-        else:
-            there, found = self._download(_with_login(address, lock.lines), expected)
-        given = lock.hashes.get(name, set())
-        fits = not given or any(_hash_of(there, kind) == value for kind, value in given)
-        if (expected and found != expected) or not fits:
-            wanted = (
-                ", ".join(f"{kind}:{value}" for kind, value in sorted(given))
-                or f"sha256:{expected}"
-            )
-            raise LockError(
-                f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{found}"
-            )
-        version = str(row.get("version") or _version_of(there.name))
+        address = record.get("url")
+        if not address:
+            address = Path(os.path.normpath(lock.folder / record["path"])).as_uri()
+        expected = record.get("hashes", {}).get("sha256", "")
+        file, sha256 = self._file_at(address, expected, lock)
+        _check_hashes(file, sha256, expected, lock.hashes.get(name, set()))
+
+        is_direct = "archive" in row
         return Fetched(
             name=name,
-            version=version,
-            file=there,
-            sha256=found,
-            direct="archive" in row,
-            local=path is not None,
-            address=address if "archive" in row else "",
-            uploaded=file.get("upload-time"),
+            version=str(row.get("version") or _version_of(file.name)),
+            file=file,
+            sha256=sha256,
+            direct=is_direct,
+            local=local_path(address) is not None,
+            address=address if is_direct else "",
+            uploaded=record.get("upload-time"),
         )
+
+    def _file_at(self, address: str, expected: str, lock: Lock) -> tuple[Path, str]:
+        """Return the file at an address, and its hash.
+
+        Args:
+            address: A local file is not copied.
+            expected: The hash in the lock; ``""`` if the lock has none.
+            lock: Its lines may have a login for the address.
+        """
+        local_file = local_path(address)
+        if local_file is not None:
+            return local_file, content_of(local_file).sha256
+        if expected:
+            earlier_download = self.known_file(expected, _file_name(address))
+            if earlier_download is not None:
+                return earlier_download, expected
+        return self._download(_with_login(address, lock.lines), expected)
 
     def _best(self, wheels: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """Return the wheel that fits the base best."""
-        ranks = {tag: rank for rank, tag in enumerate(self.tags)}
-
-        def rank(row: Mapping[str, Any]) -> int:
-            name = row.get("name") or unquote((row.get("url") or row["path"]).rsplit("/", 1)[-1])
-            tags = parse_wheel_filename(name)[3]
-            return min((ranks[str(tag)] for tag in tags if str(tag) in ranks), default=len(ranks))
-
-        found = min(wheels, key=rank, default=None)
-        return found if found is not None and rank(found) < len(ranks) else None
+        rank_by_tag = {tag: rank for rank, tag in enumerate(self.tags)}
+        best_wheel = None
+        best_rank = len(rank_by_tag)
+        for wheel in wheels:
+            name = wheel.get("name")
+            if not name:
+                address = wheel.get("url") or wheel["path"]
+                name = unquote(address.rsplit("/", 1)[-1])
+            for tag in parse_wheel_filename(name)[3]:
+                rank = rank_by_tag.get(str(tag), best_rank)
+                if rank < best_rank:
+                    best_wheel, best_rank = wheel, rank
+        return best_wheel
 
     def _download(self, address: str, sha256: str) -> tuple[Path, str]:
-        """Return a file of the cache and its hash, by which it is found there."""
+        """Download a file into the cache; return its path there and its hash."""
         name = _file_name(address)
-        # Beside its place: from there it appears at once.
+        # The draft lies beside its place, so that the complete file appears at once.
         draft = self._files / f".{uuid4().hex}" / name
         draft.parent.mkdir(parents=True, mode=0o700)
         try:
-            found = self._client.download(address, draft, sha256=sha256).sha256
-            target = self._files / found / name
+            actual_sha256 = self._client.download(address, draft, sha256=sha256).sha256
+            target = self._files / actual_sha256 / name
             target.parent.mkdir(parents=True, exist_ok=True)
             draft.replace(target)
         finally:
             shutil.rmtree(draft.parent, ignore_errors=True)
-        return target, found
+        return target, actual_sha256
 
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         command = (uv_program(), *words)
@@ -428,77 +447,113 @@ class Resolver:
         )
 
 
+def _check_hashes(
+    file: Path, sha256: str, expected: str, line_hashes: set[tuple[str, str]]
+) -> None:
+    """Refuse a file with another hash than the lock's, or than any of a user's line.
+
+    Args:
+        file: The file.
+        sha256: Its hash.
+        expected: The hash in the lock; ``""`` if the lock has none.
+        line_hashes: Kind and value of each hash in the user's line, one of which must match.
+    """
+    fits_line = not line_hashes
+    for kind, value in line_hashes:
+        if _hash_of(file, kind) == value:
+            fits_line = True
+    fits_lock = expected in ("", sha256)
+    if fits_lock and fits_line:
+        return
+    wanted = f"sha256:{expected}"
+    if line_hashes:
+        wanted = ", ".join(f"{kind}:{value}" for kind, value in sorted(line_hashes))
+    raise LockError(f"Hash mismatch for {file.name}: expected {wanted}, found sha256:{sha256}")
+
+
 def _unknown(folder: Path) -> Message:
     raise LockError(f"{folder.name} says what it requires only when it is built")
 
 
 def _platform(base: ExtendedBase) -> str:
+    """Return uv's platform, such as ``x86_64-manylinux_2_34``."""
     levels = _LEVELS.get(base.machine)
     major, _, minor = base.glibc.partition(".")
     if levels is None or major != "2":
         raise LockError(f"uv knows no platform with {base.machine} and glibc {base.glibc}")
-    level = max((each for each in levels if each <= int(minor)), default=levels[0])
+    fitting = [level for level in levels if level <= int(minor)]
+    level = max(fitting, default=levels[0])
     return f"{base.machine}-manylinux_2_{level}"
 
 
-def _table(found: Message) -> str:
-    """Return what uv reads of a distribution's metadata instead of a build."""
-    requires, extras = found.get_all("Requires-Dist") or [], found.get_all("Provides-Extra") or []
+def _table(metadata: Message) -> str:
+    """Return a distribution's metadata as a table of ``uv.toml``, which spares uv a build."""
+    requires = [_text(value) for value in metadata.get_all("Requires-Dist") or []]
+    extras = [_text(value) for value in metadata.get_all("Provides-Extra") or []]
     lines = [
+        "",
         "[[dependency-metadata]]",
-        f"name = {_text(found['Name'])}",
-        f"version = {_text(found['Version'])}",
-        f"requires-dist = [{', '.join(map(_text, requires))}]",
-        f"provides-extra = [{', '.join(map(_text, extras))}]",
+        f"name = {_text(metadata['Name'])}",
+        f"version = {_text(metadata['Version'])}",
+        f"requires-dist = [{', '.join(requires)}]",
+        f"provides-extra = [{', '.join(extras)}]",
     ]
-    if python := found["Requires-Python"]:
+    python = metadata["Requires-Python"]
+    if python:
         lines.append(f"requires-python = {_text(python)}")
-    return "\n".join(["", *lines])
+    return "\n".join(lines)
 
 
 def _file_name(address: str) -> str:
-    """Return the name of the file at an address: an index may write a slash in
-    another way, and means no folder.
+    """Return the name of the file at an address.
+
+    An index may quote a slash in the name: it does not mean a folder.
     """
-    return PurePosixPath(unquote(urlsplit(address).path)).name or "file"
+    path = unquote(urlsplit(address).path)
+    return PurePosixPath(path).name or "file"
 
 
 def _text(value: object) -> str:
-    """Return a text of others as TOML has it."""
-    plain = "".join(each for each in str(value) if each.isprintable())
-    return json.dumps(plain, ensure_ascii=False)
-
-
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    return list(pairwise(words))
+    """Return untrusted text as a TOML string."""
+    printable = "".join(character for character in str(value) if character.isprintable())
+    return json.dumps(printable, ensure_ascii=False)
 
 
 def _lines_of(words: Sequence[str]) -> list[str]:
-    """Return the lines of requirements among the words of an installation, without their notes."""
-    named = [Path(second) for first, second in _pairs(words) if first == "-r"]
-    files = [file for file in named if file.suffix not in (".toml", ".py")]
-    texts = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    values = [second for first, second in _pairs(words) if first in _PAIRS]
-    texts += [word for word in words if not word.startswith("-") and word not in values]
-    return [text for text in (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in texts) if text]
+    """Return the requirement lines that an installation's words have or name, without comments."""
+    lines: list[str] = []
+    option_values: set[str] = set()
+    for word, following in pairwise(words):
+        if word in _PAIRS:
+            option_values.add(following)
+        file = Path(following)
+        if word == "-r" and file.suffix not in (".toml", ".py"):
+            lines += file.read_text(encoding="utf-8").splitlines()
+    lines += [word for word in words if not word.startswith("-") and word not in option_values]
+
+    bare_lines = [re.sub(r"(^|\s+)#.*$", "", line).strip() for line in lines]
+    return [line for line in bare_lines if line]
 
 
 _HEAD = 'lock-version = "1.0"\ncreated-by = "trainworks"\n'
 
 
 def _row(name: str, version: str) -> str:
-    """Return what uv would rather have, as a package of a lock that is there already."""
+    """Return a package of a lock, which uv then prefers."""
     return f"[[packages]]\nname = {_text(name)}\nversion = {_text(version)}\n"
 
 
-def _is_new(row: Mapping[str, Any], there: Mapping[str, str]) -> bool:
-    """Whether a package of a lock is not what is there: another version, or
-    what an address or a path names.
+def _is_new(row: Mapping[str, Any], installed: Mapping[str, str]) -> bool:
+    """Whether a lock's package has to be installed.
+
+    A package with an address or a path always is new; another if its version is not installed.
     """
     if not {"archive", "directory", "vcs"}.isdisjoint(row):
         return True
-    have = there.get(canonicalize_name(row["name"]), "")
-    return not have or Version(have) != Version(str(row["version"]))
+    installed_version = installed.get(canonicalize_name(row["name"]), "")
+    if not installed_version:
+        return True
+    return Version(installed_version) != Version(str(row["version"]))
 
 
 def _hash_of(file: Path, kind: str) -> str:
@@ -507,127 +562,143 @@ def _hash_of(file: Path, kind: str) -> str:
 
 
 def _hashes_in(lines: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
-    """Return the hashes that lines have, kind and value, by the distribution's name."""
-    found: dict[str, set[tuple[str, str]]] = {}
+    """Return the hashes of lines, kind and value, by the distribution's name."""
+    hashes: dict[str, set[tuple[str, str]]] = {}
     for line in lines:
-        given = set(re.findall(r"--hash[= ](sha256|sha384|sha512):([0-9a-f]+)", line))
-        if given:
-            found.setdefault(name_in(line), set()).update(given)
-    return found
+        line_hashes = re.findall(r"--hash[= ](sha256|sha384|sha512):([0-9a-f]+)", line)
+        if line_hashes:
+            hashes.setdefault(name_in(line), set()).update(line_hashes)
+    return hashes
 
 
 def name_in(line: str) -> str:
-    """Return the name of the distribution that a line asks for, as indexes write it."""
+    """Return the name of the distribution in a requirement line, as indexes write it.
+
+    ``Torch[x]>=2`` and ``https://host/torch-2.9-py3-none-any.whl`` both are ``torch``.
+    """
     if re.match(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\]\s*)?(@|[=<>!~;\s]|$)", line):
         return canonicalize_name(re.match(r"[\w.-]+", line).group())  # type: ignore[union-attr]
-    file = unquote(re.split(r"[\s;#\[?]", line, maxsplit=1)[0].rsplit("/", 1)[-1])
+    address = re.split(r"[\s;#\[?]", line, maxsplit=1)[0]
+    file = unquote(address.rsplit("/", 1)[-1])
     return canonicalize_name(re.split(r"-\d", file)[0])
 
 
 def _version_of(file: str) -> str:
-    found = re.match(r".+?-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.tgz|\.zip)$", file)
-    return found.group(1) if found else "0"
+    """Return the version in a file's name, such as ``pkg-1.0-py3-none-any.whl``; or ``"0"``."""
+    match = re.match(r".+?-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.tgz|\.zip)$", file)
+    return match.group(1) if match else "0"
 
 
 def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | None:
-    """Return a row of a lock that is a folder or a repository; ``None`` for one with files."""
-    place, source = row.get("directory"), row.get("vcs")
+    """Return a lock's package that is a folder or a repository; ``None`` for one with files."""
     version = str(row.get("version", ""))
-    if place:
-        path = Path(os.path.normpath(folder / place["path"]))
+    directory = row.get("directory")
+    if directory:
+        path = Path(os.path.normpath(folder / directory["path"]))
         return Fetched(name=name, version=version, file=path, sha256="", direct=True, local=True)
-    if source:
-        inner = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
-        address = source.get("url") or Path(os.path.normpath(folder / source["path"])).as_uri()
-        repository = f"{source['type']}+{address}@{source['commit-id']}{inner}"
-        return Fetched(
-            name=name,
-            version=version,
-            file=folder,
-            sha256="",
-            direct=True,
-            local=True,
-            repository=repository,
-        )
-    return None
+
+    vcs = row.get("vcs")
+    if not vcs:
+        return None
+    address = vcs.get("url")
+    if not address:
+        address = Path(os.path.normpath(folder / vcs["path"])).as_uri()
+    repository = f"{vcs['type']}+{address}@{vcs['commit-id']}"
+    if vcs.get("subdirectory"):
+        repository += f"#subdirectory={vcs['subdirectory']}"
+    return Fetched(
+        name=name,
+        version=version,
+        file=folder,
+        sha256="",
+        direct=True,
+        local=True,
+        repository=repository,
+    )
 
 
-def _settings_in(given: Mapping[str, str]) -> list[Path]:
-    """Return the file of uv's settings that variables name: its one file, or
-    else that of a system.
+def _settings_in(variables: Mapping[str, str]) -> list[Path]:
+    """Return the file of uv's settings that variables name, if any.
+
+    ``UV_CONFIG_FILE`` wins over the first system file in ``XDG_CONFIG_DIRS``.
     """
-    if given.get("UV_CONFIG_FILE"):
-        return [Path(given["UV_CONFIG_FILE"])]
-    files = [
-        Path(each, "uv", "uv.toml")
-        for each in given.get("XDG_CONFIG_DIRS", "").split(os.pathsep)
-        if each
-    ]
-    return [file for file in files if file.is_file()][:1]
+    if variables.get("UV_CONFIG_FILE"):
+        return [Path(variables["UV_CONFIG_FILE"])]
+    for folder in variables.get("XDG_CONFIG_DIRS", "").split(os.pathsep):
+        file = Path(folder, "uv", "uv.toml")
+        if folder and file.is_file():
+            return [file]
+    return []
 
 
-def _tables_in(given: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
-    """Yield uv's settings that variables name: those of a file or a system, and
-    those of the project.
-    """
-    project = Path(given.get("UV_PROJECT", "."))
-    for file in (*_settings_in(given), project / "uv.toml", project / "pyproject.toml"):
-        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        yield table.get("tool", {}).get("uv", {}) if file.name == "pyproject.toml" else table
+def _tables_in(variables: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    """Yield uv's settings: those of the file that variables name, and those of the project."""
+    project = Path(variables.get("UV_PROJECT", "."))
+    for file in (*_settings_in(variables), project / "uv.toml", project / "pyproject.toml"):
+        if not file.is_file():
+            continue
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        if file.name == "pyproject.toml":
+            table = table.get("tool", {}).get("uv", {})
+        yield table
 
 
-def indexes_in(given: Mapping[str, str]) -> list[str]:
-    """Return the addresses of indexes in uv's settings, with the login that a variable has for one.
+def indexes_in(variables: Mapping[str, str]) -> list[str]:
+    """Return the addresses of indexes in uv's settings, with their logins.
 
     Args:
-        given: Variables of uv: they name the settings and the project, and may
-            have an index's login.
+        variables: Variables of uv: they name the settings and the project, and may
+            have an index's login, such as ``UV_INDEX_INTERNAL_USERNAME``.
     """
-    found: list[str] = []
-    for row in [row for table in _tables_in(given) for row in table.get("index", ())]:
-        name = re.sub(r"[^A-Z0-9]", "_", str(row.get("name", "")).upper())
-        user, password = (
-            given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD")
-        )
-        login = ":".join(quote(each, safe="") for each in (user, password) if each)
-        address = str(row.get("url", ""))
-        found.append(address.replace("://", f"://{login}@", 1) if login else address)
-    return found
+    addresses: list[str] = []
+    for table in _tables_in(variables):
+        for index in table.get("index", ()):
+            name = re.sub(r"[^A-Z0-9]", "_", str(index.get("name", "")).upper())
+            user = variables.get(f"UV_INDEX_{name}_USERNAME", "")
+            password = variables.get(f"UV_INDEX_{name}_PASSWORD", "")
+            login = ":".join(quote(part, safe="") for part in (user, password) if part)
+            address = str(index.get("url", ""))
+            if login:
+                address = address.replace("://", f"://{login}@", 1)
+            addresses.append(address)
+    return addresses
 
 
-def _addresses_in(given: Mapping[str, str]) -> list[str]:
+def _addresses_in(variables: Mapping[str, str]) -> list[str]:
     """Return the addresses in uv's settings that may have a login: of indexes, and of pages."""
-    return [
-        *indexes_in(given),
-        *(link for table in _tables_in(given) for link in table.get("find-links", ())),
-    ]
+    addresses = indexes_in(variables)
+    for table in _tables_in(variables):
+        addresses += table.get("find-links", ())
+    return addresses
 
 
 def _whole_login(address: str, login: str) -> str:
-    """Return a login with the password that the user's keyring has for it, as uv asks for it."""
+    """Return a login with the password that the user's keyring has for the address."""
     program = shutil.which("keyring")
     if ":" in login or not program:
         return login
     words = (program, "get", address, unquote(login))
-    done = subprocess.run(
+    result = subprocess.run(
         words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    return f"{login}:{quote(done.stdout.strip(), safe='')}" if done.returncode == 0 else login
+    if result.returncode != 0:
+        return login
+    password = quote(result.stdout.strip(), safe="")
+    return f"{login}:{password}"
 
 
 def _with_login(address: str, lines: Sequence[str]) -> str:
-    """Return an address with the login that an index of its host has.
+    """Return an address with the login that an index of its host has in some line.
 
-    A file's own address has none.
+    A file's own address has no login.
     """
     parts = urlsplit(address)
     for line in lines:
-        for scheme, login, host in re.findall(
-            r"(\w+)://([^/@\s]+)@([^/\s]+)", os.path.expandvars(line)
-        ):
-            if (scheme.removeprefix("git+"), host) == (parts.scheme, parts.netloc):
-                login = _whole_login(f"{scheme}://{host}", login)
-                return urljoin(address, f"//{login}@{host}{parts.path}") + (
-                    f"?{parts.query}" if parts.query else ""
-                )
+        logins = re.findall(r"(\w+)://([^/@\s]+)@([^/\s]+)", os.path.expandvars(line))
+        for scheme, login, host in logins:
+            if (scheme.removeprefix("git+"), host) != (parts.scheme, parts.netloc):
+                continue
+            whole_login = _whole_login(f"{scheme}://{host}", login)
+            query = f"?{parts.query}" if parts.query else ""
+            return urljoin(address, f"//{whole_login}@{host}{parts.path}") + query
     return address

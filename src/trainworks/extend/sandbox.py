@@ -1,6 +1,4 @@
-"""What runs code of others: builds of wheels, and imports, in the base image
-without secrets and without a network.
-"""
+"""Runs third-party code in the base image, without secrets: builds of wheels, and imports."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
@@ -49,26 +47,43 @@ from trainworks.terminal.output import say
 
 DEFAULT_BACKEND = "setuptools.build_meta:__legacy__"
 DEFAULT_REQUIRES = ("setuptools",)
-"""Of a project that does not say what builds it (PEP 517)."""
+"""The build backend of a project that does not name one (PEP 517)."""
 
 PINS = "install.txt"
-"""Among the wheels: each with its version and hash."""
+"""A file among the wheels: the version and hash of each."""
 
 _SETUP_NAME = re.compile(r"(?m)(?:^|[\s(,])name\s*=\s*[\"']?([A-Za-z0-9][\w.-]*)(?=[\"']|\s*$)")
-"""How ``setup(name="...")`` and ``setup.cfg`` write a project's name."""
+"""A project's name in ``setup(name="...")`` or in ``setup.cfg``."""
 
 _ROUNDS = 4
 _LARGEST_ANSWER = 4_000_000_000
 
 Supply = Callable[[Sequence[str], Sequence[str]], list[Path]]
-"""Returns the wheels of requirements, in an environment of their own.
+"""Returns the wheels of requirements, resolved in an environment of their own.
 
-The second are options of uv.
+The arguments are the requirements, and options of uv.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Project:
+    """The build of a project, as its ``pyproject.toml`` says (PEP 517).
+
+    Attributes:
+        name: The project's name; ``""`` if only a build can say.
+        requires: Requirements of the build.
+        backend: The build backend, such as ``hatchling.build``.
+        backend_path: Folders of the project with the backend itself.
+    """
+
+    name: str
+    requires: list[str]
+    backend: str
+    backend_path: list[str]
+
+
 class Workshop:
-    """The base image as a place where code of others runs."""
+    """The base image as a sandbox for third-party code."""
 
     def __init__(
         self,
@@ -83,26 +98,28 @@ class Workshop:
         packages: AddFiles,
         network: bool,
     ) -> None:
-        """Remember what a build is made of.
+        """Keep the parts of later builds.
 
         Args:
             plan: The extension: its base and Debian packages.
-            recipes: What contexts are rendered from.
-            bench: What wheels are built with.
-            engine: What builds.
-            settings: This machine's: steps get its proxies where they have a network.
-            options: How to build.
-            folder: A private one.
+            recipes: Templates and programs of contexts.
+            bench: The compiler, and the environment of builds.
+            engine: The engine that builds.
+            settings: This machine's settings: steps with a network get the proxies.
+            options: Options of builds.
+            folder: A private folder.
             packages: Puts the files of the Debian packages into a context.
             network: Whether builds of wheels have a network.
         """
-        self._plan, self._recipes, self._bench, self._engine = plan, recipes, bench, engine
-        self._settings, self._options, self._folder = (
-            settings,
-            replace(options, output=None),
-            folder,
-        )
-        self._packages, self._network = packages, network
+        self._plan = plan
+        self._recipes = recipes
+        self._bench = bench
+        self._engine = engine
+        self._settings = settings
+        self._options = replace(options, output=None)
+        self._folder = folder
+        self._packages = packages
+        self._network = network
         self._progress = BuildProgress(verbose=options.verbose)
         self._started = False
         self._built: dict[str, Path] = {}
@@ -111,14 +128,14 @@ class Workshop:
 
     @property
     def start(self) -> str:
-        """The image that steps begin with, which is made where Debian packages are asked for."""
-        plan, name = self._plan, packages_image(self._plan, self._recipes)
+        """The image that steps begin with; with Debian packages, it is built on first use."""
+        plan = self._plan
+        name = packages_image(plan, self._recipes)
         if plan.apt and not self._started:
-            rendering = render_packages(plan, self._recipes)
             spec = ImageSpec(
                 name=plan.tag,
                 tags=(name,),
-                rendering=rendering,
+                rendering=render_packages(plan, self._recipes),
                 settings=replace(self._settings, proxies={}),
                 secrets={},
                 add_files=self._packages,
@@ -130,58 +147,60 @@ class Workshop:
         return name
 
     def close(self) -> None:
-        """Take away the name of what was made on the way; its layers are the image's."""
+        """Remove the name of the image with Debian packages; the extension has its layers."""
         name = packages_image(self._plan, self._recipes)
         if self._plan.apt and self._started:
             self._engine.remove(name)
         self._started = False
 
     def metadata_of(self, folder: Path) -> Message:
-        """Return what a project in a folder requires, by a build of it."""
+        """Build a project in a folder, and return the metadata of its wheel."""
         return metadata_of(self.wheel_of(source_of_folder(folder)))
 
     def wheel_of(self, source: WheelSource) -> Path:
-        """Return the wheel of a source: built now, or before for the same base
-        with the same compiler.
+        """Build the wheel of a source, or return an earlier one of the same base and compiler.
 
         Raises:
-            BuildError: It cannot be built.
+            BuildError: The source cannot be built.
         """
-        base = self._plan.base
-        is_whole = self._is_whole(source)
-        parts = (
-            source.digest,
-            base.identifier,
-            self._bench.lines,
-            self._plan.apt,
-            self._network,
-            is_whole,
-        )
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        key = self._key_of(source)
         if key in self._built:
             return self._built[key]
-        place = (
-            self._folder / "built" if self._options.no_cache else cache_folder(os.environ, "built")
-        )
-        found = [*(place / key).glob("*.whl")]
-        if not found:
+        if self._options.no_cache:
+            folder = self._folder / "built" / key
+        else:
+            folder = cache_folder(os.environ, "built") / key
+        wheels = list(folder.glob("*.whl"))
+        if not wheels:
             if key in self._building:
                 raise BuildError(f"{source.origin} needs itself to be built")
             self._building.append(key)
             try:
-                found = [self._build(source, place / key)]
+                wheels = [self._build(source, folder)]
             finally:
                 self._building.remove(key)
-        self._built[key] = found[0]
-        return found[0]
+        self._built[key] = wheels[0]
+        return wheels[0]
+
+    def _key_of(self, source: WheelSource) -> str:
+        """Return a digest of everything that a wheel depends on."""
+        parts = (
+            source.digest,
+            self._plan.base.identifier,
+            self._bench.lines,
+            self._plan.apt,
+            self._network,
+            self._is_whole(source),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _is_whole(self, source: WheelSource) -> bool:
-        """Whether a source is built with the base's packages in sight."""
+        """Whether a build of a source sees the base's packages."""
         return not set(_names_of(source)).isdisjoint(self._bench.whole)
 
     def error_of(self, modules: Sequence[str], wheels: Sequence[Path]) -> str:
-        """Return why an import fails, with these wheels on the base; ``""`` where it does not."""
-        local: dict[str, str] = {parse_wheel_filename(each.name)[0]: "" for each in wheels}
+        """Import modules with these wheels on the base; return the error, or ``""``."""
+        local: dict[str, str] = {parse_wheel_filename(wheel.name)[0]: "" for wheel in wheels}
         lock = ExtensionLock(local=local).text.encode()
         files = [SourceFile(path=f"inputs/{LOCK}", content=lock)]
         question = Question(origin="", files=files, bench=BARE, modules=tuple(modules))
@@ -190,54 +209,59 @@ class Workshop:
             put_wheels(wheels, context / "wheels")
             return ()
 
-        return self._ask(question, add).get("error", b"").decode("utf-8", "replace").strip()
+        error = self._ask(question, add).get("error", b"")
+        return error.decode("utf-8", "replace").strip()
 
     def _build(self, source: WheelSource, target: Path) -> Path:
         say(f"  building {source.origin}")
         project = _project_of(source)
-        whole = self._is_whole(source)
-        requires = list(project["requires"])
-        if whole:
-            there = {canonicalize_name(row.name) for row in self._plan.base.distributions}
-            requires = [each for each in requires if not _is_there(each, there)]
+        is_whole = self._is_whole(source)
+        requires = project.requires
+        if is_whole:
+            installed = {canonicalize_name(row.name) for row in self._plan.base.distributions}
+            requires = [line for line in requires if not _is_there(line, installed)]
         order = {
-            **project,
+            "name": project.name,
             "requires": requires,
+            "backend": project.backend,
+            "backend_path": project.backend_path,
             "subdirectory": source.subdirectory,
-            "whole": whole,
+            "whole": is_whole,
             "environment": dict(self._bench.variables),
         }
-        locked = self._bench.requirements.splitlines()
-        tools = self.supply(locked, ("--no-deps",)) if locked else []
-        more: list[str] = []
-        for _ in range(_ROUNDS):
-            links = self.supply([*requires, *more], ()) if requires or more else []
-            files = [
+        locked_tools = self._bench.requirements.splitlines()
+        tools = self.supply(locked_tools, ("--no-deps",)) if locked_tools else []
+        question = Question(
+            origin=source.origin,
+            files=[
                 SourceFile(path="source/source.tar", content=source.archive),
                 SourceFile(path="source/order.json", content=json.dumps(order).encode()),
-            ]
-            question = Question(
-                origin=source.origin,
-                files=files,
-                bench=self._bench,
-                tools=bool(tools),
-                isolated="" if whole else next(iter(_names_of(source)), ""),
-            )
+            ],
+            bench=self._bench,
+            tools=bool(tools),
+            isolated="" if is_whole else next(iter(_names_of(source)), ""),
+        )
+        # A backend may ask for more requirements, which its next build gets.
+        more: list[str] = []
+        for _ in range(_ROUNDS):
+            all_requires = [*requires, *more]
+            links = self.supply(all_requires, ()) if all_requires else []
             answer = self._ask(question, _adding(links, tools))
             wheels = sorted(name for name in answer if name.endswith(".whl"))
             if wheels:
                 return _kept(wheels[0], answer[wheels[0]], target, source)
-            asked = _asked(answer.get("asked.json", b"[]"))
-            if set(asked) <= set(more):
+            requested = _asked(answer.get("asked.json", b"[]"))
+            new = [line for line in requested if line not in more]
+            if not new:
                 break
-            more = [*more, *(each for each in asked if each not in more)]
+            more += new
         raise BuildError(
             f"{source.origin}: its build gives no wheel, and asks for"
             f" {', '.join(more) or 'nothing'}"
         )
 
     def _ask(self, question: Question, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
-        """Return the files of an answer, by their names."""
+        """Run a step in the base image, and return the files that it wrote, by their names."""
         _ = self.start
         tag = f"trainworks/question:{uuid4().hex[:12]}"
         settings = replace(self._settings, proxies=_without_logins(self._settings.proxies))
@@ -261,35 +285,41 @@ class Workshop:
             self._engine.remove(tag)
 
     def _answer(self, tag: str) -> dict[str, bytes]:
-        found = {}
+        """Return the files of an image's layers by their names."""
+        contents = {}
         with self._engine.layers(tag) as layers:
             for layer in layers:
                 for member in layer.archive:
                     file = layer.archive.extractfile(member) if member.isfile() else None
-                    if file is not None:
-                        with file:
-                            found[member.name.rsplit("/", 1)[-1]] = file.read(_LARGEST_ANSWER)
-        return found
+                    if file is None:
+                        continue
+                    name = member.name.rsplit("/", 1)[-1]
+                    with file:
+                        contents[name] = file.read(_LARGEST_ANSWER)
+        return contents
 
     def _advice(self, isolated: str) -> str:
-        """Return what may help a build that failed.
+        """Return a hint for a build that failed.
 
         Args:
-            isolated: Name of what was built without the base's packages; ``""`` for another step.
+            isolated: The name of a project that was built without the base's packages; ``""`` for
+                another step.
         """
         base = self._plan.base
-        words = []
+        sentences = []
         if isolated:
-            words.append(
+            sentences.append(
                 "If the build imports torch or another package of the base:"
                 f" --no-build-isolation {isolated}."
             )
         if not base.compiler:
             how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
-            words.append(f"{base.reference} has no C compiler. If a build needs one: {how}.")
+            sentences.append(f"{base.reference} has no C compiler. If a build needs one: {how}.")
         if not self._network:
-            words.append("Builds have no network. If a build downloads something: --build-network")
-        return " ".join(words) or "the lines above are the build's own"
+            sentences.append(
+                "Builds have no network. If a build downloads something: --build-network"
+            )
+        return " ".join(sentences) or "the lines above are the build's own"
 
 
 def put_wheels(wheels: Iterable[Path], folder: Path) -> None:
@@ -305,10 +335,13 @@ def put_wheels(wheels: Iterable[Path], folder: Path) -> None:
 
 
 def _adding(links: Sequence[Path], tools: Sequence[Path]) -> Callable[[Path], tuple[str, ...]]:
+    """Return a function that puts wheels and the compiler into a context."""
+
     def add(context: Path) -> tuple[str, ...]:
-        for files, name in ((links, "links"), (tools, "compiler")):
-            for file in files:
-                link_or_copy(file, context / name / file.name)
+        for file in links:
+            link_or_copy(file, context / "links" / file.name)
+        for file in tools:
+            link_or_copy(file, context / "compiler" / file.name)
         return ()
 
     return add
@@ -317,24 +350,25 @@ def _adding(links: Sequence[Path], tools: Sequence[Path]) -> Callable[[Path], tu
 def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     """Write a built wheel to a folder of its own, complete or not at all.
 
-    It is what code of others has made.
+    The wheel is checked: third-party code has made it.
     """
     try:
-        built, _, _, _ = parse_wheel_filename(name)
+        built_name, _, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
         raise BuildError(
             f"{source.origin}: its build gives {name!r}, which is not a wheel's name"
         ) from error
-    if source.name and built != canonicalize_name(source.name):
+    if source.name and built_name != canonicalize_name(source.name):
         raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
+
     draft = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True, mode=0o700)
     (draft / name).write_bytes(content)
-    said = canonicalize_name(str(metadata_of(draft / name)["Name"]))
-    if said != built:
+    name_inside = canonicalize_name(str(metadata_of(draft / name)["Name"]))
+    if name_inside != built_name:
         raise BuildError(
-            f"{source.origin}: its build gives {name}, whose metadata are those of {said}"
+            f"{source.origin}: its build gives {name}, whose metadata are those of {name_inside}"
         )
     shutil.rmtree(target, ignore_errors=True)
     draft.rename(target)
@@ -342,92 +376,89 @@ def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
 
 
 def _asked(content: bytes) -> list[str]:
-    """Return the requirements that a build backend asks for: text of others."""
+    """Return the requirements that a build backend asks for: untrusted text."""
     try:
-        found = json.loads(content)
+        requirements = _texts(json.loads(content))
     except ValueError:
         return []
-    plain = [each for each in _texts(found) if re.match(r"[A-Za-z0-9]", each)]
-    return [each for each in plain if each.isprintable()]
+    return [line for line in requirements if re.match(r"[A-Za-z0-9]", line) and line.isprintable()]
 
 
 def _is_there(requirement: str, names: Container[str]) -> bool:
-    found = re.match(r"[A-Za-z0-9][\w.-]*", requirement)
-    return found is not None and canonicalize_name(found.group()) in names
+    """Whether one of these names fulfils a requirement, in any version."""
+    match = re.match(r"[A-Za-z0-9][\w.-]*", requirement)
+    return match is not None and canonicalize_name(match.group()) in names
 
 
 def _names_of(source: WheelSource) -> list[str]:
-    """Return the names by which people know a project before it is built: its
-    own, its folder's, its repository's.
-    """
-    place = source.origin.partition("@")[0].removesuffix(".git").rstrip("/").rpartition("/")[2]
-    own = [source.name, str(_project_of(source)["name"]), *_names_in_setup(source)]
-    found = [*own, Path(source.folder).name, place.partition(" ")[0]]
-    return list(
-        dict.fromkeys(canonicalize_name(name) for name in found if name and name[0].isalnum())
-    )
+    """Return the names of a project before its build: its own, its folder's, its repository's."""
+    address = source.origin.partition("@")[0].removesuffix(".git").rstrip("/")
+    repository = address.rpartition("/")[2].partition(" ")[0]
+    names = [source.name, _project_of(source).name, *_names_in_setup(source)]
+    names += [Path(source.folder).name, repository]
+    valid_names = [canonicalize_name(name) for name in names if name and name[0].isalnum()]
+    return list(dict.fromkeys(valid_names))
 
 
 def _names_in_setup(source: WheelSource) -> list[str]:
-    """Return the names that a project's ``setup.cfg`` and ``setup.py`` have as words.
-
-    They are not run.
-    """
-    folder = "/".join(filter(None, ("source", source.subdirectory.strip("/"))))
-    found: list[str] = []
+    """Return the names in a project's ``setup.cfg`` and ``setup.py``, which are not run."""
+    paths = (_path_in(source, "setup.cfg"), _path_in(source, "setup.py"))
+    names: list[str] = []
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
         for member in archive:
-            if os.path.normpath(member.name) not in (f"{folder}/setup.cfg", f"{folder}/setup.py"):
+            if os.path.normpath(member.name) not in paths:
                 continue
             file = archive.extractfile(member) if member.isfile() else None
-            found += _SETUP_NAME.findall(file.read().decode("utf-8", "replace")) if file else []
-    return found
+            if file is not None:
+                names += _SETUP_NAME.findall(file.read().decode("utf-8", "replace"))
+    return names
 
 
-def _project_of(source: WheelSource) -> dict[str, Any]:
-    """Return what builds a source, as its ``pyproject.toml`` says."""
-    path = "/".join(filter(None, ("source", source.subdirectory.strip("/"), "pyproject.toml")))
-    system: dict[str, object] = {}
-    name = ""
+def _path_in(source: WheelSource, name: str) -> str:
+    """Return the path of a project's file in its archive: ``source/subdirectory/setup.py``."""
+    return "/".join(filter(None, ("source", source.subdirectory.strip("/"), name)))
+
+
+def _project_of(source: WheelSource) -> _Project:
+    """Read how a source is built from its ``pyproject.toml``."""
+    content: dict[str, Any] = {}
+    path = _path_in(source, "pyproject.toml")
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
         for member in archive:
-            if os.path.normpath(member.name) == path and member.isfile():
-                file = archive.extractfile(member)
-                text = file.read().decode("utf-8", "replace") if file else ""
-                try:
-                    content = tomllib.loads(text)
-                    system = content.get("build-system", {})
-                    name = str(content.get("project", {}).get("name", ""))
-                except tomllib.TOMLDecodeError as error:
-                    raise BuildError(
-                        f"{source.origin}: pyproject.toml is not TOML: {error}"
-                    ) from error
+            if os.path.normpath(member.name) != path or not member.isfile():
+                continue
+            file = archive.extractfile(member)
+            text = file.read().decode("utf-8", "replace") if file else ""
+            try:
+                content = tomllib.loads(text)
+            except tomllib.TOMLDecodeError as error:
+                raise BuildError(f"{source.origin}: pyproject.toml is not TOML: {error}") from error
+    system = content.get("build-system", {})
     if not isinstance(system, dict):
         raise BuildError(f"{source.origin}: build-system in pyproject.toml is not a table")
-    return {
-        "name": name,
-        "requires": _texts(system.get("requires", DEFAULT_REQUIRES)),
-        "backend": str(system.get("build-backend", DEFAULT_BACKEND)),
-        "backend_path": _texts(system.get("backend-path", ())),
-    }
-
-
-def _texts(value: object) -> list[str]:
-    return (
-        [each for each in value if isinstance(each, str)]
-        if isinstance(value, (list, tuple))
-        else []
+    return _Project(
+        name=str(content.get("project", {}).get("name", "")),
+        requires=_texts(system.get("requires", DEFAULT_REQUIRES)),
+        backend=str(system.get("build-backend", DEFAULT_BACKEND)),
+        backend_path=_texts(system.get("backend-path", ())),
     )
 
 
+def _texts(value: object) -> list[str]:
+    """Return the texts in a list; nothing for another value."""
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [item for item in value if isinstance(item, str)]
+
+
 def metadata_of(wheel: Path) -> Message:
-    """Return the metadata of a wheel; raises ``BuildError`` for what is none."""
+    """Return the metadata of a wheel; raises ``BuildError`` for a file without metadata."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [
-                each
-                for each in archive.namelist()
-                if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)
+                name
+                for name in archive.namelist()
+                if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
             ]
             text = archive.read(names[0]).decode("utf-8", "replace")
     except (OSError, zipfile.BadZipFile, IndexError) as error:
@@ -436,12 +467,13 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def source_of_folder(folder: Path) -> WheelSource:
-    """Return an unpacked project as what a wheel is built from."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
-    rows = [(path.relative_to(folder).as_posix(), path) for path in files]
+    """Pack an unpacked project as the source of a wheel."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, path in rows:
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file() and not path.is_symlink():
+                continue
+            name = path.relative_to(folder).as_posix()
             member = archive.gettarinfo(path, f"source/{name}")
             _normalise(member)
             content = io.BytesIO(path.read_bytes()) if member.isfile() else None
@@ -449,50 +481,69 @@ def source_of_folder(folder: Path) -> WheelSource:
     return _named(buffer.getvalue(), folder.name)
 
 
-def source_of_archive(file: Path) -> WheelSource:
-    """Return a source archive as what a wheel is built from.
+@dataclass(frozen=True)
+class _Entry:
+    """A file of a source archive, or a link, which has no content."""
 
-    The same for the same content in another form.
+    member: tarfile.TarInfo
+    content: bytes | None
+
+    @property
+    def path(self) -> str:
+        """The path below the one folder that every source archive has."""
+        return os.path.normpath(self.member.name).removeprefix("./").partition("/")[2]
+
+
+def source_of_archive(file: Path) -> WheelSource:
+    """Pack a source archive anew as the source of a wheel.
+
+    The result is the same for the same content in another form, such as zip and tar.gz.
 
     Raises:
-        BuildError: It is not an archive.
+        BuildError: The file is not an archive.
     """
-    entries: list[tuple[tarfile.TarInfo, bytes | None]] = []
     try:
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as packed:
-                for entry in packed.infolist():
-                    if not entry.is_dir():
-                        member = tarfile.TarInfo(entry.filename)
-                        member.mode = entry.external_attr >> 16 or 0o644
-                        entries.append((member, packed.read(entry)))
-        else:
-            with tarfile.open(file) as packed_tar:
-                for member in packed_tar:
-                    stream = (
-                        packed_tar.extractfile(member) if member.isreg() or member.islnk() else None
-                    )
-                    if stream is not None:
-                        member.type, member.linkname = tarfile.REGTYPE, ""
-                        entries.append((member, stream.read()))
-                    elif member.issym():
-                        entries.append((member, None))
+        entries = _zip_entries(file) if zipfile.is_zipfile(file) else _tar_entries(file)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, KeyError) as error:
         raise BuildError(f"{file.name} is not a source archive: {error}") from error
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for member, content in sorted(entries, key=lambda entry: _inner(entry[0].name)):
-            if inner := _inner(member.name):
-                member.name = f"source/{inner}"
-                member.size = len(content or b"")
-                _normalise(member)
-                archive.addfile(member, None if content is None else io.BytesIO(content))
+        for entry in sorted(entries, key=lambda entry: entry.path):
+            path, member, content = entry.path, entry.member, entry.content
+            if not path:
+                continue
+            member.name = f"source/{path}"
+            member.size = len(content or b"")
+            _normalise(member)
+            archive.addfile(member, None if content is None else io.BytesIO(content))
     return _named(buffer.getvalue(), file.name)
 
 
-def _inner(name: str) -> str:
-    """Return the path of a member below the one folder that every source archive has."""
-    return os.path.normpath(name).removeprefix("./").partition("/")[2]
+def _zip_entries(file: Path) -> list[_Entry]:
+    entries = []
+    with zipfile.ZipFile(file) as archive:
+        for packed in archive.infolist():
+            if packed.is_dir():
+                continue
+            member = tarfile.TarInfo(packed.filename)
+            member.mode = packed.external_attr >> 16 or 0o644
+            entries.append(_Entry(member, archive.read(packed)))
+    return entries
+
+
+def _tar_entries(file: Path) -> list[_Entry]:
+    entries = []
+    with tarfile.open(file) as archive:
+        for member in archive:
+            has_content = member.isreg() or member.islnk()
+            stream = archive.extractfile(member) if has_content else None
+            if stream is not None:
+                # A hard link becomes a file of its own.
+                member.type, member.linkname = tarfile.REGTYPE, ""
+                entries.append(_Entry(member, stream.read()))
+            elif member.issym():
+                entries.append(_Entry(member, None))
+    return entries
 
 
 def _normalise(member: tarfile.TarInfo) -> None:
@@ -504,20 +555,28 @@ def _normalise(member: tarfile.TarInfo) -> None:
 
 
 def _named(archive: bytes, origin: str) -> WheelSource:
-    """Return a source with the name that its own ``PKG-INFO`` says."""
-    found = WheelSource(archive=archive, origin=origin)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        member = next((each for each in opened if each.name == "source/PKG-INFO"), None)
-        file = opened.extractfile(member) if member is not None and member.isfile() else None
+    """Return a source with the name in its own ``PKG-INFO``."""
+    source = WheelSource(archive=archive, origin=origin)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        members = (member for member in packed if member.name == "source/PKG-INFO")
+        member = next(members, None)
+        if member is None or not member.isfile():
+            return source
+        file = packed.extractfile(member)
         if file is None:
-            return found
-        said = HeaderParser().parsestr(file.read().decode("utf-8", "replace"))
-    name, version = (
-        re.sub(r"[^\w.+!-]", "", str(said[each] or "")) for each in ("Name", "Version")
-    )
-    return replace(found, name=name, origin=f"{name} {version}") if name else found
+            return source
+        metadata = HeaderParser().parsestr(file.read().decode("utf-8", "replace"))
+    name = _plain(metadata["Name"])
+    if not name:
+        return source
+    return replace(source, name=name, origin=f"{name} {_plain(metadata['Version'])}")
+
+
+def _plain(value: object) -> str:
+    """Return a name or a version without characters that neither can have."""
+    return re.sub(r"[^\w.+!-]", "", str(value or ""))
 
 
 def _without_logins(proxies: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxies that need no login: code of others sees them."""
+    """Return the proxies that need no login: third-party code sees them."""
     return {name: value for name, value in proxies.items() if "@" not in value}

@@ -1,6 +1,4 @@
-"""What an extension's wheels are built from: git repositories, each at a
-commit, and folders of this machine.
-"""
+"""The sources of an extension's wheels: git repositories, each at a commit, and folders."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from trainworks.terminal.output import say
 _SAYS_REQUIREMENTS = re.compile(
     r"pyproject\.toml|setup\.(py|cfg)|requirements[^/]*|\.git_archival\.txt"
 )
-"""Files at the root of a project that may decide what it requires, and which version it is."""
+"""Files at the root of a project that may decide its requirements and its version."""
 
 
 def git_sources(
@@ -40,9 +38,9 @@ def git_sources(
 
     Args:
         wanted: The requirements.
-        known: Commits that a lock has; the others are asked for.
-        environment: The process's environment, which says where caches lie.
-        resolving: Whether a commit that is not known may be asked for.
+        known: Commits in a lock, by requirement.
+        environment: The process's environment, which names the folder of caches.
+        resolving: Whether the repository is asked for a commit that no lock has.
 
     Raises:
         LockError: Git is not installed, or a repository does not answer or does not have the
@@ -51,18 +49,19 @@ def git_sources(
     sources: list[WheelSource] = []
     commits: dict[str, str] = {}
     for requirement in wanted:
-        pinned = commits.get(str(requirement)) or known.get(str(requirement), "")
+        key = str(requirement)
+        pinned = commits.get(key) or known.get(key, "")
         if not pinned and not resolving:
             raise LockError(
                 f"{requirement} has no commit in the lock",
                 hint="`build.py extend` with the same choice writes it",
             )
         commit, archive = _archive(requirement, pinned, environment)
-        commits[str(requirement)] = commit
+        commits[key] = commit
         sources.append(
             WheelSource(
                 archive=archive,
-                origin=str(requirement),
+                origin=key,
                 subdirectory=requirement.subdirectory,
                 name=requirement.name,
                 extras=requirement.extras,
@@ -75,9 +74,7 @@ def git_sources(
 def _archive(
     requirement: GitRequirement, commit: str, environment: Mapping[str, str]
 ) -> tuple[str, bytes]:
-    """Return the commit and its files, from the cache where the commit is
-    known: no network is needed then.
-    """
+    """Return the commit and its files: from the cache, or else from the repository."""
     folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
@@ -110,7 +107,7 @@ def repository_source(address: str, name: str, environment: Mapping[str, str]) -
 
 
 def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
-    """Return a project's folder, which another project names.
+    """Return the source of a folder that another project names.
 
     Raises ``ExtendError`` with its problems.
     """
@@ -125,50 +122,53 @@ def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
 def named_sources(
     lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...]
 ) -> tuple[list[WheelSource], bool]:
-    """Return what a lock's folders and repositories are, and whether the
-    folders require what they required then.
+    """Return the sources of a lock's folders and repositories.
 
     Args:
         lock: The lock.
-        beside: Where it lies.
+        beside: The lock's folder.
         forbidden: Texts of this machine that must not be in an image.
+
+    Returns:
+        The sources, and whether the folders still require the same as when they were locked.
+        If not, there are no sources.
 
     Raises:
         ExtendError: A folder cannot be taken.
-        LockError: A repository does not answer, or does not have the commit any more.
+        LockError: A repository does not answer, or no longer has the commit.
     """
-    found: list[WheelSource] = []
+    sources: list[WheelSource] = []
     for path, identity in lock.folders.items():
         folder = Path(os.path.normpath(beside / path))
-        source = source_at(folder, forbidden) if folder.is_dir() else None
-        if source is None or source.identity != identity:
+        if not folder.is_dir():
             return [], False
-        found.append(source)
-    return [
-        *found,
-        *(repository_source(each, name, os.environ) for each, name in lock.repositories.items()),
-    ], True
+        source = source_at(folder, forbidden)
+        if source.identity != identity:
+            return [], False
+        sources.append(source)
+    for address, name in lock.repositories.items():
+        sources.append(repository_source(address, name, os.environ))
+    return sources, True
 
 
 def folder_source(
     files: Iterable[SourceFile], folder: Path, *, origin: str = PROJECT_SOURCE, extras: str = ""
 ) -> WheelSource:
-    """Return a folder's files as what a wheel is built from, with the version
-    that its git repository says.
-    """
-    files = list(files)
-    if said := archival_of(folder):
+    """Return a folder's files as the source of a wheel, with the version of its git repository."""
+    all_files = list(files)
+    git_version = archival_of(folder)
+    if git_version:
         name = ".git_archival.txt"
-        files = [
-            *(file for file in files if file.path != name),
-            SourceFile(path=name, content=said.encode()),
-        ]
+        all_files = [file for file in all_files if file.path != name]
+        all_files.append(SourceFile(path=name, content=git_version.encode()))
     buffer = io.BytesIO()
     identity = hashlib.sha256()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for file in files:
+        for file in all_files:
             member = tarfile.TarInfo(f"source/{file.path}")
-            member.size, member.mode, member.mtime = len(file.content), file.mode, EPOCH
+            member.size = len(file.content)
+            member.mode = file.mode
+            member.mtime = EPOCH
             archive.addfile(member, io.BytesIO(file.content))
             if _SAYS_REQUIREMENTS.fullmatch(file.path):
                 identity.update(file.path.encode() + file.content)

@@ -1,4 +1,4 @@
-"""The files of an image: whose each is, what rights it gives, and what is in it.
+"""The files of an image: their owners, rights and contents.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 from trainworks.imagetest.inside.packages import debian_fields, lines_of, rpm
 
 IMPORT_TIMEOUT = 120.0
-"""Seconds that a program which a check starts may take."""
+"""Seconds that a program of a check may take."""
 
 LINE_LIMIT = 20
 
@@ -27,7 +27,7 @@ LINE_LIMIT = 20
 DOCUMENTATION = tuple(
     f"/usr/share/{name}/" for name in ("doc", "man", "info", "locale", "groff", "linda", "lintian")
 )
-"""What images leave out of packages, by an option of dpkg."""
+"""Folders that images leave out of packages, by an option of dpkg."""
 
 COMPILED = re.compile(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc")
 """A file of bytecode: the folder and the name of its source."""
@@ -62,12 +62,11 @@ class PrivilegedFile(TypedDict):
 
 
 class InstalledFiles(TypedDict):
-    """What was found in one walk.
+    """The result of one walk.
 
-    ``files`` is how many files and links were looked at, ``packages`` how many system packages
-    there are: none of either is an inventory that looked at nothing. ``open`` has the paths that
-    everybody may write to, with their modes. ``damaged`` are the files that are not as they were
-    delivered, sorted, where that was asked.
+    ``files`` is the number of files and links, ``packages`` that of system packages: none of either
+    is an inventory of nothing. ``open`` has the paths that every user may write to, with their
+    modes. ``damaged`` are the files that are not as delivered, sorted, if the request has them.
     """
 
     files: int
@@ -82,9 +81,9 @@ class InstalledFiles(TypedDict):
 class ImageContents(TypedDict):
     """Everything in an image.
 
-    ``files`` are path, bytes on disk (a second hard link has none), mode, what is in it (``->
-    TARGET`` of a link, the SHA-256 of a file where digests were asked for) and its owner: ``package
-    NAME``, ``python NAME`` or nothing. ``packages`` are those of dpkg, ``python`` the distributions
+    ``files`` are path, bytes on disk (a second hard link has none), mode, content (``-> TARGET`` of
+    a link, the SHA-256 of a file if the request wants digests) and its owner: ``package NAME``,
+    ``python NAME`` or nothing. ``packages`` are those of dpkg, ``python`` the distributions
     of all environments: name and version, sorted.
     """
 
@@ -95,7 +94,7 @@ class ImageContents(TypedDict):
 
 
 class ProbedDistribution(TypedDict):
-    """A Python distribution that the environment finds, under its normalised name."""
+    """A Python distribution of the environment, under its normalised name."""
 
     name: str
     version: str
@@ -103,26 +102,28 @@ class ProbedDistribution(TypedDict):
 
 
 def told(problems: list[str], advice: str) -> list[str]:
-    """Return problems with what to do about them; of many the first ones."""
-    more = [f"... and {len(problems) - LINE_LIMIT} more"] if len(problems) > LINE_LIMIT else []
-    return [*problems[:LINE_LIMIT], *more, advice] if problems else []
+    """Return the first problems, and how to mend them; nothing for no problems."""
+    if not problems:
+        return []
+    lines = problems[:LINE_LIMIT]
+    if len(problems) > LINE_LIMIT:
+        lines.append(f"... and {len(problems) - LINE_LIMIT} more")
+    return [*lines, advice]
 
 
 def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
-    """Run a child.
-
-    Return what it printed to stdout, and why it failed: what it printed to stderr, or its status.
-    """
+    """Run a child; return its stdout, and the reason of its failure: its stderr, or its status."""
     try:
         child = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
-    output, said = (text.decode("utf-8", "replace") for text in (child.stdout, child.stderr))
+    output = child.stdout.decode("utf-8", "replace")
     if child.returncode == 0:
         return output, ""
-    return output, said.strip()[-2000:] or f"ended with status {child.returncode}"
+    error_output = child.stderr.decode("utf-8", "replace").strip()
+    return output, error_output[-2000:] or f"ended with status {child.returncode}"
 
 
 def ask(
@@ -147,14 +148,13 @@ def ask(
 
 def matching(root: str, pattern: str) -> list[str]:
     """Return the paths that fit a pattern, dangling links too."""
-    found = glob.glob(glob.escape(root) + pattern, recursive=True)
-    # Some versions of glob answer FOLDER/ to FOLDER/** without looking whether
-    # there is such a folder.
-    return sorted(path[len(root) :] for path in found if os.path.lexists(path))
+    paths = glob.glob(glob.escape(root) + pattern, recursive=True)
+    # Some versions of glob answer FOLDER/ to FOLDER/** also where there is no such folder.
+    return sorted(path[len(root) :] for path in paths if os.path.lexists(path))
 
 
 class Image:
-    """What checks look at; each part is read once, when it is asked for."""
+    """The image that checks read; each part is read once, when it is needed."""
 
     def __init__(self, root: str, python: str) -> None:
         """Read nothing yet; ``root`` is ``/`` in an image (tests ask about a folder)."""
@@ -170,15 +170,15 @@ class Image:
         return self._files
 
     def libraries(self) -> list[str]:
-        """Return every path whose name is that of a library, links too."""
-        return [path for path, _ in self.files() if ".so" in path.rsplit("/", 1)[-1]]
+        """Return every path with a library's name, links too."""
+        return [path for path, _ in self.files() if _is_library_name(path)]
 
     def plain_libraries(self) -> list[tuple[str, os.stat_result]]:
-        """Return every plain file whose name is that of a library."""
+        """Return every plain file with a library's name, and its status."""
         return [
-            each
-            for each in self.files()
-            if ".so" in each[0].rsplit("/", 1)[-1] and stat.S_ISREG(each[1].st_mode)
+            (path, status)
+            for path, status in self.files()
+            if _is_library_name(path) and stat.S_ISREG(status.st_mode)
         ]
 
     def debian_packages(self) -> Iterator[dict[str, str]]:
@@ -186,17 +186,20 @@ class Image:
         return debian_fields(self.root)
 
     def distributions(self) -> tuple[list[ProbedDistribution], str]:
-        """Return the distributions of the environment's Python, ``PYTHONPATH``
-        too, or why it does not list them.
+        """Return the distributions of the environment's Python, those of ``PYTHONPATH`` too.
+
+        And the reason why it does not list them, or ``""``.
         """
         if self._distributions is None:
             listed, error = ask(self.python, _DISTRIBUTIONS)
-            found: list[ProbedDistribution] = listed or []
-            self._distributions = (
-                found,
-                f"{self.python} does not list its distributions: {error}" if error else "",
-            )
+            if error:
+                error = f"{self.python} does not list its distributions: {error}"
+            self._distributions = (listed or [], error)
         return self._distributions
+
+
+def _is_library_name(path: str) -> bool:
+    return ".so" in path.rsplit("/", 1)[-1]
 
 
 # Runs under the environment's own Python: sent as text.
@@ -237,7 +240,7 @@ def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 class Owners:
-    """Which package, Python distribution or pattern a path belongs to."""
+    """The package or Python distribution that each path belongs to."""
 
     def __init__(self, image: Image) -> None:
         """Read the databases of the package manager, and the list of files of
@@ -268,14 +271,14 @@ class Owners:
                 self._add_distribution(path)
 
     def real(self, path: str) -> str:
-        """Return the path with links of its folder resolved: a package's
-        ``/bin/ls`` is ``/usr/bin/ls``.
+        """Return the path with links of its folder resolved.
+
+        A package's ``/bin/ls`` is ``/usr/bin/ls``.
         """
         folder, name = os.path.split(path)
         if folder not in self._real_folders:
-            self._real_folders[folder] = os.path.realpath(self.root + folder)[
-                len(self.root) :
-            ].rstrip("/")
+            resolved = os.path.realpath(self.root + folder)
+            self._real_folders[folder] = resolved[len(self.root) :].rstrip("/")
         return self._real_folders[folder] + "/" + name
 
     def _read_dpkg(self) -> None:
@@ -346,55 +349,67 @@ class Owners:
             self._check_folders()
 
     def _check_folders(self) -> None:
-        """Find folders of packages that were moved away behind a link, but for
-        those that are links into /usr.
-        """
+        """Report folders of packages that were moved behind a link, except links into /usr."""
         for folder, name in sorted(self._folders.items()):
             place = self.root + folder
-            if os.path.islink(place) and os.readlink(place) not in (
-                "usr" + folder,
-                "/usr" + folder,
-            ):
-                problem = f"is a link to {os.readlink(place)}, and was a folder"
+            if not os.path.islink(place):
+                continue
+            target = os.readlink(place)
+            if target not in ("usr" + folder, "/usr" + folder):
+                problem = f"is a link to {target}, and was a folder"
                 self.problems.append(damaged("package " + name, folder, problem))
 
     def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
-        """Find links of packages that lead to other software, and files in the
-        place of links: neither has a sum.
+        """Report links of packages that lead to other software, and files in the place of links.
 
-        A link leads to a file of its own source package, or of that of a package which its package
-        needs or recommends, itself or by way of others; or to one in /etc.
+        Neither has a sum. A link may lead to a file of its own source package, to one of a package
+        that its package needs or recommends, also indirectly, or to one in /etc.
         """
-        summed = {path for _, path, *_ in self.sums}
-        lists = {owner[len("package ") :] for owner, *_ in self.sums}
-        source = {
-            name: (fields.get("Source") or name).split(" ")[0] for name, fields in installed.items()
-        }
+        summed_paths = {path for _, path, *_ in self.sums}
+        packages_with_sums = {owner[len("package ") :] for owner, *_ in self.sums}
+        sources = {}
+        for name, fields in installed.items():
+            sources[name] = (fields.get("Source") or name).split(" ")[0]
         for path, name in self.packages.items():
-            place = self.root + path
-            if path.startswith(DOCUMENTATION) or path in summed or name not in installed:
+            if path.startswith(DOCUMENTATION) or path in summed_paths or name not in installed:
                 continue
-            if not os.path.islink(place):
-                if os.path.isfile(place) and path not in self.set_aside and name in lists:
-                    self.problems.append(
-                        damaged("package " + name, path, "has no sum in its package: it was a link")
-                    )
+            if os.path.islink(self.root + path):
+                problem = self._link_problem(path, name, sources, installed)
+                if problem:
+                    self.problems.append(damaged("package " + name, path, problem))
                 continue
-            target = os.readlink(place)
-            real = os.path.realpath(place)[len(self.root) :]
-            other = self.packages.get(real, "")
-            if (
-                not other
-                or source.get(other) == source[name]
-                or os.path.isdir(place)
-                or real.startswith("/etc/")
-            ):
-                continue
-            if not target.startswith("/etc/alternatives/") and source.get(other, other) not in {
-                source[each] for each in needed_by(name, installed)
-            }:
-                problem = f"is a link to {target}, which is of the package {other}"
+            has_sums = name in packages_with_sums and path not in self.set_aside
+            if has_sums and os.path.isfile(self.root + path):
+                problem = "has no sum in its package: it was a link"
                 self.problems.append(damaged("package " + name, path, problem))
+
+    def _link_problem(
+        self,
+        path: str,
+        name: str,
+        sources: dict[str, str],
+        installed: dict[str, dict[str, str]],
+    ) -> str:
+        """Return the problem of a package's link that leads to other software, or ``""``.
+
+        Args:
+            path: The link.
+            name: Its package.
+            sources: The source package of each package.
+            installed: The fields of each package.
+        """
+        place = self.root + path
+        target = os.readlink(place)
+        real = os.path.realpath(place)[len(self.root) :]
+        other = self.packages.get(real, "")
+        if not other or os.path.isdir(place) or real.startswith("/etc/"):
+            return ""
+        if target.startswith("/etc/alternatives/") or sources.get(other) == sources[name]:
+            return ""
+        needed_sources = {sources[needed] for needed in needed_by(name, installed)}
+        if sources.get(other, other) in needed_sources:
+            return ""
+        return f"is a link to {target}, which is of the package {other}"
 
     def _add_sum(self, path: str, digest: str, name: str) -> None:
         path = self.real(path)
@@ -404,77 +419,85 @@ class Owners:
             self.sums.append(("package " + name, path, "md5", digest, -1))
 
     def _add_alternatives(self, name: str, lines: list[str]) -> None:
-        """Take the links of one group: its name is the file's, its link the
-        second line, then pairs of name, link.
+        """Take the links of one group of update-alternatives(1).
+
+        Its file has the group's name. The second line is its link, then follow pairs of a name and
+        a link, up to an empty line. Behind the empty line, each choice has its path, its priority
+        and one line for each further link.
         """
-        # Behind an empty line, each choice has its path, its priority and one
-        # line for each further link.
         end = lines.index("") if "" in lines else len(lines)
         choices = lines[end + 1 :: 2 + (end - 2) // 2]
-        self.alternatives += [
-            ("/etc/alternatives/" + name, link, [each for each in choices if each.startswith("/")])
-            for link in lines[1:2]
-        ]
-        links = [*lines[1:2]]
+        targets = [choice for choice in choices if choice.startswith("/")]
+        links = lines[1:2]
         names = [name]
+        for link in links:
+            self.alternatives.append(("/etc/alternatives/" + name, link, targets))
         for index in range(2, len(lines) - 1, 2):
             if not lines[index]:
                 break
             names.append(lines[index])
             links.append(lines[index + 1])
-        self.others.update((self.real(link), "") for link in links)
-        self.others.update(("/etc/alternatives/" + one, "") for one in names)
+        for link in links:
+            self.others[self.real(link)] = ""
+        for link_name in names:
+            self.others["/etc/alternatives/" + link_name] = ""
 
     def _add_distribution(self, record: str) -> None:
         """Take the files of one Python distribution; ``record`` is its list of files."""
+        metadata_folder = os.path.dirname(record)
         # The paths of an egg's list start at its own folder.
-        egg = record.endswith(".txt")
-        folder = os.path.dirname(record) if egg else os.path.dirname(os.path.dirname(record))
-        name = distribution_of(os.path.dirname(record))[0]
+        is_egg = record.endswith(".txt")
+        folder = metadata_folder if is_egg else os.path.dirname(metadata_folder)
+        name = distribution_of(metadata_folder)[0]
         try:
             with open(
                 self.root + record, encoding="utf-8", errors="surrogateescape", newline=""
             ) as file:
                 for row in csv.reader(file):
-                    if not row:
-                        continue
-                    path = self.real(os.path.normpath(os.path.join(folder, row[0])))
-                    self.others[path] = name
-                    algorithm, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
-                    if not egg and not digest and not path.endswith((".pyc", "/RECORD")):
-                        self.problems.append(
-                            damaged("python " + name, path, "has no sum in the list of its wheel")
-                        )
-                    # The distributions of system packages are changed by their
-                    # makers; those have sums of their own.
-                    if (
-                        digest
-                        and algorithm in hashlib.algorithms_guaranteed
-                        and record not in self.packages
-                    ):
-                        size = int(row[2]) if len(row) > 2 and row[2].isdigit() else -1
-                        self.sums.append(("python " + name, path, algorithm, digest, size))
+                    if row:
+                        path = self.real(os.path.normpath(os.path.join(folder, row[0])))
+                        self.others[path] = name
+                        self._add_record_row(row, path, name, record)
         except OSError:
             pass
 
-    def owns(self, path: str) -> bool:
-        """Say whether a package or a distribution brings the file, or Python
-        made it from one that is there.
+    def _add_record_row(self, row: list[str], path: str, name: str, record: str) -> None:
+        """Take the sum in a row of ``RECORD``: path, ``ALGORITHM=DIGEST``, size.
+
+        Args:
+            row: The row.
+            path: The path in the image.
+            name: The distribution.
+            record: The list of files.
         """
+        algorithm, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
+        is_egg = record.endswith(".txt")
+        if not is_egg and not digest and not path.endswith((".pyc", "/RECORD")):
+            problem = "has no sum in the list of its wheel"
+            self.problems.append(damaged("python " + name, path, problem))
+        # Makers of system packages change distributions; those packages have sums of their own.
+        is_of_package = record in self.packages
+        if digest and algorithm in hashlib.algorithms_guaranteed and not is_of_package:
+            has_size = len(row) > 2 and row[2].isdigit()
+            size = int(row[2]) if has_size else -1
+            self.sums.append(("python " + name, path, algorithm, digest, size))
+
+    def owns(self, path: str) -> bool:
+        """Whether a package or a distribution has the file, or the source of its bytecode."""
         source = self.source(path)
         return source in self.packages or source in self.others
 
     def name(self, path: str) -> str:
-        """Return the owner of a file as ``InventoryContents`` has it, or nothing."""
+        """Return the owner of a file as ``ImageContents`` has it, or nothing."""
         path = self.source(path)
         if self.others.get(path):
             return "python " + self.others[path]
-        return "package " + self.packages[path] if path in self.packages else ""
+        if path in self.packages:
+            return "package " + self.packages[path]
+        return ""
 
     def source(self, path: str) -> str:
-        """Return the file itself, or the source that Python compiled it from
-        where only that has an owner.
-        """
+        """Return the path itself, or that of the source for bytecode without an owner."""
         if path in self.packages or path in self.others:
             return path
         compiled = COMPILED.fullmatch(path)
@@ -496,51 +519,47 @@ def distribution_of(folder: str) -> tuple[str, str]:
 
 def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
     """Return one expression for patterns in which ``*`` stays in a folder and ``**`` does not."""
-    translated = []
+    wildcards = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expressions = []
     for pattern in patterns:
         parts = re.split(r"(\*\*|\*|\?)", pattern)
-        words = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-        translated.append(
-            "".join(words[part] if part in words else re.escape(part) for part in parts)
-        )
-    return re.compile("|".join(translated) if translated else "(?!)")
+        translated = [wildcards.get(part) or re.escape(part) for part in parts]
+        expressions.append("".join(translated))
+    return re.compile("|".join(expressions) if expressions else "(?!)")
 
 
 # --- rights ---------------------------------------------------------------------------------------
 
 
 def needed_by(name: str, installed: dict[str, dict[str, str]]) -> set[str]:
-    """Return the installed packages that a package needs or recommends, and those that they do.
-
-    And itself.
-    """
-    found, left = {name}, [name]
-    while left:
-        fields = installed[left.pop()]
-        lines = ",".join(
-            fields.get(field, "") for field in ("Depends", "Pre-Depends", "Recommends")
-        )
-        near = {
-            re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", lines)
-        } & installed.keys() - found
-        found |= near
-        left += near
-    return found
+    """Return a package and all installed packages that it needs or recommends, also indirectly."""
+    needed = {name}
+    pending = [name]
+    while pending:
+        fields = installed[pending.pop()]
+        lines = [fields.get(field, "") for field in ("Depends", "Pre-Depends", "Recommends")]
+        for dependency in re.split(r"[,|]", ",".join(lines)):
+            # Without its version and architecture: `libc6:amd64 (>= 2.34)`.
+            package = re.split(r"[ (:]", dependency.strip())[0]
+            if package in installed and package not in needed:
+                needed.add(package)
+                pending.append(package)
+    return needed
 
 
 def rights_of(path: str, status: os.stat_result) -> str:
     """Return the rights that a file gives to every user who runs it, or nothing."""
-    found = []
+    rights = []
     if status.st_mode & stat.S_ISUID:
-        found.append("setuid")
+        rights.append("setuid")
     if status.st_mode & stat.S_ISGID:
-        found.append("setgid")
+        rights.append("setgid")
     try:
         os.getxattr(path, "security.capability", follow_symlinks=False)
-        found.append("capabilities")
+        rights.append("capabilities")
     except OSError:
         pass
-    return ", ".join(found)
+    return ", ".join(rights)
 
 
 # --- contents -------------------------------------------------------------------------------------
@@ -548,35 +567,36 @@ def rights_of(path: str, status: os.stat_result) -> str:
 
 def contents_of(image: Image, owners: Owners, *, digests: bool) -> ImageContents:
     """Return everything in an image."""
-    seen: set[tuple[int, int]] = set()
-    found: list[tuple[str, int, int, str, str]] = []
+    seen_inodes: set[tuple[int, int]] = set()
+    files: list[tuple[str, int, int, str, str]] = []
     python: set[tuple[str, str]] = set()
     for path, status in sorted(image.files(), key=lambda pair: pair[0]):
         if stat.S_ISDIR(status.st_mode):
             continue
         if _METADATA.fullmatch(path):
             python.add(distribution_of(os.path.dirname(path)))
+        is_plain = stat.S_ISREG(status.st_mode)
         inode = (status.st_dev, status.st_ino)
-        size = 0 if inode in seen or not stat.S_ISREG(status.st_mode) else status.st_size
-        seen.add(inode)
-        what = ""
+        # A second hard link takes no bytes.
+        size = status.st_size if is_plain and inode not in seen_inodes else 0
+        seen_inodes.add(inode)
+        content = ""
         if stat.S_ISLNK(status.st_mode):
-            what = "-> " + os.readlink(image.root + path)
-        elif digests and stat.S_ISREG(status.st_mode):
-            what = digest_of(image.root + path)
-        found.append((path, size, stat.S_IMODE(status.st_mode), what, owners.name(path)))
+            content = "-> " + os.readlink(image.root + path)
+        elif digests and is_plain:
+            content = digest_of(image.root + path)
+        files.append((path, size, stat.S_IMODE(status.st_mode), content, owners.name(path)))
+    packages = [(row.get("Package", ""), row.get("Version", "")) for row in image.debian_packages()]
     return {
-        "files": found,
-        "packages": sorted(
-            (row.get("Package", ""), row.get("Version", "")) for row in image.debian_packages()
-        ),
+        "files": files,
+        "packages": sorted(packages),
         "python": sorted(python),
         "manifest": "\n".join(lines_of(image.root + "/opt/trainworks/image.json")),
     }
 
 
 def digest_of(path: str) -> str:
-    """Return the SHA-256 of a file; of one that cannot be read, why: then this fact is compared."""
+    """Return the SHA-256 of a file, or the reason why it cannot be read, to be compared instead."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:

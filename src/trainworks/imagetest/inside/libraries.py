@@ -1,5 +1,4 @@
-"""What the dynamic loader of an image finds: its own answer to
-``LD_TRACE_LOADED_OBJECTS``, as ldd(1) asks it.
+"""Checks the libraries of an image: the dynamic loader lists them, as for ldd(1).
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -21,31 +20,37 @@ PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 PT_GNU_STACK, PT_GNU_RELRO = 0x6474E551, 0x6474E552
 PF_X = 1
 ET_EXEC, ET_DYN = 2, 3
-DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = (
-    0,
-    1,
-    5,
-    14,
-    24,
-    30,
-    0x6FFFFFFB,
-)
+DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME = 0, 1, 5, 14
+DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = 24, 30, 0x6FFFFFFB
 DF_BIND_NOW, DF_1_NOW, DF_1_PIE = 8, 1, 0x08000000
 
 SONAME = re.compile(r"(lib.+?)(?:-[0-9a-f]{8})?\.so(?:\.(.+))?")
-"""The name of a library, also one that auditwheel gave it, and its version."""
+"""The name of a library and its version; auditwheel adds 8 digits to a name."""
 
 
 class DamagedElfError(Exception):
     """A file starts like an ELF file and is damaged."""
 
 
+class _Segment(NamedTuple):
+    """A row of an ELF file's program headers."""
+
+    kind: int
+    rights: int
+    offset: int
+    address: int
+    length: int
+
+
 class Elf(NamedTuple):
-    """What a program or library of this machine says of itself.
+    """The header of a program or library of this machine.
 
     Attributes:
+        needed: The names of the libraries that it needs.
+        soname: Its own name as a library, or ``""``.
+        is_program: Whether it can be started.
         loader: The program that starts it, if any.
-        lacks: Which of the linker's protections it does not have.
+        lacks: The linker's protections that it does not have, such as ``-z now``.
     """
 
     needed: tuple[str, ...]
@@ -58,127 +63,159 @@ class Elf(NamedTuple):
 def read_elf(path: str) -> Elf | None:
     """Read a program or library.
 
-    ``None`` for what the loader passes by, also another machine's (GPU code is ELF too).
+    ``None`` for a file that the loader ignores, also one of another machine (GPU code is ELF too).
 
     Raises:
         DamagedElfError: The file is damaged.
     """
-    with open(path, "rb") as file, open("/proc/self/exe", "rb") as running:
-        head, own = file.read(64), running.read(20)
-        # 64 bits and little-endian, as every machine that images are built for.
-        if head[:4] != own[:4] or (
-            len(head) == 64 and (head[4:6], head[18:20]) != (own[4:6], own[18:20])
-        ):
+    with open(path, "rb") as file, open("/proc/self/exe", "rb") as own_program:
+        head, own_head = file.read(64), own_program.read(20)
+        if not _is_of_this_machine(head, own_head):
             return None
         try:
-            kind, table, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
-            if kind not in (ET_EXEC, ET_DYN):
-                return None
-            segments = []
-            rights = {}
-            for number in range(count):
-                entry = os.pread(file.fileno(), 40, table + size * number)
-                kind, flags, offset, address, length = struct.unpack("<IIQQ8xQ", entry)
-                segments.append((kind, offset, address, length))
-                rights[kind] = flags
-            places = {kind: (offset, length) for kind, offset, _, length in segments}
-            if PT_DYNAMIC not in places:
-                return None
-            offset, length = places[PT_DYNAMIC]
-            tags: list[tuple[int, int]] = []
-            for tag, value in struct.iter_unpack(
-                "<qQ", os.pread(file.fileno(), length - length % 16, offset)
-            ):
-                if tag == DT_NULL:
-                    break
-                tags.append((tag, value))
-            found = dict(tags)
-            # The table is given by its address in memory; its place in the file
-            # is by the segment that holds it.
-            strings = [
-                found[DT_STRTAB] - address + offset
-                for kind, offset, address, length in segments
-                if kind == PT_LOAD
-                and DT_STRTAB in found
-                and address <= found[DT_STRTAB] < address + length
-            ]
-            if not strings and not found.keys().isdisjoint({DT_NEEDED, DT_SONAME}):
-                raise DamagedElfError("its string table lies outside of the file")
-
-            def text(position: int) -> str:
-                return (
-                    os.pread(file.fileno(), 4096, position)
-                    .split(b"\0", 1)[0]
-                    .decode("utf-8", "surrogateescape")
-                )
-
-            return Elf(
-                needed=tuple(text(strings[0] + value) for tag, value in tags if tag == DT_NEEDED),
-                soname=text(strings[0] + found[DT_SONAME]) if DT_SONAME in found else "",
-                is_program=PT_INTERP in places or bool(found.get(DT_FLAGS_1, 0) & DF_1_PIE),
-                loader=text(places[PT_INTERP][0]) if PT_INTERP in places else "",
-                lacks=_unprotected(rights, found),
-            )
+            return _parse_elf(file.fileno(), head)
         except (struct.error, ValueError, OSError, OverflowError) as error:
             raise DamagedElfError(str(error)) from error
 
 
+def _is_of_this_machine(head: bytes, own_head: bytes) -> bool:
+    """Whether the head of a file is ELF, with the class, byte order and machine of this program.
+
+    All machines that images are built for have 64 bits and are little-endian.
+    """
+    if head[:4] != own_head[:4]:
+        return False
+    is_complete = len(head) == 64
+    return not is_complete or (head[4:6], head[18:20]) == (own_head[4:6], own_head[18:20])
+
+
+def _parse_elf(file: int, head: bytes) -> Elf | None:
+    """Read the dynamic section of an ELF file; ``None`` for a file without one."""
+    kind, table, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
+    if kind not in (ET_EXEC, ET_DYN):
+        return None
+    segments = [
+        _Segment(*struct.unpack("<IIQQ8xQ", os.pread(file, 40, table + size * number)))
+        for number in range(count)
+    ]
+    segment_by_kind = {segment.kind: segment for segment in segments}
+    dynamic = segment_by_kind.get(PT_DYNAMIC)
+    if dynamic is None:
+        return None
+    needed_positions: list[int] = []
+    tags: dict[int, int] = {}
+    section = os.pread(file, dynamic.length - dynamic.length % 16, dynamic.offset)
+    for tag, value in struct.iter_unpack("<qQ", section):
+        if tag == DT_NULL:
+            break
+        tags[tag] = value
+        if tag == DT_NEEDED:
+            needed_positions.append(value)
+    strings = _string_table(segments, tags)
+    if strings is None and not tags.keys().isdisjoint((DT_NEEDED, DT_SONAME)):
+        raise DamagedElfError("its string table lies outside of the file")
+
+    def text(position: int) -> str:
+        content = os.pread(file, 4096, position).split(b"\0", 1)[0]
+        return content.decode("utf-8", "surrogateescape")
+
+    needed: list[str] = []
+    soname = loader = ""
+    if strings is not None:
+        needed = [text(strings + position) for position in needed_positions]
+        if DT_SONAME in tags:
+            soname = text(strings + tags[DT_SONAME])
+    interpreter = segment_by_kind.get(PT_INTERP)
+    if interpreter is not None:
+        loader = text(interpreter.offset)
+    is_pie = bool(tags.get(DT_FLAGS_1, 0) & DF_1_PIE)
+    rights = {segment.kind: segment.rights for segment in segments}
+    return Elf(
+        needed=tuple(needed),
+        soname=soname,
+        is_program=interpreter is not None or is_pie,
+        loader=loader,
+        lacks=_unprotected(rights, tags),
+    )
+
+
+def _string_table(segments: list[_Segment], tags: dict[int, int]) -> int | None:
+    """Return the place of the string table in the file, or ``None``.
+
+    The dynamic section has its address in memory; the segment around it has the place.
+    """
+    address = tags.get(DT_STRTAB)
+    if address is None:
+        return None
+    for segment in segments:
+        end = segment.address + segment.length
+        if segment.kind == PT_LOAD and segment.address <= address < end:
+            return address - segment.address + segment.offset
+    return None
+
+
 def _unprotected(rights: dict[int, int], tags: dict[int, int]) -> tuple[str, ...]:
-    """Return which of the linker's protections a file lacks, as the linker's options name them.
+    """Return the linker's protections that a file lacks, by the linker's options.
 
     Args:
         rights: The rights of its segments, by their kind.
         tags: Its dynamic section.
     """
-    flags, more = tags.get(DT_FLAGS, 0), tags.get(DT_FLAGS_1, 0)
-    is_bound = DT_BIND_NOW in tags or flags & DF_BIND_NOW or more & DF_1_NOW
-    lacking = []
+    flags = tags.get(DT_FLAGS, 0)
+    more_flags = tags.get(DT_FLAGS_1, 0)
+    is_bound = DT_BIND_NOW in tags or flags & DF_BIND_NOW or more_flags & DF_1_NOW
+    options = []
     if PT_GNU_RELRO not in rights:
-        lacking.append("-z relro")
+        options.append("-z relro")
     if not is_bound:
-        lacking.append("-z now")
+        options.append("-z now")
     # Without this segment the kernel makes the stack executable.
     if rights.get(PT_GNU_STACK, PF_X) & PF_X:
-        lacking.append("-z noexecstack")
-    return tuple(lacking)
+        options.append("-z noexecstack")
+    return tuple(options)
 
 
 def loadable_files(roots: Iterable[str], below: str = "") -> tuple[dict[str, Elf], list[str]]:
-    """Return each program and library under the roots (folders or files), and a
-    line for each that is damaged.
+    """Return each program and library under the roots (folders or files).
+
+    And a line for each file that is damaged.
     """
     entries: dict[str, Elf] = {}
     damaged = []
-    for path in (each for root in roots for each in _plain_files(below + os.path.normpath(root))):
-        try:
-            elf = read_elf(path)
-        except DamagedElfError as error:
-            damaged.append(f"{path[len(below) :]}: {error} (the file is damaged)")
-            continue
-        except OSError:
-            continue
-        if elf is not None:
-            entries[path[len(below) :]] = elf
+    for root in roots:
+        for path in _plain_files(below + os.path.normpath(root)):
+            shown = path[len(below) :]
+            try:
+                elf = read_elf(path)
+            except DamagedElfError as error:
+                damaged.append(f"{shown}: {error} (the file is damaged)")
+                continue
+            except OSError:
+                continue
+            if elf is not None:
+                entries[shown] = elf
     return entries, damaged
 
 
 def _plain_files(root: str) -> Iterator[str]:
-    """Yield the plain files under a folder, or the file that it is; links are not followed."""
+    """Yield the plain files under a folder, or the file itself; links are not followed."""
     if os.path.isfile(root):
         yield root
-    for current, folders, names in os.walk(root):
-        folders.sort()
-        for path in (f"{current.rstrip('/')}/{name}" for name in sorted(names)):
+    for folder, folder_names, names in os.walk(root):
+        folder_names.sort()
+        for name in sorted(names):
+            path = f"{folder.rstrip('/')}/{name}"
             if os.path.isfile(path) and not os.path.islink(path):
                 yield path
 
 
 class Process(NamedTuple):
-    """What comes into a process when one file is loaded: where each name is
-    found, and which names are not.
+    """The libraries of a process that loads one file.
 
-    ``error`` is what the loader says where it does not load the file itself, or
-    something that it found.
+    Attributes:
+        found: The path of each library that the loader finds, by name.
+        missing: The names that it does not find.
+        error: The loader's error if it does not load the file, or one of the libraries.
     """
 
     found: dict[str, str]
@@ -190,55 +227,59 @@ _LISTED = re.compile(r"\t(.+?)(?: => (.+?))?(?: \(0x[0-9a-f]+\))?")
 
 
 def trace(program: str, *, preload: str = "") -> Process:
-    """Let the loader list what it loads for a program or library, and for one that is preloaded.
+    """Let the loader list the libraries of a program or library, and of one that is preloaded.
 
     Nothing starts.
     """
     own = read_elf("/proc/self/exe")
     assert own is not None
+    command = [own.loader, program]
+    if "ld-musl" in own.loader:
+        # musl's loader does not know the variable, and would start the program. Its option ends at
+        # the first missing library.
+        command.insert(1, "--list")
+    environment = {**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}
+    if preload:
+        environment["LD_PRELOAD"] = preload
     child = subprocess.run(
-        # musl's loader does not know the variable, and would start the program;
-        # its option ends at what is missing.
-        [own.loader, *(["--list"] if "ld-musl" in own.loader else []), program],
-        env={
-            **os.environ,
-            "LD_TRACE_LOADED_OBJECTS": "1",
-            **({"LD_PRELOAD": preload} if preload else {}),
-        },
+        command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
         errors="surrogateescape",
     )
-    found, missing = {}, []
-    for match in filter(None, map(_LISTED.fullmatch, child.stdout.splitlines())):
-        if match[2] == "not found":
-            missing.append(match[1])
+    found: dict[str, str] = {}
+    missing = []
+    for line in child.stdout.splitlines():
+        match = _LISTED.fullmatch(line)
+        if match is None:
+            continue
+        name, path = match[1], match[2]
+        if path == "not found":
+            missing.append(name)
         else:
-            found[match[1]] = match[2] or match[1]
-    failed = child.returncode != 0 or (preload and preload not in found)
-    return Process(found=found, missing=missing, error=child.stderr.strip() if failed else "")
+            found[name] = path or name
+    has_failed = child.returncode != 0 or (preload != "" and preload not in found)
+    return Process(found=found, missing=missing, error=child.stderr.strip() if has_failed else "")
 
 
 def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
     """Return the process of each program and library.
 
-    What site-packages holds is loaded by the environment's Python: its libraries are there already,
-    and its RPATH holds for all.
+    The environment's Python loads a library of site-packages: Python's own libraries are in the
+    process already, and its RPATH holds for all.
     """
     loaded_by_python = os.path.exists(python) and not trace(python).error
 
     def process_of(entry: tuple[str, Elf]) -> Process:
         path, elf = entry
         # A blank or a colon would end the name of a library to preload.
-        if (
-            elf.is_program
-            or not loaded_by_python
-            or not site_packages_of(path)
-            or re.search("[ :]", path)
-        ):
-            return trace(path)
-        return trace(python, preload=path)
+        can_preload = not re.search("[ :]", path)
+        is_extension = not elf.is_program and bool(site_packages_of(path))
+        if loaded_by_python and is_extension and can_preload:
+            return trace(python, preload=path)
+        return trace(path)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return dict(zip(entries, pool.map(process_of, entries.items())))  # noqa: B905 (Python 3.8)
@@ -256,25 +297,27 @@ def canonical(name: str) -> str:
 
 
 class Distributions:
-    """Which Python distribution owns a file, and which distributions that one requires."""
+    """The Python distribution of each file, and the distributions that each requires."""
 
     def __init__(self, paths: Iterable[str], below: str = "") -> None:
-        """Read the metadata of every distribution in the ``site-packages``
-        folders of these paths.
-        """
+        """Read the metadata of every distribution in the ``site-packages`` folders of paths."""
         self.owners: dict[str, str] = {}
         self.requires: dict[str, set[str]] = {}
-        for folder in sorted({site_packages_of(path) for path in paths} - {""}):
-            for one in metadata.distributions(path=[below + folder]):
-                name = canonical(one.metadata["Name"] or "")
-                required = [
-                    each for each in one.requires or () if not re.search(r"\bextra\s*==", each)
-                ]
-                names = filter(None, (re.match(r"[A-Za-z0-9._-]+", each) for each in required))
-                self.requires.setdefault(name, set()).update(canonical(each[0]) for each in names)
-                self.owners.update(
-                    (os.path.normpath(f"{folder}/{file}"), name) for file in one.files or ()
-                )
+        folders = {site_packages_of(path) for path in paths}
+        for folder in sorted(folders - {""}):
+            for distribution in metadata.distributions(path=[below + folder]):
+                self._add(distribution, folder)
+
+    def _add(self, distribution: metadata.Distribution, folder: str) -> None:
+        name = canonical(distribution.metadata["Name"] or "")
+        required = self.requires.setdefault(name, set())
+        for requirement in distribution.requires or ():
+            is_optional = re.search(r"\bextra\s*==", requirement)
+            match = re.match(r"[A-Za-z0-9._-]+", requirement)
+            if match and not is_optional:
+                required.add(canonical(match[0]))
+        for file in distribution.files or ():
+            self.owners[os.path.normpath(f"{folder}/{file}")] = name
 
     def owner(self, path: str) -> str:
         """Return the distribution, or for a file in no record its top folder in ``site-packages``.
@@ -287,23 +330,22 @@ class Distributions:
         return match[0] if match else ""
 
     def loaded_first(self, owner: str) -> set[str]:
-        """Return the distribution and all that it requires, however far."""
-        closed: set[str] = set()
+        """Return the distribution and all that it requires, also indirectly."""
+        closure: set[str] = set()
         queue = [owner]
         while queue:
             name = queue.pop()
-            if name not in closed:
-                closed.add(name)
+            if name not in closure:
+                closure.add(name)
                 queue += self.requires.get(name, ())
-        return closed
+        return closure
 
 
 def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
-    """Let the loader load every program and library under the roots, and return
-    which names it does not find.
+    """Let the loader load every program and library under the roots; return the missing names.
 
-    A name that is not found is found all the same when a library of this name is in the process
-    already. Two ways to get there are accepted, and no other:
+    A missing name is accepted if a library of this name is in the process already. There are two
+    accepted ways to that:
 
     1. nothing loads the file by itself: it is a dependency of a library, and
        that library's process misses nothing;
@@ -315,105 +357,135 @@ def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
     """
     roots = [os.path.normpath(root) for root in check["roots"]]
     entries, damaged = loadable_files(roots)
-    problems = [f"{root} does not exist" for root in roots if not os.path.exists(root)] + damaged
-    processes = processes_of(entries, image.python)
-    objects = {
-        path: {os.path.realpath(each) for each in (path, *process.found.values())}
-        for path, process in processes.items()
-    }
-    distributions = Distributions(entries)
-    names_of_owner: dict[str, set[str]] = {}
-    for path, process in processes.items():
-        names = names_of_owner.setdefault(distributions.owner(path), set())
-        names.update(process.found, (entries[path].soname, os.path.basename(path)))
+    problems = [f"{root} does not exist" for root in roots if not os.path.exists(root)]
+    problems += damaged
+    loaded = _LoadedFiles(entries, image.python)
     reported: set[tuple[str, str]] = set()
-    for path, process in processes.items():
-        owner = distributions.owner(path)
-        first = distributions.loaded_first(owner) if owner else set()
+    for path, process in loaded.processes.items():
         if process.error:
             reason = process.error.rpartition("\n")[2]
             problems.append(f"{path} cannot be loaded: {reason}")
         for name in process.missing:
-            if name in check["provided"] or any(
-                name in names_of_owner.get(other, ()) for other in first
-            ):
+            if name in check["provided"] or loaded.is_loaded_before(name, path):
                 continue
             file = _needing(name, path, process)
-            both = {os.path.realpath(path), os.path.realpath(file)}
-            as_dependency = any(
-                other != path and both <= objects[other] and name not in processes[other].missing
-                for other in processes
-            )
-            if as_dependency or (file, name) in reported:
+            if (file, name) in reported or loaded.is_loaded_as_dependency(name, file, path):
                 continue
             reported.add((file, name))
             through = f" (loaded for {path})" if path != file else ""
-            places = [
-                os.path.dirname(each)
-                for each in image.libraries()
-                if os.path.basename(each) == name
+            folders = [
+                os.path.dirname(library)
+                for library in image.libraries()
+                if os.path.basename(library) == name
             ]
-            place = f"; it lies in {', '.join(places[:3])}" if places else ""
+            place = f"; it lies in {', '.join(folders[:3])}" if folders else ""
             problems.append(f"{file}{through} does not find {name}{place}")
     if not entries and not problems:
         problems.append(f"no ELF file under {', '.join(roots)}: the check looks in the wrong place")
     advice = (
         "install the library, name its folder in the file's"
         " RPATH or in /etc/ld.so.conf.d (and run ldconfig), "
+        "remove an unused file, or declare what the driver provides"
     )
-    return told(problems, advice + "remove an unused file, or declare what the driver provides")
+    return told(problems, advice)
+
+
+class _LoadedFiles:
+    """Programs and libraries, each with the process that loads it."""
+
+    def __init__(self, entries: dict[str, Elf], python: str) -> None:
+        """Let the loader list the libraries of each.
+
+        Args:
+            entries: Programs and libraries by path.
+            python: The environment's Python.
+        """
+        self.processes = processes_of(entries, python)
+        self._distributions = Distributions(entries)
+        self._files: dict[str, set[str]] = {}
+        self._names_of_owner: dict[str, set[str]] = {}
+        for path, process in self.processes.items():
+            files = (path, *process.found.values())
+            self._files[path] = {os.path.realpath(file) for file in files}
+            owner = self._distributions.owner(path)
+            names = self._names_of_owner.setdefault(owner, set())
+            names.update(process.found, (entries[path].soname, os.path.basename(path)))
+
+    def is_loaded_before(self, name: str, path: str) -> bool:
+        """Whether Python loads a library of this name before the file of a path."""
+        owner = self._distributions.owner(path)
+        if not owner:
+            return False
+        for earlier in self._distributions.loaded_first(owner):
+            if name in self._names_of_owner.get(earlier, ()):
+                return True
+        return False
+
+    def is_loaded_as_dependency(self, name: str, file: str, path: str) -> bool:
+        """Whether another process loads both files and does not miss the name."""
+        both = {os.path.realpath(path), os.path.realpath(file)}
+        for other, process in self.processes.items():
+            if other != path and both <= self._files[other] and name not in process.missing:
+                return True
+        return False
 
 
 def _needing(name: str, path: str, process: Process) -> str:
-    """Return which file of a process names a library, the process's own first."""
-    for each in (path, *process.found.values()):
+    """Return the file of a process that names a library, the process's own first."""
+    for file in (path, *process.found.values()):
         try:
-            elf = read_elf(each)
+            elf = read_elf(file)
         except (DamagedElfError, OSError):
             continue
         if elf is not None and name in elf.needed:
-            return each
+            return file
     return path
 
 
 def check_elf_needs(check: dict[str, Any], image: Image) -> list[str]:
-    """Compare what the files under the roots NEED with the major versions that they should need."""
+    """Compare the major versions that files under the roots need with the expected ones."""
     libraries, cuda = check["libraries"], check["cuda"]
-    wanted = {match[1]: match[2] or "" for match in map(SONAME.fullmatch, libraries) if match}
+    majors = {}
+    for library in libraries:
+        match = SONAME.fullmatch(library)
+        if match:
+            majors[match[1]] = match[2] or ""
     entries, _ = loadable_files(check["roots"], image.root)
     distributions = Distributions(entries, image.root)
     problems = []
     for path, elf in entries.items():
         for soname in elf.needed:
             match = SONAME.fullmatch(soname)
-            if match is None or match[1] not in wanted:
+            if match is None or match[1] not in majors:
                 continue
-            major, version = wanted[match[1]], match[2] or ""
+            major, version = majors[match[1]], match[2] or ""
             if version != major and not version.startswith(major + "."):
-                problems.append(
-                    f"{distributions.owner(path) or 'no distribution'}: {path} needs {soname}"
-                )
+                owner = distributions.owner(path) or "no distribution"
+                problems.append(f"{owner}: {path} needs {soname}")
     if cuda:
         installed, error = image.distributions()
-        problems += [error] if error else []
-        for one in installed:
-            other = other_cuda(one["name"], one["version"], cuda)
+        if error:
+            problems.append(error)
+        for row in installed:
+            other = other_cuda(row["name"], row["version"], cuda)
             if other:
-                problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
+                problems.append(f"{row['name']} {row['version']} is for CUDA {other}")
     if not entries and not problems:
         problems.append(
             f"no ELF file under {', '.join(check['roots'])}: the check looks in the wrong place"
         )
-    has = f"{', '.join(libraries)}{f' (CUDA {cuda})' if cuda else ''}"
-    return told(problems, f"the image has {has}: install the build for this version, or compile it")
+    provided = ", ".join(libraries)
+    if cuda:
+        provided += f" (CUDA {cuda})"
+    advice = f"the image has {provided}: install the build for this version, or compile it"
+    return told(problems, advice)
 
 
 def other_cuda(name: str, version: str, cuda: str) -> str:
-    """Return the CUDA version that a distribution's name or local version names, if its major is
-    not that of ``cuda``.
+    """Return another CUDA version in a distribution's name or local version, or ``""``.
 
-    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12``
-    and ``cupy-cuda12x`` are for 12.
+    Only the major version is compared with ``cuda``. ``2.4.1+cu121`` is for 12.1;
+    ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12`` and ``cupy-cuda12x`` are for 12.
     """
     for text in (*name.split("-"), version.partition("+")[2]):
         match = re.match(r"cu(?:da)?(\d{2})(\d?)(?!\d)", text)
@@ -460,14 +532,17 @@ print("\\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 
 def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
     """Open each library that fits a pattern."""
-    problems, paths = [], []
+    problems = []
+    path_by_library = {}
     for pattern in check["libraries"]:
-        fitting = [path for path in matching("", pattern) if not os.path.islink(path)]
-        problems += [] if fitting else [f"no file fits {pattern}"]
-        paths += fitting
-    # A library by its name is where the loader finds it.
-    places = {os.path.basename(path) if check["by_name"] else path: path for path in paths}
-    problems += _unopened(places, image, check["provided"])
+        paths = [path for path in matching("", pattern) if not os.path.islink(path)]
+        if not paths:
+            problems.append(f"no file fits {pattern}")
+        for path in paths:
+            # By its name alone, the loader opens the first library on its own path.
+            library = os.path.basename(path) if check["by_name"] else path
+            path_by_library[library] = path
+    problems += _unopened(path_by_library, image, check["provided"])
     return told(
         problems,
         "a job that first needs it fails then:"
@@ -479,21 +554,22 @@ FORTIFIED = re.compile(rb"\0__\w+_chk\0")
 
 
 def check_hardened_libraries(check: dict[str, Any], image: Image) -> list[str]:
-    """Return which protections the files that fit the patterns lack."""
+    """Return the protections that the files of some patterns lack."""
     problems, contents = [], []
     for pattern in check["libraries"]:
-        fitting = [
-            path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)
-        ]
-        problems += [] if fitting else [f"no file fits {pattern}"]
-        for path, elf in loadable_files(fitting, image.root)[0].items():
+        paths = matching(image.root, pattern)
+        plain_paths = [path for path in paths if not os.path.islink(image.root + path)]
+        if not plain_paths:
+            problems.append(f"no file fits {pattern}")
+        entries, _ = loadable_files(plain_paths, image.root)
+        for path, elf in entries.items():
             problems += [f"{path} is linked without {option}" for option in elf.lacks]
             with open(image.root + path, "rb") as file:
                 contents.append(file.read())
     if check["guards"] and contents:
         if not any(b"\0__stack_chk_fail\0" in content for content in contents):
             problems.append("no file is compiled with -fstack-protector-strong")
-        if not any(map(FORTIFIED.search, contents)):
+        if not any(FORTIFIED.search(content) for content in contents):
             problems.append("no file is compiled with -D_FORTIFY_SOURCE=2")
     return told(
         problems,
@@ -516,32 +592,33 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
     return told(_unopened({library: library}, image, check["provided"]), advice)
 
 
-def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list[str]:
-    """Return why libraries cannot be opened.
+def _unopened(path_by_library: dict[str, str], image: Image, provided: list[str]) -> list[str]:
+    """Return the reasons why libraries cannot be opened.
 
-    Where one of the driver's is missing, what the loader misses besides.
+    Where one of the driver's is missing, other names that the loader misses.
 
     Args:
-        places: What to open, and the path to tell.
+        path_by_library: The libraries to open, by path or name, and the path for messages.
         image: Its environment's Python opens them.
         provided: Names of the driver's libraries.
     """
-    answers, error = ask(image.python, _OPEN, *places)
+    errors, error = ask(image.python, _OPEN, *path_by_library)
     if error:
         return [f"{image.python} does not open them: {error}"]
     problems = []
-    for opened, said in answers.items():
-        process = trace(image.python, preload=opened)
+    for library, reason in errors.items():
+        path = path_by_library[library]
+        process = trace(image.python, preload=library)
         missing = [name for name in process.missing if name not in provided]
-        if "/" not in opened and opened not in process.found:
-            problems.append(f"no {opened} is found")
+        is_for_driver = any(reason.startswith(name + ":") for name in provided)
+        if "/" not in library and library not in process.found:
+            problems.append(f"no {library} is found")
         elif missing:
             problems += [
-                f"{_needing(name, places[opened], process)} does not find {name}"
-                for name in missing
+                f"{_needing(name, path, process)} does not find {name}" for name in missing
             ]
-        elif not any(said.startswith(name + ":") for name in provided):
-            problems.append(f"{places[opened]} cannot be opened: {said.replace(opened + ': ', '')}")
+        elif not is_for_driver:
+            problems.append(f"{path} cannot be opened: {reason.replace(library + ': ', '')}")
     return problems
 
 
@@ -556,9 +633,7 @@ print("\\n" + sys.argv[1] + json.dumps(sorted(paths)) + sys.argv[1])
 
 
 def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
-    """Import the module in a child and read from its memory map which files of
-    the library's name it holds.
-    """
+    """Import the module in a child, and check the files of the library's name in its memory map."""
     mapped, error = ask(image.python, _IMPORT, check["module"])
     if error:
         return [f"import {check['module']} does not succeed:", error]
@@ -569,30 +644,31 @@ def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
         path for path in mapped if path != expected and pattern.fullmatch(path.rsplit("/", 1)[-1])
     ]
     if expected not in mapped:
-        instead = (
-            f"it loads {', '.join(others)} instead"
-            if others
-            else "no library of this name is loaded"
-        )
+        instead = "no library of this name is loaded"
+        if others:
+            instead = f"it loads {', '.join(others)} instead"
         return [f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH"]
-    twice = "two copies of one library in a process fail sooner or later"
-    return [f"it also loads {', '.join(others)}: {twice}"] if others else []
+    if others:
+        reason = "two copies of one library in a process fail sooner or later"
+        return [f"it also loads {', '.join(others)}: {reason}"]
+    return []
 
 
 def check_single_library(check: dict[str, Any], image: Image) -> list[str]:
-    """Find every distinct ELF file that goes by the soname, also under a name
-    that auditwheel gave it.
-    """
+    """Find every distinct ELF file of a soname, also under a name that auditwheel gave it."""
     stem, dot, rest = check["soname"].partition(".so")
     pattern = re.compile(re.escape(stem) + "(-[0-9a-f]{8})?" + re.escape(dot + rest) + r"(\..+)?")
-    found: dict[tuple[int, int], str] = {}
+    path_by_inode: dict[tuple[int, int], str] = {}
     for path, status in image.plain_libraries():
-        if pattern.fullmatch(path.rsplit("/", 1)[-1]):
-            with open(image.root + path, "rb") as file:
-                if file.read(4) == b"\x7fELF":
-                    found.setdefault((status.st_dev, status.st_ino), path)
+        if not pattern.fullmatch(path.rsplit("/", 1)[-1]):
+            continue
+        with open(image.root + path, "rb") as file:
+            if file.read(4) == b"\x7fELF":
+                path_by_inode.setdefault((status.st_dev, status.st_ino), path)
+    if len(path_by_inode) < 2:
+        return []
     advice = "which one is loaded depends on the search order: keep one and remove the others"
-    return told(list(found.values()), advice) if len(found) > 1 else []
+    return told(list(path_by_inode.values()), advice)
 
 
 def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
@@ -602,43 +678,44 @@ def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
     installed, error = image.distributions()
     problems = [error] if error else []
     places: dict[str, list[str]] = {}
-    for one in installed:
-        places.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
-    problems += [
-        f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1
-    ]
+    for row in installed:
+        places.setdefault(row["name"], []).append(f"{row['version']} in {row['folder']}")
+    for name, copies in sorted(places.items()):
+        if len(copies) > 1:
+            problems.append(f"{name}: {', '.join(copies)}")
     architectures: dict[str, list[str]] = {}
     for fields in image.debian_packages():
         architectures.setdefault(fields["Package"], []).append(fields.get("Architecture", ""))
-    problems += [
-        f"Debian package {name}: {', '.join(found)}"
-        for name, found in sorted(architectures.items())
-        if len(found) > 1
-    ]
+    for name, names in sorted(architectures.items()):
+        if len(names) > 1:
+            problems.append(f"Debian package {name}: {', '.join(names)}")
     for name, majors in library_majors(image, check["libraries"]).items():
         if len(majors) > 1:
-            lie = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
-            problems.append(f"{name}: {', '.join(lie)}")
+            copies = [
+                f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())
+            ]
+            problems.append(f"{name}: {', '.join(copies)}")
     return told(
         problems, "which one is used depends on the search order: keep one and remove the others"
     )
 
 
 def library_majors(image: Image, names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """Return, by name without ``.so``, which major versions of a library there
-    are, and where each lies.
-    """
-    found: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    """Return the major versions of libraries and the paths of each, by name without ``.so``."""
+    majors_by_name: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for path, _ in image.plain_libraries():
         match = SONAME.fullmatch(path.rsplit("/", 1)[-1])
-        if match is None or match[1] not in found:
+        if match is None or match[1] not in majors_by_name:
             continue
         try:
             elf = read_elf(image.root + path)
         except (DamagedElfError, OSError):
             continue
-        # The file's name may say more, or less, than the name that it is loaded by.
-        named = SONAME.fullmatch(elf.soname) if elf is not None else None
-        if named is not None and named[2]:
-            found[match[1]].setdefault(named[2].partition(".")[0], []).append(path)
-    return found
+        if elf is None:
+            continue
+        # The file's name may have more, or less, than the soname.
+        soname = SONAME.fullmatch(elf.soname)
+        if soname is not None and soname[2]:
+            major = soname[2].partition(".")[0]
+            majors_by_name[match[1]].setdefault(major, []).append(path)
+    return majors_by_name

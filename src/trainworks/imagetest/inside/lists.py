@@ -1,5 +1,4 @@
-"""What packages of an image say of themselves: their lists of files, to be
-compared with those of their makers.
+"""Reads the packages' own lists of files in an image, to be compared with those of their makers.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -20,8 +19,9 @@ _RECORD = re.compile(r".*/site-packages/[^/]+\.dist-info/RECORD")
 
 
 class PythonList(TypedDict):
-    """The list of a Python distribution: ``files`` are absolute paths to sums
-    as RECORD has them, ``""`` for none.
+    """The list of a Python distribution.
+
+    ``files`` are absolute paths to sums in RECORD's form, ``""`` for none.
     """
 
     name: str
@@ -31,10 +31,10 @@ class PythonList(TypedDict):
 
 
 class DebianList(TypedDict):
-    """What dpkg keeps of a package.
+    """The files of dpkg about a package.
 
-    ``members`` are the files that came beside its content, by their names there: its list of sums,
-    its scripts; with their SHA-256. ``conffiles`` are paths to MD5 sums.
+    ``members`` are files beside its content, by name: its list of sums, its scripts; with their
+    SHA-256. ``conffiles`` are paths to MD5 sums.
     """
 
     name: str
@@ -46,7 +46,7 @@ class DebianList(TypedDict):
 
 
 class PackageLists(TypedDict):
-    """All lists. ``unneeded`` are Debian packages that nothing needs of what was asked for."""
+    """All lists. ``unneeded`` are Debian packages that no wanted package needs."""
 
     python: list[PythonList]
     debian: list[DebianList]
@@ -56,14 +56,15 @@ class PackageLists(TypedDict):
 def lists_of(image: Image, wanted: list[str]) -> PackageLists:
     """Return the lists of all packages.
 
-    ``wanted`` are the Debian packages that the plan asks for.
+    Args:
+        image: The image.
+        wanted: The Debian packages that the plan installs.
     """
-    installed = [*debian_fields(image.root)]
-    records = [
-        path
-        for path, status in image.files()
-        if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(path)
-    ]
+    installed = list(debian_fields(image.root))
+    records = []
+    for path, status in image.files():
+        if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(path):
+            records.append(path)
     return {
         "python": [_python_list(image.root, path) for path in sorted(records)],
         "debian": [_debian_list(image.root, fields) for fields in installed],
@@ -78,9 +79,8 @@ def _python_list(root: str, record: str) -> PythonList:
     with open(root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
         for row in csv.reader(file):
             if row:
-                files[os.path.normpath(os.path.join(folder, row[0]))] = (
-                    row[1] if len(row) > 1 else ""
-                )
+                path = os.path.normpath(os.path.join(folder, row[0]))
+                files[path] = row[1] if len(row) > 1 else ""
     return {"name": name, "version": version, "record": record, "files": files}
 
 
@@ -88,11 +88,12 @@ def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
     name, architecture = fields.get("Package", ""), fields.get("Architecture", "")
     members = {}
     links: dict[str, str] = {}
-    for start in (name, name + ":" + architecture):
+    for stem in (name, name + ":" + architecture):
+        prefix = f"{root}/var/lib/dpkg/info/{stem}"
         # A package's name has dots, and a member's has none: `python3.11.list` is not of `python3`.
-        for path in glob.glob(glob.escape(root + "/var/lib/dpkg/info/" + start) + ".*"):
-            member = path[len(root + "/var/lib/dpkg/info/" + start) + 1 :]
-            # dpkg makes the list itself, of the content.
+        for path in glob.glob(glob.escape(prefix) + ".*"):
+            member = path[len(prefix) + 1 :]
+            # dpkg makes the list itself, from the content.
             if member == "list":
                 for line in lines_of(path):
                     if os.path.islink(root + line):
@@ -116,31 +117,29 @@ def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
 
 
 def unneeded(installed: list[dict[str, str]], wanted: list[str]) -> list[str]:
-    """Return the packages that no wanted one needs or recommends, itself or by way of others.
+    """Return the packages that no wanted one needs or recommends, also indirectly.
 
-    A distribution cannot be without those that are essential or required, and
-    has apt to install others.
+    Essential and required packages are needed, and so is apt, to install others.
     """
     rows = {fields.get("Package", ""): fields for fields in installed}
     providers: dict[str, set[str]] = {name: {name} for name in rows}
     for name, fields in rows.items():
         for provided in _names(fields.get("Provides", "")):
             providers.setdefault(provided, set()).add(name)
-    left = ["apt", *wanted]
+    pending = ["apt", *wanted]
     for name, fields in rows.items():
         if fields.get("Essential") == "yes" or fields.get("Priority") == "required":
-            left.append(name)
+            pending.append(name)
     needed: set[str] = set()
-    while left:
-        for name in providers.get(left.pop(), set()) - needed:
+    while pending:
+        for name in providers.get(pending.pop(), set()) - needed:
             needed.add(name)
             for field in ("Depends", "Pre-Depends", "Recommends"):
-                left += _names(rows[name].get(field, ""))
+                pending += _names(rows[name].get(field, ""))
     return sorted(rows.keys() - needed)
 
 
 def _names(relation: str) -> list[str]:
     """Return the names of packages in a relation, such as ``a (>= 1) | b:any, c``."""
-    return [
-        re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", relation) if each.strip()
-    ]
+    alternatives = [text.strip() for text in re.split(r"[,|]", relation)]
+    return [re.split(r"[ (:]", text)[0] for text in alternatives if text]
