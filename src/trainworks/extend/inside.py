@@ -219,9 +219,8 @@ def import_error(modules: Sequence[str]) -> str:
 
 def compile_imports(names: Collection[str]) -> None:
     """Compile what an import of distributions loads."""
-    with (
-        tempfile.TemporaryDirectory() as home
-    ):  # packages write their settings when they are first imported
+    with tempfile.TemporaryDirectory() as home:
+        # Packages write their settings when they are first imported.
         own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
         words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
         # Not as many as there are processors: which modules are loaded may
