@@ -25,11 +25,9 @@ from trainworks_launcher.programs.installing.environment import (
     MANIFEST_VARIABLE,
     RefusedError,
     distributions,
-    here,
     is_later,
     losing,
     normalised,
-    say,
     versions,
 )
 from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
@@ -177,15 +175,18 @@ class Installation:
     """Calls of uv for this Python, one after the other.
 
     Attributes:
+        python: The Python that is installed for.
         folder: A private one, for uv's files.
         before: The versions before the first one.
         pinned: Names of which a line of the user's own asks for one version.
         pip: The options that ``pip install`` would have.
     """
 
-    def __init__(self, uv: str, folder: Path) -> None:
+    def __init__(self, python: Any, uv: str, folder: Path) -> None:
         """folder: a private one, for uv's files."""
-        self.before, self._lacking = versions(), losing()
+        self.python = python
+        self.before = versions(python)
+        self._lacking = losing(python)
         self._uv, self.folder = uv, folder
         self.pinned: set[str] = set()
         self.pip = settings_of_pip()
@@ -194,7 +195,7 @@ class Installation:
         self.options = more
         if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
             way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
-            say(f"{uv_settings_of_user()} is not used: {way}")
+            python.say(f"{uv_settings_of_user()} is not used: {way}")
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
@@ -245,7 +246,7 @@ class Installation:
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
-        return int(here().install(self, (*self.options, *words), quiet=quiet))
+        return int(self.python.install(self, (*self.options, *words), quiet=quiet))
 
     def first(
         self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading
@@ -301,7 +302,7 @@ class Installation:
             if not dead:
                 return status
             for line in dead:
-                say(
+                self.python.say(
                     f"{line.place}: {_plain(line.text)} does not answer:"
                     " it is left out, as pip does"
                 )
@@ -321,7 +322,7 @@ class Installation:
             if line.wanted.url or line.constraint:
                 continue
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-            if here().lacks_wheel(self, (*dry_run, "-r", one)):
+            if self.python.lacks_wheel(self, (*dry_run, "-r", one)):
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no"
@@ -351,8 +352,8 @@ class Installation:
         """
         tried: set[str] = set()
         while True:
-            unmet = losing()
-            installed = distributions()
+            unmet = losing(self.python)
+            installed = distributions(self.python)
             new = sorted(unmet.keys() - self._lacking - tried)
             tried.update(new)
             # A project of the user's own stays, and a line said what it does not get.
@@ -380,7 +381,7 @@ class Installation:
             for name in lost:
                 if not self.moved([name]):
                     need = f"{unmet[name].name}{unmet[name].specifier}"
-                    say(
+                    self.python.say(
                         f"{name} {installed[name].version} stays,"
                         f" and does not go with the requirements: it requires {need}"
                     )
@@ -392,7 +393,7 @@ class Installation:
         """
         names = [re.split("[<=]", requirement)[0] for requirement in wanted]
         brought = []
-        for name, version in versions().items():
+        for name, version in versions(self.python).items():
             if name not in names and self.before.get(name) != version:
                 brought.append(f"{name}=={version}")
         limits = (*self._sources, *self._kept, "-c", self.file("brought.txt", brought))
@@ -415,9 +416,9 @@ def _plain(address: str) -> str:
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
-def modules_of(name: str) -> list[str]:
+def modules_of(python: Any, name: str) -> list[str]:
     """Return the top modules of a distribution that has compiled code; none for another."""
-    files = distributions()[name].files or ()
+    files = distributions(python)[name].files or ()
     paths = {str(file) for file in files}
     modules = set()
     for file in files:
@@ -432,25 +433,26 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
 
     Raise RefusedError where that fails.
     """
-    before, after = installation.before, versions()
+    python, before = installation.python, installation.before
+    after = versions(python)
     index = manifest.get("wheel_index", "")
     has_source = installation.pip.names_a_source
     for name, framework in manifest.get("companions", {}).items():
         if after.get(name) == before.get(name):
             continue
         module = name.replace("-", "_")
-        error = here().import_error((module,))
+        error = python.import_error((module,))
         if error and index and not has_source:
-            say(f"{name} is taken from {index}, which has the build for this image")
+            python.say(f"{name} is taken from {index}, which has the build for this image")
             installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
-            error = here().import_error((module,))
+            error = python.import_error((module,))
         if error:
             advice = "ask for a build that fits"
             if index:
                 advice = f"add --extra-index-url {index} to the requirements file"
             raise RefusedError(
-                f"{name} {versions().get(name, '')} does not work with this image's"
+                f"{name} {versions(python).get(name, '')} does not work with this image's"
                 f" {framework} {after[framework]} ({error}); {advice}, or remove it"
             )
 
@@ -459,27 +461,28 @@ def look_at_older(installation: Installation) -> None:
     """Take an older release of what fails beside what went back, as pyarrow
     does beside numpy 1: no metadata say it.
     """
-    before, after = installation.before, versions()
+    python, before = installation.python, installation.before
+    after = versions(python)
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
     if not back:
         return
     for name in after:
         if after[name] == before.get(name) or name in back:
             continue
-        modules = modules_of(name)
-        error = here().import_error(modules) if modules else ""
+        modules = modules_of(python, name)
+        error = python.import_error(modules) if modules else ""
         if not any(other in error.lower() for other in back):
             continue
         works = _older_that_works(name, after[name], modules, installation)
         if works and name not in installation.pinned:
-            say(
+            python.say(
                 f"{name} {after[name]} cannot be imported beside the requirements ({error}):"
                 f" {works} is taken"
             )
             continue
         installation.moved([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
-        say(
+        python.say(
             f"warning: {name} {after[name]} cannot be imported beside the requirements"
             f" ({error}){advice}"
         )
@@ -495,8 +498,10 @@ def _older_that_works(
     digits = re.match(r"\d+", version)
     major = int(digits.group()) if digits else 0
     for limit in range(major, max(major - 4, 0), -1):
-        if installation.moved([f"{name}<{limit}"]) and not here().import_error(modules):
-            return versions()[name]
+        if installation.moved([f"{name}<{limit}"]) and not installation.python.import_error(
+            modules
+        ):
+            return versions(installation.python)[name]
     return ""
 
 
@@ -509,10 +514,13 @@ class Task:
         installation: Calls of uv; None where there is none.
     """
 
-    def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, python: Any, given: argparse.Namespace, words: Sequence[str], folder: Path
+    ) -> None:
         """Read and answer.
 
         Args:
+            python: The Python that is installed for.
             given: The manifest, whether the answer may change a line (``strict``), and what is kept
                 without a manifest (``keep``).
             words: Of the installation.
@@ -527,12 +535,13 @@ class Task:
         else:
             self._manifest = {"protected": dict(row.split("==", 1) for row in given.keep)}
         self._words, self._folder = words, folder
-        uv = here().uv()
-        self.installation = Installation(uv, folder) if uv else None
-        self.reading = read_words(words, self.installation)
+        self._python = python
+        uv = python.uv()
+        self.installation = Installation(python, uv, folder) if uv else None
+        self.reading = read_words(python, words, self.installation)
         self.answer = Answer(self._manifest, self.reading)
         for note in self.answer.said:
-            say(note)
+            python.say(note)
         if self.answer.said and given.strict:
             raise RefusedError("--strict: lines are not answered with what the image has")
 
@@ -558,21 +567,23 @@ class Task:
         installation.mend(self.answer, manifest.get("companions", {}))
         look_at_companions(manifest, installation)
         look_at_older(installation)
-        after = versions()
+        after = versions(self._python)
         for name, old in sorted(installation.before.items()):
             if after.get(name) != old:
-                say(f"{name} {old} -> {after.get(name, 'removed')}")
+                self._python.say(f"{name} {old} -> {after.get(name, 'removed')}")
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
                 what = (
                     f"{name} may compile code for GPUs when it is first used,"
                     f" and this image has no {component}"
                 )
-                say(f"warning: {what}: take an image that was built --with {component}")
+                self._python.say(
+                    f"warning: {what}: take an image that was built --with {component}"
+                )
         return 0
 
     def _by_pip(self) -> int:
-        say(
+        self._python.say(
             "this image has no uv: pip installs,"
             " and what of the image loses a requirement is not looked after"
         )

@@ -17,9 +17,7 @@ from trainworks_launcher.programs.installing.environment import (
     RUNTIME_DIRECTORY,
     RefusedError,
     applying,
-    here,
     normalised,
-    say,
 )
 from trainworks_launcher.programs.installing.standards import (
     Marker,
@@ -72,11 +70,12 @@ class Line(NamedTuple):
         return normalised(self.wanted.name) if self.wanted else ""
 
 
-def read_file(file: Path, options: set[str]) -> Iterator[Line]:
+def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
     """Yield the lines of a requirements file and of what it includes, as pip's
     own parser reads them.
 
     Args:
+        python: The Python that is installed for.
         file: The file.
         options: Gets those of pip's options that uv takes on its command line only.
 
@@ -102,15 +101,13 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
             raise RefusedError(
                 f"{place}: options of a build are not handed to it: name the address of a wheel"
             )
-        if row.requirement:
-            yield _requirement(place, row.requirement, row, is_editable=False)
-        elif row.options.editable:
-            yield _requirement(place, row.options.editable[0], row, is_editable=True)
+        if row.requirement or row.options.editable:
+            yield _requirement(python, place, row)
         else:
-            yield from _lines_of_options(place, row, options)
+            yield from _lines_of_options(python, place, row, options)
 
 
-def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]:
+def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> Iterator[Line]:
     """Yield a line of options as lines of uv.
 
     Those that uv has on its command line only go to ``options``.
@@ -123,7 +120,7 @@ def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]
     for host in of_row.trusted_host:
         options.add(f"--allow-insecure-host={host}")
     if of_row.prefer_binary:
-        say(
+        python.say(
             f"{place}: --prefer-binary is left out: uv takes the newest release that fits;"
             " --only-binary is kept"
         )
@@ -155,7 +152,9 @@ def _names_in(values: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
+def _requirement(python: Any, place: str, row: Any) -> Line:
+    is_editable = not row.requirement
+    text = row.options.editable[0] if is_editable else row.requirement
     if re.match(r"[\w.-]+=[^=]", text):
         raise RefusedError(f"{place}: {text} {_CONDA}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
@@ -165,17 +164,17 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         )
     wheel = re.search(r"[^/\s@]+\.whl", text)
     if wheel is None:
-        wanted = applying(text)
+        wanted = applying(python, text)
     else:
         _, semicolon, marker = text.partition(";")
-        wanted = _of_wheel(place, wheel.group(), f"{semicolon} {marker}")
+        wanted = _of_wheel(python, place, wheel.group(), f"{semicolon} {marker}")
     text = f"-e {text}" if is_editable else _with_private_copy(text)
     for digest in row.options.hash:
         text += f" --hash={digest}"
     return Line(place, text, wanted, row.constraint)
 
 
-def _of_wheel(place: str, name_in_address: str, marker: str) -> Any:
+def _of_wheel(python: Any, place: str, name_in_address: str, marker: str) -> Any:
     """Return the requirement that the name of a wheel's file states, if it applies.
 
     Raises RefusedError for a wheel of another Python or system.
@@ -185,9 +184,9 @@ def _of_wheel(place: str, name_in_address: str, marker: str) -> Any:
         name, version, _, tags = parse_wheel_filename(file)
     except ValueError as error:
         raise RefusedError(f"{place}: {error}") from error
-    wanted = applying(f"{name}=={version}{marker}")
+    wanted = applying(python, f"{name}=={version}{marker}")
     # As texts: the builder's own packaging has another class for them.
-    fitting = [str(tag) for tag in here().tags()]
+    fitting = [str(tag) for tag in python.tags()]
     if wanted and not any(str(tag) in fitting for tag in tags):
         raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
     return wanted
@@ -236,11 +235,12 @@ def table_of(file: Path) -> Mapping[str, Any]:
         raise RefusedError(f"cannot read {file}: {error}") from error
 
 
-def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
+def refuse_python(python: Any, file: Path, *, is_asked_for: bool = True) -> None:
     """Raise RefusedError where a project, a lock or a script is for another Python: uv does not
     look at all of them.
 
     Args:
+        python: The Python that is installed for.
         file: The file.
         is_asked_for: Whether its requirements are to be installed. A script
             without a head says nothing otherwise.
@@ -249,7 +249,7 @@ def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
         return
     table = table_of(file)
     wanted = str(table.get("project", table).get("requires-python", ""))
-    have = here().markers().get("python_full_version") or platform.python_version()
+    have = python.markers().get("python_full_version") or platform.python_version()
     try:
         fits = not wanted or SpecifierSet(wanted).contains(have, prereleases=True)
     except ValueError as error:
@@ -265,11 +265,14 @@ def has_head(script: Path) -> bool:
     return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
-def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:
+def read_project(
+    python: Any, file: Path, extras: Iterable[str], groups: Iterable[str]
+) -> Iterator[Line]:
     """Yield what a project or a script asks for itself, to look at it: uv reads the file, and
     decides what it means.
 
     Args:
+        python: The Python that is installed for.
         file: ``pyproject.toml``, or a script.
         extras: Names of the extras that are wanted. One may name others of its own project.
         groups: Names of dependency groups.
@@ -298,7 +301,7 @@ def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> It
         if isinstance(row, dict):
             open_sets.append(("group", normalised(str(row.get("include-group", "")))))
             continue
-        wanted = applying(str(row))
+        wanted = applying(python, str(row))
         if wanted and own_name and normalised(wanted.name) == own_name:
             open_sets += [("extra", normalised(name)) for name in wanted.extras]
         else:
@@ -336,7 +339,8 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
     uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
     """
-    selected = here().selected(installation, ("-r", str(file), *words))
+    python = installation.python
+    selected = python.selected(installation, ("-r", str(file), *words))
     chosen = {normalised(name): version for name, version in selected.items()}
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in table_of(file).get("packages", ()):
@@ -351,7 +355,10 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     for several in rows.values():
         row = several[0]
         if len(several) > 1:
-            row = next(filter(_is_for_this_machine, several), row)
+            for candidate in several:
+                if _fits(python, candidate):
+                    row = candidate
+                    break
         index = str(row.get("index", "")).rstrip("/")
         if index and index not in indexes:
             indexes.add(index)
@@ -360,15 +367,15 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
         if row.get("version"):
             requirement += f"=={row['version']}"
         text = _text_of_row(row, file.parent)
-        yield Line(f"{file}: {row['name']}", text, applying(requirement))
+        yield Line(f"{file}: {row['name']}", text, applying(python, requirement))
 
 
-def _is_for_this_machine(row: Mapping[str, Any]) -> bool:
+def _fits(python: Any, row: Mapping[str, Any]) -> bool:
     if not row.get("marker"):
         return True
     try:
         marker = Marker(row["marker"])
-        return bool(marker.evaluate({**here().markers(), "extra": ""}))
+        return bool(marker.evaluate({**python.markers(), "extra": ""}))
     except (ValueError, KeyError):
         return True
 
@@ -410,6 +417,7 @@ class Reading:
     """What the words of an installation ask for.
 
     Attributes:
+        python: The Python that is installed for.
         lines: The user's own lines, of requirements files and of locks: uv gets them.
         looked_at: What projects and scripts ask for themselves: uv reads their files.
         words: What uv gets beside the lines.
@@ -420,8 +428,9 @@ class Reading:
         project: The folder whose ``[tool.uv]`` counts; None for none.
     """
 
-    def __init__(self) -> None:
-        """Of nothing."""
+    def __init__(self, python: Any) -> None:
+        """Begin with nothing."""
+        self.python = python
         self.lines: list[Line] = []
         self.looked_at: list[Line] = []
         self.words: list[str] = []
@@ -431,14 +440,15 @@ class Reading:
         self.project: Path | None = None
 
 
-def read_words(words: Sequence[str], installation: Any) -> Reading:
+def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
     """Read the files that words name, each with what reads its kind. Raises RefusedError.
 
     Args:
+        python: The Python that is installed for.
         words: Of an installation.
         installation: uv; None where there is none: then only files of pip's are read.
     """
-    reading, rest = Reading(), iter(words)
+    reading, rest = Reading(python), iter(words)
     files: list[Path] = []
     extras: list[str] = []
     groups: list[str] = []
@@ -469,8 +479,8 @@ def read_words(words: Sequence[str], installation: Any) -> Reading:
 
 
 def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], reading: Reading) -> None:
-    refuse_python(file)
-    reading.looked_at += read_project(file, extras, groups)
+    refuse_python(reading.python, file)
+    reading.looked_at += read_project(reading.python, file, extras, groups)
     reading.sources.update(map(normalised, sources_of(file)))
     reading.project = reading.project or file.parent.absolute()
 
@@ -483,11 +493,11 @@ def _read(
     is_lock = is_pylock or file.name == _UV_LOCK
     is_script = file.suffix == ".py"
     if not is_lock and not is_script and file.name != _PROJECT:
-        reading.lines += read_file(file, reading.options)
+        reading.lines += read_file(reading.python, file, reading.options)
         return
     if installation is None:
         raise RefusedError(f"{file} is read by uv, and this image has no uv")
-    refuse_python(file)
+    refuse_python(reading.python, file)
 
     options = []
     for name in extras:
