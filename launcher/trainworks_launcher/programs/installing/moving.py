@@ -495,13 +495,14 @@ def _older_that_works(
 
     ``""`` if none of the last four major versions can be.
     """
+    python = installation.python
     digits = re.match(r"\d+", version)
     major = int(digits.group()) if digits else 0
     for limit in range(major, max(major - 4, 0), -1):
-        if installation.moved([f"{name}<{limit}"]) and not installation.python.import_error(
-            modules
-        ):
-            return versions(installation.python)[name]
+        if not installation.moved([f"{name}<{limit}"]):
+            continue
+        if not python.import_error(modules):
+            return versions(python)[name]
     return ""
 
 
