@@ -11,6 +11,15 @@ from dataclasses import fields, replace
 from trainworks.errors import CompatibilityError
 from trainworks.facts.rows import Artifact, Base, Component, Facts, Recipe, TargetRow
 from trainworks.plan.compatibility import all_hold
+from trainworks.plan.components import Parts, parts_of
+from trainworks.plan.declared_checks import (
+    declared_checks,
+    file_checks,
+    filled,
+    image_checks,
+    known_versions,
+    lists_of_makers,
+)
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import (
     FabricVariable,
@@ -22,17 +31,7 @@ from trainworks.plan.model import (
     Target,
 )
 from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
-from trainworks.plan.parts import Parts, parts_of
-from trainworks.plan.promises import (
-    declared_checks,
-    file_checks,
-    filled,
-    image_checks,
-    known_versions,
-    lists_of_makers,
-)
-from trainworks.plan.select import select_components, select_row
-from trainworks.plan.shares import (
+from trainworks.plan.package_ownership import (
     BUILDER,
     companion_distributions,
     compiled_distributions,
@@ -42,6 +41,7 @@ from trainworks.plan.shares import (
     protected_distributions,
     share_packages,
 )
+from trainworks.plan.select import select_components, select_row
 from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
 from trainworks.plan.variants import (
     BASE_NAME_LABEL,
