@@ -1,17 +1,21 @@
-# Two commands on a fresh machine: `make image` builds the headline image, `make test` tries the whole product once.
-# Needed beforehand: Python 3.11 or later, git, make, and apt as root or with sudo.
+# Two commands on a fresh machine: `make image` builds the headline image, `make test` tries
+# the whole product once. Needed beforehand: Python 3.11 or later, git, make, and apt as root
+# or with sudo.
 
-# Without bytecode every start of Python compiles what it imports; the tests start it thousands of times.
+# Without bytecode every start of Python compiles what it imports; the tests start it
+# thousands of times.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
 # smdistributed is checked and tested with the Python that has torch.
 TORCH := ../.cache/peers/smdistributed/bin/python
-# One process more than there are cores, because some tests wait (tests/conftest.py), and at most four, because each
-# imports all tests first. What tests share is made once: those of a file stay together.
+# One process more than there are cores, because some tests wait (tests/conftest.py), and at
+# most four, because each imports all tests first. What tests share is made once: those of a
+# file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
-# Suites are run by tools/evidence.py, which writes a record of it; it counts the tests in this file.
+# Suites are run by tools/evidence.py, which writes a record of it; it counts the tests in
+# this file.
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
 

@@ -102,9 +102,8 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     }
     distribution = dict(case["distribution"])
     first = case["groups"][0]
-    if (
-        GROUPS in distribution
-    ):  # objects in a script; one that the cluster does not have is another object
+    if GROUPS in distribution:
+        # Objects in a script; one that the cluster does not have is another object.
         asked = group_names(distribution)
         distribution[GROUPS] = [
             groups.get(name, kind(name, first["instance_type"], 1)) for name in asked

@@ -645,12 +645,13 @@ DEEPSPEED = (
             "rank 3 (mode none): ended with exit status 0",
             3,
         ),
+        # Nothing is said of it: the rank is that of the record.
         (
             (9, 0),
             "",
             "ValueError: first",
             9,
-        ),  # nothing is said of it: the rank is that of the record
+        ),
     ],
 )
 def test_the_report_of_a_starter_that_the_script_started_is_read(

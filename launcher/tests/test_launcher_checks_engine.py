@@ -86,7 +86,8 @@ def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
         with (
             started as hosts,
             ThreadPoolExecutor(len(hosts)) as readers,
-        ):  # both print more than a pipe holds
+        ):
+            # Both print more than a pipe holds.
             return list(readers.map(Host.wait, hosts)), hosts
 
 

@@ -110,19 +110,21 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([died(1.0, "a0", 14), died(1.0, "a1", 137)], Starter(1), "a1"),
         # SIGTERM that no starter had a reason for: on its host nothing had failed before.
         ([terminated(1.0, "a0"), died(1.2, "a1", 17)], NOBODY, "a0"),
+        # Handlers of their own.
         (
             [terminated(1.0, "a0", 9), terminated(1.2, "a1", 15)],
             TORCHRUN,
             "a0",
-        ),  # handlers of their own
+        ),
         ([peer(1.0, "a0"), terminated(1.2, "a1", 9)], TORCHRUN, "a0"),
         ([terminated(1.0, "a0"), peer(1.1, "b1", ended=1.3)], TORCHRUN, "a0"),
         ([peer(0.9, "a1", ended=1.3), terminated(1.0, "a0", KILL)], TORCHRUN, "a0"),
+        # Torchrun's comes after 30 s.
         (
             [peer(1.0, "a1", ended=1.1), terminated(9.0, "a0", KILL)],
             TORCHRUN,
             "a0",
-        ),  # torchrun's comes after 30 s
+        ),
         # Nobody can say which of two ends by SIGTERM on two hosts came first: a
         # starter of all hosts can.
         ([terminated(1.0, "a0"), terminated(1.1, "b3")], MPIRUN._replace(rank=3), "b3"),
@@ -134,11 +136,12 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([left(1.5, "a3"), left(1.0, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([left(1.0, "a3"), waited(2.0, "a2")], NOBODY, "a3"),
+        # Nothing had told it to end yet.
         (
             [left(2.5, "a3"), peer(2.0, "a2", ended=3.0)],
             NOBODY,
             "a3",
-        ),  # nothing had told it to end yet
+        ),
         ([left(9.0, "a3"), peer(2.0, "a2", ended=3.0)], NOBODY, "a2"),  # a handler of SIGTERM
         ([left(1.0, "a3"), recorded(2.0, "a2")], NOBODY, "a2"),
         ([left(1.0, "a3"), recorded(1.5, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
@@ -156,11 +159,12 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN._replace(rank=1), "a0"),
         ([recorded(1.0, "a0", ended=1.1), terminated(1.1, "a1")], TORCHRUN, "a0"),
+        # Seen a little later, on another host.
         (
             [terminated(1.0, "a0"), died(1.2, "b3", 17)],
             NOBODY,
             "b3",
-        ),  # seen a little later, on another host
+        ),
         ([peer(1.0, "a0"), terminated(31.5, "a1", KILL)], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(2.5, "b1", KILL)], MPIRUN, "a0"),
         ([terminated(1.0, "a0"), peer(2.0, "b3")], Starter(ended_itself=True), "b3"),

@@ -234,11 +234,12 @@ INSIDE = stack(
         (IMPORT, {"threads": {1: (9 * 10**8, 5)}}, True),
         (IMPORT, {"state": "D"}, True),
         (IMPORT, {}, False),  # for another thread's import
+        # The module's own lines run.
         (
             INSIDE,
             {"faults": 8, "threads": {1: (9 * 10**8, 5)}},
             False,
-        ),  # the module's own lines run
+        ),
         (ALL_REDUCE, {"faults": 8}, False),
     ],
 )
@@ -432,10 +433,11 @@ def polling(
         (BEFORE, after(roots=(20,), processes={}), "other processes"),
         (*with_child(25.0), "other programs"),  # a compiler
         (*with_child(1.0), ""),  # a monitor
+        # A compiler on a crowded host.
         (
             *with_child(1.0, threads={11: (10**9, 29 * 10**9)}),
             "other programs",
-        ),  # a compiler on a crowded host
+        ),
         (*with_child(1.0, threads={11: (10**9, 20 * 10**9)}), ""),  # a monitor there
         (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
         (BEFORE, with_rank(stack=()), ""),

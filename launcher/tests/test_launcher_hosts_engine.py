@@ -100,7 +100,8 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
     for path in (
         tmp_path,
         *tmp_path.parents,
-    ):  # pytest's folders are root's own, one for each of its processes
+    ):
+        # Pytest's folders are root's own, one for each of its processes.
         if path.name.startswith(("pytest-", "popen-", "test_")):
             path.chmod(0o755)
     tmp_path.chmod(0o777)

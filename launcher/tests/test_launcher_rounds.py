@@ -113,10 +113,11 @@ def other(job: Job, last: bool) -> None:
         ([(own, NOTHING)] * 3, True),
         ([(own, NOTHING)] * 2 + [(own, FURTHER)] + [(own, NOTHING)] * 2, False),
         ([(own, NOTHING), (other, NOTHING)] * 3, True),
+        # The other has not told yet.
         (
             [(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING)],
             False,
-        ),  # the other has not told yet
+        ),
         ([(own, NOTHING), (other, FURTHER)] * 9, False),
         ([(own, FURTHER), (other, NOTHING)] * 9, False),
         ([(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING), (other, FURTHER)], False),

@@ -190,13 +190,14 @@ SAGEMAKER: Mapping[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
         ({**SLURM, "SLURM_RESTART_COUNT": "x"}, {}, True, None, "0"),
         ({**BATCH, "AWS_BATCH_JOB_ATTEMPT": "1"}, {}, True, None, "0"),
         ({**BATCH, "AWS_BATCH_JOB_ATTEMPT": "3"}, {}, True, None, "2"),
+        # A shell on a machine: nothing but us would end it.
         (
             {},
             {},
             False,
             names.STOP_SECONDS,
             "0",
-        ),  # a shell on a machine: nothing but us would end it
+        ),
         (PLAIN, {}, False, names.STOP_SECONDS, "0"),
         ({"MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "1"}, {}, False, names.STOP_SECONDS, "0"),
         (SET, {}, True, 60, "0"),
@@ -280,7 +281,8 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
             signal.SIGTERM,
             signal.SIGINT,
             signal.SIGINT,
-        ):  # no terminal: Slurm, or a proxy of signals
+        ):
+            # No terminal: Slurm, or a proxy of signals.
             made.signal_process_one(number)
             made.read_until(f"{number.name} again: it changes nothing")
         (tmp_path / "code/enough").touch()

@@ -77,9 +77,8 @@ def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
         yield Advice("idle GPUs", "take more hosts with one GPU each, or another distribution", why)
     per_host, one_per_host = placement.processes_per_host, MODES[mode].one_per_host
     for count, noun in ((instance.gpus, "GPUs"), (instance.neuron_cores, "Neuron cores")):
-        if (
-            not one_per_host and count > per_host
-        ):  # a mirrored strategy uses all GPUs with its one process
+        if not one_per_host and count > per_host:
+            # A mirrored strategy uses all GPUs with its one process.
             why = f"{per_host} process(es) per host, and each uses one of {count}"
             text = (
                 f"{count - per_host} of {count} {noun} on each host are idle: give {count}"

@@ -297,9 +297,8 @@ class _Translator:
             self.problems.append(
                 Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}")
             )
-        if not self._on("torch_distributed") and not self._on(
-            "mpi"
-        ):  # with torchrun: the library's second version
+        if not self._on("torch_distributed") and not self._on("mpi"):
+            # With torchrun: the library's second version.
             advice = "add 'mpi': {'enabled': True, 'processes_per_host': 8}"
             self.problems.append(
                 Problem("model parallelism goes with mpi, which is not on", _where("mpi"), advice)

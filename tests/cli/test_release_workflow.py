@@ -111,7 +111,10 @@ def test_what_moved_is_proposed_and_main_stays(root: Path, cloned: Path) -> None
 
 
 def test_what_the_jobs_pushed_becomes_the_page(workflow: Any) -> None:
-    """The last job reads what the others left. tests/reports/test_released.py runs its first line."""
+    """The last job reads what the others left.
+
+    tests/reports/test_released.py runs its first line.
+    """
     page = workflow["jobs"]["page"]
     assert set(page["needs"]) == {"targets", "release"}
     collect = next(command for command in commands(page) if "--collect" in command)

@@ -1,5 +1,5 @@
-"""Manifests of docs/platforms (batch.md, jobset.md, kubeflow.md, mpijob.md): valid by the schemas of
-their API, and they start jobs that the launcher understands.
+"""Manifests of docs/platforms (batch.md, jobset.md, kubeflow.md, mpijob.md): valid by the schemas
+of their API, and they start jobs that the launcher understands.
 
 ``kubernetes_schemas.json`` beside this file says where its schemas come from.
 """

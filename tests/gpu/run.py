@@ -223,9 +223,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for part in parts:
             print(f"{part.name:<16} {part.bound:>4g} s  {part.title}")
         return 0
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # elsewhere than on Linux what escapes its group stays
+    with contextlib.suppress(OSError, AttributeError):
+        # Elsewhere than on Linux what escapes its group stays.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     options = {
         "device": given.device,

@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
-from proof.support import (
-    cyclonedx_packages,
-    cyclonedx_problems,
-    read_provenance,
-)
+from proof.support import cyclonedx_packages, cyclonedx_problems, read_provenance
 from trainworks.facts.load import load
 
 pytestmark = pytest.mark.engine

@@ -1,5 +1,5 @@
-"""The examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, run as these pages
-say; the failed job of the README prints what stands there.
+"""The examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, run as these
+pages say; the failed job of the README prints what stands there.
 
 All are in one file, which one process runs: their containers have fixed names.
 """

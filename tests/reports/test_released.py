@@ -94,7 +94,8 @@ def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None
     for day in (
         "2026-12-01",
         "2026-12-02",
-    ):  # written again after a kill, or pushed elsewhere: the same image
+    ):
+        # Written again after a kill, or pushed elsewhere: the same image.
         write_released(folder, BUILT, day)
         assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (
             day,

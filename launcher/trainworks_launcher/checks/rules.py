@@ -91,9 +91,8 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
             f" and this container has {present}"
         )
         yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
-    if (
-        asked.efa and asked.efa < asked.row_efa
-    ):  # none at all is said where EFA is chosen: it matters between hosts
+    if asked.efa and asked.efa < asked.row_efa:
+        # None at all is said where EFA is chosen: it matters between hosts.
         what = (
             f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container"
             f" has {asked.efa}"

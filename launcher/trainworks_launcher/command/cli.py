@@ -314,9 +314,8 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
 
     try:
         environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
-    except (
-        RefusalError
-    ) as refusal:  # a file system that does not answer: there is no place for a report, either
+    except RefusalError as refusal:
+        # A file system that does not answer: there is no place for a report, either.
         output.log(str(refusal))
         return refusal.status
     redactor = Redactor(environment.variables, environment.hyperparameters)

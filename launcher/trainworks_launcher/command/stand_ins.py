@@ -230,9 +230,8 @@ def _reached_by_the_launchers(environment: Mapping[str, str], dialect: Dialect) 
     parameters = {
         "plm_rsh_agent": _AGENT,
         "plm_rsh_no_tree_spawn": "1",  # only the first host may start something on the others
-        "plm_rsh_num_concurrent": str(
-            max(len(_hosts(environment)), 128)
-        ),  # an agent lives as long as its daemon
+        # An agent lives as long as its daemon.
+        "plm_rsh_num_concurrent": str(max(len(_hosts(environment)), 128)),
     }
     found = {
         variable_of(dialect, dialect.canonical(name)): value for name, value in parameters.items()

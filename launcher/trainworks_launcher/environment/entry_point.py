@@ -248,9 +248,8 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
     """
     if entry.kind == "script":
         return (python, entry.name)
-    if (
-        entry.kind == "line"
-    ):  # -e: its first failure is its end, as under ModelTrainer's own starter
+    if entry.kind == "line":
+        # -e: its first failure is its end, as under ModelTrainer's own starter.
         return (shell, "-ec", entry.name, "command")
     if entry.in_python:
         return (python, "-m", entry.module)

@@ -46,35 +46,25 @@ def look_at_program(
         The words, a program on PATH by its absolute path; and the code, whose entries are the
         program, or if it is not found the names of the files that are there.
     """
-    name = words[0]
-    found = (
-        name
-        if name == "-m" or Path(directory, name).is_file()
-        else shutil.which(name, path=path) or ""
-    )
-    if not found:
-        return tuple(words), Code(
-            directory, entries=tuple(sorted(entry.name for entry in Path(directory).iterdir()))
-        )
-    executable = (found,) if os.access(Path(directory, found), os.X_OK) else ()
-    beside = () if found.startswith("/") else (Path(directory, found).parent,)
-    lists = [place / REQUIREMENTS for place in (Path(directory), *beside)]
-    left = next(
-        (
-            file
-            for file in lists
-            if file.is_file() and REQUIREMENTS not in _installed(str(file.parent))
-        ),
-        None,
-    )
-    notes = (
-        (f"{left} is not installed: build.py extend puts its packages into an image",)
-        if left
-        else ()
-    )
-    return (found, *words[1:]), Code(
-        directory, entries=(found,), executable=executable, notes=notes
-    )
+    program = words[0]
+    if program != "-m" and not Path(directory, program).is_file():
+        program = shutil.which(program, path=path) or ""
+    if not program:
+        entries = sorted(entry.name for entry in Path(directory).iterdir())
+        return tuple(words), Code(directory, entries=tuple(entries))
+
+    executable = (program,) if os.access(Path(directory, program), os.X_OK) else ()
+    folders = [Path(directory)]
+    if not program.startswith("/"):
+        folders.append(Path(directory, program).parent)
+    notes: tuple[str, ...] = ()
+    for folder in folders:
+        file = folder / REQUIREMENTS
+        if file.is_file() and REQUIREMENTS not in _installed(str(folder)):
+            notes = (f"{file} is not installed: build.py extend puts its packages into an image",)
+            break
+    code = Code(directory, entries=(program,), executable=executable, notes=notes)
+    return (program, *words[1:]), code
 
 
 _ENTRY_LIMIT = 1 << 26  # bytes of an entry point that are read
@@ -90,19 +80,22 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
             (``bash run.sh``) is one of the files.
     """
     if code.archive:
-        return tuple(path for path in (Path(code.archive),) if path.is_file())
+        archive = Path(code.archive)
+        return (archive,) if archive.is_file() else ()
     name = words[0] if words else ""
-    if name == "-m" or name.startswith(("-m ", "-m\t")):
-        name = words[1] if name == "-m" and len(words) > 1 else name[2:].strip()
-    module = name.replace(".", "/")
-    script = next((word for word in words[1:] if word.endswith((".py", ".sh"))), "")
-    candidates = (
-        [name, script]
-        if Path(code.directory, name).is_file()
-        else [f"{module}.py", f"{module}/__main__.py"]
-    )
-    found = (Path(code.directory, candidate) for candidate in candidates if candidate)
-    return tuple(path for path in found if path.is_file())
+    if name == "-m" and len(words) > 1:
+        name = words[1]
+    elif name == "-m" or name.startswith(("-m ", "-m\t")):
+        name = name[2:].strip()
+    if Path(code.directory, name).is_file():
+        candidates = [name]
+        scripts = [word for word in words[1:] if word.endswith((".py", ".sh"))]
+        candidates += scripts[:1]
+    else:
+        module = name.replace(".", "/")
+        candidates = [f"{module}.py", f"{module}/__main__.py"]
+    paths = [Path(code.directory, candidate) for candidate in candidates]
+    return tuple(path for path in paths if path.is_file())
 
 
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
@@ -115,21 +108,21 @@ def digest_of_entry(code: Code, words: Sequence[str]) -> str:
     files = entry_files(code, words)
     if not files:
         return ""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
-        found.update(str(size).encode())
+        digest.update(str(size).encode())
         if size <= _ENTRY_LIMIT:
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def imports_mpi(code: Code, words: Sequence[str]) -> bool:
     """Return whether a script of the program imports mpi4py by its own words."""
-    return any(
-        path.suffix == ".py" and re.search(_MPI, _beginning(path), re.MULTILINE) is not None
-        for path in entry_files(code, words)
-    )
+    for path in entry_files(code, words):
+        if path.suffix == ".py" and re.search(_MPI, _beginning(path), re.MULTILINE):
+            return True
+    return False
 
 
 def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
@@ -172,11 +165,13 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
 def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
     """Return what is known of code that is not fetched yet."""
     baked = _look_at_directory(directory, program).entries
-    note = (
-        f"the code of {address} is laid over {len(baked)} file(s)"
-        f" that are in {directory} already, and wins"
-    )
-    code = Code(directory, archive=address, notes=(note,) if baked else ())
+    notes = []
+    if baked:
+        notes.append(
+            f"the code of {address} is laid over {len(baked)} file(s)"
+            f" that are in {directory} already, and wins"
+        )
+    code = Code(directory, archive=address, notes=tuple(notes))
     if re.fullmatch(_OBJECT, address):
         return code, []
     advice = "give the address of a tar.gz: s3://BUCKET/KEY"
@@ -187,7 +182,9 @@ def _path_of(rest: str) -> str:
     """Return the path of a ``file://`` address."""
     from urllib.parse import unquote
 
-    return unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
+    if rest.startswith("localhost/"):
+        rest = rest[len("localhost") :]
+    return unquote(rest)
 
 
 def _unused(location: str, directory: str) -> tuple[str, ...]:
@@ -195,11 +192,10 @@ def _unused(location: str, directory: str) -> tuple[str, ...]:
     if not Path(directory).is_dir() or Path(location).samefile(directory):
         return ()
     count = len(_look_at_directory(directory, "").entries)
-    return (
-        (f"the code is taken from {location}; the {count} file(s) in {directory} are not used",)
-        if count
-        else ()
-    )
+    if not count:
+        return ()
+    note = f"the code is taken from {location}; the {count} file(s) in {directory} are not used"
+    return (note,)
 
 
 def _look_at_directory(location: str, program: str) -> Code:
@@ -209,9 +205,8 @@ def _look_at_directory(location: str, program: str) -> Code:
     entries: list[str] = []
     executable: list[str] = []
     for parent, directories, files in os.walk(location):
-        directories[:] = sorted(
-            name for name in directories if not name.startswith(".") and name != "__pycache__"
-        )
+        directories.sort()
+        directories[:] = [name for name in directories if _has_code(name)]
         for name in files:
             path = os.path.join(parent, name)  # noqa: PTH118  (Path is ten times slower over 20,000 names)
             relative = os.path.relpath(path, location)
@@ -227,15 +222,21 @@ def _look_at_directory(location: str, program: str) -> Code:
             if os.access(path, os.X_OK):
                 executable.append(name)
     project = ""
-    for name in reversed(PROJECT_FILES):
-        if name in entries and (
-            name != PROJECT_FILES[1]
-            or re.search(_PROJECT, _beginning(Path(location, name)), re.MULTILINE)
-        ):
-            project = name
+    setup, pyproject = PROJECT_FILES
+    if setup in entries:
+        project = setup
+    elif pyproject in entries:
+        text = _beginning(Path(location, pyproject))
+        if re.search(_PROJECT, text, re.MULTILINE):
+            project = pyproject
     return Code(
         directory=location, entries=tuple(entries), executable=tuple(executable), project=project
     )
+
+
+def _has_code(directory: str) -> bool:
+    """Return whether a directory of this name may have code that is a user's own."""
+    return not directory.startswith(".") and directory != "__pycache__"
 
 
 def _installed(location: str) -> tuple[str, ...]:
@@ -287,12 +288,12 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
             contents = judge(members_of(opened), directory)
             member = contents.files.get((PROJECT_FILES[1],))
             stream = opened.extractfile(member) if member else None
-            project_file = stream.read(_PROJECT_FILE_LIMIT) if stream else b""
+            if stream is not None:
+                project_file = stream.read(_PROJECT_FILE_LIMIT)
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
         what = f"the code archive cannot be used: {str(error) or type(error).__name__}"
-        return Code(directory), [
-            Problem(what, archive, "pack a directory of plain files with: tar -czf")
-        ]
+        advice = "pack a directory of plain files with: tar -czf"
+        return Code(directory), [Problem(what, archive, advice)]
     baked = _look_at_directory(directory, program)
     entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
     modes = {path: member.mode for path, member in contents.files.items()}
@@ -321,12 +322,12 @@ def _laid_over(
     """Return a note, if an archive meets files that are there already."""
     if not baked:
         return ()
-    replaced = sorted(entries.intersection(baked))
-    more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
-    replaces = f", and replaces {', '.join(replaced[:_SHOWN])}{more}" if replaced else ""
-    return (
-        (
-            f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory}"
-            f" already{replaces}"
-        ),
+    note = (
+        f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already"
     )
+    replaced = sorted(entries.intersection(baked))
+    if replaced:
+        note += f", and replaces {', '.join(replaced[:_SHOWN])}"
+    if len(replaced) > _SHOWN:
+        note += f" and {len(replaced) - _SHOWN} more"
+    return (note,)

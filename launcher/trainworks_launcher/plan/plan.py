@@ -311,9 +311,8 @@ def _threads(job: Job) -> tuple[int, str]:
     if job.placement.mode == "ray":
         return 0, ""  # Ray sets it in each of its processes, by the CPUs that this one asked for
     alone = ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python)
-    if (
-        alone or devices.efa is None or job.environment.platform.tasks is not None
-    ):  # efa: the host is not known
+    if alone or devices.efa is None or job.environment.platform.tasks is not None:
+        # Without devices.efa the host is not known.
         return 0, ""
     limited = ", by its limit of CPU time," if devices.cpus_limited else ""
     return max(

@@ -148,9 +148,8 @@ def _of_host(job: Job) -> dict[str, str]:
         "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
         **environment.locale,
     }
-    if (
-        "PYTHONUNBUFFERED" not in environment.variables
-    ):  # a log that appears only at the end is of no use
+    if "PYTHONUNBUFFERED" not in environment.variables:
+        # A log that appears only at the end is of no use.
         exported["PYTHONUNBUFFERED"] = "1"
     # Programs look their host up by its name: a made-up one is only for mpirun,
     # which pairs hosts by it.

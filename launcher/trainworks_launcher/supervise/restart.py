@@ -88,10 +88,10 @@ class Tries:
         self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
         self._last: tuple[str, State] | None = None
-        self._same = 0  # how often in a row a try ended as the one before, without a step further
-        self._fruitless = (
-            0  # how often in a row a try ended without a step further, whatever its end
-        )
+        # How often in a row a try ended as the one before, without a step further.
+        self._same = 0
+        # How often in a row a try ended without a step further, whatever its end.
+        self._fruitless = 0
         self.pause = 0.0
         self._shared_memory: frozenset[shared_memory.Key] | None = None
 
@@ -99,29 +99,33 @@ class Tries:
         """Return the outcome of a try, with whether there is another one.
         started: the program was started.
         """
-        again = (
-            outcome.kind == FAILED
-            and self.restarts < self._limit
-            and (started or self.restarts > 0)
-        )
-        if again and not outcome.place:
-            again = outcome.status in _CURABLE
-        elif again and (self._lost_hosts_only or outcome.memory):
-            again = False
-        if again:
-            state = self._state()
-            last, self._last = self._last, (outcome.kind_of_failure, state)
-            further = last is None or state != last[1]
-            self._fruitless = 0 if further else self._fruitless + 1
-            self.pause = (
-                min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1)) if self._fruitless else 0.0
-            )
-            same = not further and None not in state and self._last == last and bool(outcome.place)
-            self._same = self._same + 1 if same else 0
-            # A kill from outside may be a preemption, which says nothing of the
-            # next one; three in a row do.
-            again = self._same < (_KILLS if outcome.retry else 1)
-        return outcome._replace(again=again)
+        if not self._is_curable(outcome, started):
+            return outcome._replace(again=False)
+        state = self._state()
+        last, self._last = self._last, (outcome.kind_of_failure, state)
+        if last is None or state != last[1]:
+            self._same = self._fruitless = 0
+            self.pause = 0.0
+            return outcome._replace(again=True)
+
+        self._fruitless += 1
+        self.pause = min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1))
+        is_same = None not in state and self._last == last and bool(outcome.place)
+        self._same = self._same + 1 if is_same else 0
+        # A kill from outside may be a preemption, which says nothing of the next one; three in a
+        # row do.
+        most = _KILLS if outcome.retry else 1
+        return outcome._replace(again=self._same < most)
+
+    def _is_curable(self, outcome: Outcome, started: bool) -> bool:
+        """Return whether a failure is one that another try may cure, and a try is left."""
+        if outcome.kind != FAILED or self.restarts >= self._limit:
+            return False
+        if not started and self.restarts == 0:
+            return False
+        if not outcome.place:
+            return outcome.status in _CURABLE
+        return not self._lost_hosts_only and not outcome.memory
 
     def _state(self) -> State:
         """Return what changes with a newer checkpoint or step.
@@ -144,8 +148,11 @@ class Tries:
         self.restarts += 1
         if began:
             self._began, self._ended = began, time.time()
-            said = in_time(lambda: self._said_since(began), "") if self._heartbeat else ""
-            self._step = int(said) if said.isdecimal() and len(said) < _DIGITS else -1
+            self._step = -1
+            if self._heartbeat:
+                beat = in_time(lambda: self._said_since(began), "")
+                if beat.isdecimal() and len(beat) < _DIGITS:
+                    self._step = int(beat)
             self._counted = False
         cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
         self.causes = (*self.causes, cause)[-_CAUSES:]
@@ -155,9 +162,9 @@ class Tries:
         """Return what the heartbeat file says, if it was written since then
         (seconds since 1970).
         """
-        return (
-            text_of(self._heartbeat).strip() if written_at(self._heartbeat) / 1e9 >= began else ""
-        )
+        if written_at(self._heartbeat) / 1e9 < began:
+            return ""
+        return text_of(self._heartbeat).strip()
 
     def note_shared_memory(self) -> None:
         """Note what is in /dev/shm before the first try: it is not of this job."""
@@ -174,10 +181,8 @@ class Tries:
         before = self._shared_memory
         if before is None:
             return ""
-        found = in_time(
-            lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS
-        )
-        return str(found) if found is not None else ""
+        line = in_time(lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS)
+        return str(line) if line is not None else ""
 
     def keep_signals(self, numbers: Sequence[int]) -> None:
         """Signals came at the end of a try: they are for the next one."""
@@ -187,9 +192,9 @@ class Tries:
         """Return the signals that no try has seen. before: those that came
         while no try had its own handlers.
         """
-        found = [*before[self._seen :], *self._signals]
+        numbers = [*before[self._seen :], *self._signals]
         self._seen, self._signals = len(before), []
-        return found
+        return numbers
 
     def of_job(self, outcome: Outcome) -> Outcome:
         """Return the outcome of the last try as that of the job."""
@@ -210,13 +215,15 @@ class Tries:
 
     def learn(self, message: Mapping[str, Json]) -> bool:
         """Take what another host told. Returns whether it was new."""
-        told = min(number(message.get("restarts")), self._limit)
-        step, lost = (message.get(name) for name in ("step", "lost"))
-        step = step if isinstance(step, int) else -1
-        if told < self.restarts or (told == self.restarts and step <= self._step):
+        restarts = min(number(message.get("restarts")), self._limit)
+        step, lost = message.get("step"), message.get("lost")
+        if not isinstance(step, int):
+            step = -1
+        if (restarts, step) <= (self.restarts, self._step):
             return False
-        if told > self.restarts:
-            self.restarts, self.causes = told, tuple(texts(message.get("causes")))[-_CAUSES:]
+        if restarts > self.restarts:
+            self.restarts = restarts
+            self.causes = tuple(texts(message.get("causes")))[-_CAUSES:]
             self.lost = lost if isinstance(lost, int) else None
         self._step = step
         return True
@@ -238,24 +245,27 @@ class Tries:
             found: The checkpoint, as ``find`` returns it.
             saved: When it was written.
         """
+        from_step = step_in(found) if found else 0
+        start = found or "its beginning: no checkpoint"
+        line = f"try {self.restarts + 1} of the job goes on from {start}"
+        if self._step >= 0 and from_step >= 0:
+            steps = max(0, self._step - from_step)
+            line += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
+            if self.lost is not None:
+                self.lost += steps
+        else:
+            self.lost = None
+            if self._began:
+                kept = min(max(saved, self._began), self._ended)
+                line += f"; the last {self._ended - kept:.0f} s of the last try are lost"
+        self._counted = True
+
         before = int(self._started_before or "0")
-        begins = step_in(found) if found else 0
-        known, self._counted = self._step >= 0 and begins >= 0, True
-        steps = max(0, self._step - begins) if known else None
-        self.lost = None if self.lost is None or steps is None else self.lost + steps
-        said = (
-            f"try {self.restarts + 1} of the job goes on from"
-            f" {found or 'its beginning: no checkpoint'}"
-        )
-        if steps is not None:
-            said += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
-        elif self._began:
-            kept = min(max(saved, self._began), self._ended)
-            said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
-        return {
+        variables = {
             names.RESTARTS_VARIABLE: str(before + self.restarts),
             names.RESUME_VARIABLE: found,
-        }, said
+        }
+        return variables, line
 
 
 _DIGITS = 16

@@ -290,9 +290,8 @@ class _Supervisor:
             self._clean_up()
             for number, handler in kept_handlers.items():
                 signal.signal(number, handler)
-            with contextlib.suppress(
-                BlockingIOError
-            ):  # what came too late for this try is for the next one
+            with contextlib.suppress(BlockingIOError):
+                # What came too late for this try is for the next one.
                 self._tries.keep_signals(os.read(receiver, 4096))
             signal.set_wakeup_fd(kept_descriptor)
             os.close(receiver)
@@ -555,9 +554,8 @@ class _Supervisor:
             return
         if self._tries.prepared is not None and not again:
             self._prepared(self._tries.prepared)
-        elif (
-            not again
-        ):  # else the leader started anew: what is prepared, or is being prepared, stays
+        elif not again:
+            # Else the leader started anew: what is prepared, or is being prepared, stays.
             self._preparation.begin()
 
     def _compare_clocks(self) -> None:
@@ -573,9 +571,8 @@ class _Supervisor:
     def _prepared(self, plan: NodePlan) -> None:
         """This host is prepared, for a plan that knows the code: say so."""
         self._plan = self._tries.prepared = plan
-        if (
-            plan.shell is not None
-        ):  # the other hosts run sshd, with keys that the platform has mounted
+        if plan.shell is not None:
+            # The other hosts run sshd, with keys that the platform has mounted.
             from trainworks_launcher.supervise.ssh import mounted_keys
 
             program = f"{self._environment.launcher_directory}/programs/connect.py"

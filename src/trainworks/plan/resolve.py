@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from trainworks.errors import CompatibilityError
-from trainworks.facts.rows import (
-    Artifact,
-    Base,
-    Component,
-    Facts,
-    Recipe,
-    TargetRow,
-)
+from trainworks.facts.rows import Artifact, Base, Component, Facts, Recipe, TargetRow
 from trainworks.plan.compatibility import all_hold
 from trainworks.plan.components import Parts, parts_of
 from trainworks.plan.declared_checks import (

@@ -68,10 +68,11 @@ class Reader:
 
     def optional(self, *named: str) -> str:
         """Return the first of the variables that is set; ``""`` if none is."""
-        return next(
-            (value for value in (self._variables.get(name, "").strip() for name in named) if value),
-            "",
-        )
+        for name in named:
+            value = self._variables.get(name, "").strip()
+            if value:
+                return value
+        return ""
 
     def whole(self, *named: str, least: int = 0, most: int | None = None) -> int:
         """Return the first of the variables that is set as a whole number.
@@ -79,7 +80,9 @@ class Reader:
         ``least`` if it is missing or wrong.
         """
         value = self.text(*named)
-        return self.number(value, named[0], least=least, most=most) if value else least
+        if not value:
+            return least
+        return self.number(value, named[0], least=least, most=most)
 
     def index(self, *named: str, count: int) -> int:
         """Return the first of the variables that is set as the number of one of
@@ -96,20 +99,19 @@ class Reader:
         """
         if not value:
             return least
-        if (
-            value.isdecimal()
-            and len(value) <= _DIGITS
-            and least <= int(value) <= (_NODES_LIMIT if most is None else most)
-        ):
+        limit = _NODES_LIMIT if most is None else most
+        is_number = value.isdecimal() and len(value) <= _DIGITS
+        if is_number and least <= int(value) <= limit:
             return int(value)
-        possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
+
         shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
-        enough = (
-            " that a job can have"
-            if most is None and value.isdecimal() and value.strip("0")
-            else ""
-        )
-        self.refuse(f"{shown!r} is not a whole number {possible}{enough}", name)
+        if most is not None:
+            possible = f"from {least} to {most}"
+        else:
+            possible = f"of at least {least}"
+            if value.isdecimal() and value.strip("0"):
+                possible += " that a job can have"
+        self.refuse(f"{shown!r} is not a whole number {possible}", name)
         return least
 
     def refuse(self, what: str, *named: str, advice: str = "") -> None:
@@ -117,7 +119,8 @@ class Reader:
 
         Default: the platform's.
         """
-        where = f"variable{'' if len(named) == 1 else 's'} {', '.join(named)}"
+        noun = "variable" if len(named) == 1 else "variables"
+        where = f"{noun} {', '.join(named)}"
         self.wrong.append(Problem(what, where, advice or self._advice))
 
     @property
@@ -128,14 +131,19 @@ class Reader:
         missing = dict.fromkeys(self.missing)
         unset = [name for name in missing if name not in self._variables]
         empty = [name for name in missing if name in self._variables]
-        parts = [(unset, "not set"), (empty, "set, but empty")]
-        said = " and ".join(
-            f"{', '.join(those)} {'is' if len(those) == 1 else 'are'} {what}"
-            for those, what in parts
-            if those
-        )
-        what = f"{said}, so the job's other hosts are not known"
+        parts = []
+        if unset:
+            parts.append(f"{_are(unset)} not set")
+        if empty:
+            parts.append(f"{_are(empty)} set, but empty")
+        what = f"{' and '.join(parts)}, so the job's other hosts are not known"
         return (Problem(what, f"the variables of {self._title}", self._advice), *self.wrong)
+
+
+def _are(variables: Sequence[str]) -> str:
+    """Return names as the subject of a sentence: ``A is``, ``A, B are``."""
+    verb = "is" if len(variables) == 1 else "are"
+    return f"{', '.join(variables)} {verb}"
 
 
 def config_of(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
@@ -186,12 +194,14 @@ def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> De
     hosts = tuple(dict.fromkeys(words))
     if len(hosts) == 1:
         return Description(where=where)
-    listed = ",".join(hosts[:_SHOWN]) + (",..." if len(hosts) > _SHOWN else "") if hosts else "a,b"
-    what = (
-        f"{title} gave the job {len(hosts)} hosts"
-        if hosts
-        else f"{where} does not say which hosts the job has"
-    )
+    if hosts:
+        what = f"{title} gave the job {len(hosts)} hosts"
+        listed = ",".join(hosts[:_SHOWN])
+        if len(hosts) > _SHOWN:
+            listed += ",..."
+    else:
+        what = f"{where} does not say which hosts the job has"
+        listed = "a,b"
     todo = (
         f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's"
         " own name; for a job of this one host set both to its name"
@@ -209,7 +219,9 @@ def numbered(count: int) -> tuple[str, ...]:
 
 def numbers(value: str) -> int:
     """Return a text as a number, 0 for anything else."""
-    return int(value) if value.isdecimal() and len(value) <= _DIGITS else 0
+    if value.isdecimal() and len(value) <= _DIGITS:
+        return int(value)
+    return 0
 
 
 def described_by_addresses(
@@ -268,25 +280,25 @@ def expand_nodes(listed: str) -> tuple[str, ...]:
     >>> expand_nodes("gpu[08-10],login,r[1-2]n[0,2]")
     ('gpu08', 'gpu09', 'gpu10', 'login', 'r1n0', 'r1n2', 'r2n0', 'r2n2')
     """
-    found: list[str] = []
+    nodes: list[str] = []
     for word in re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+|[\[\],]", listed.replace(" ", "")):
         if word == ",":
             continue
         parts = re.findall(r"\[([^\[\]]*)\]|([^\[\]]+)", word)
         if not parts or word in "[]":
             raise ValueError(f"{listed!r} is not a list of nodes")
-        choices = [
-            tuple(_numbers(inside, listed)) if not plain else (plain,) for inside, plain in parts
-        ]
+        choices: list[tuple[str, ...]] = []
         size = 1
-        for choice in choices:
+        for inside, plain in parts:
+            choice = (plain,) if plain else tuple(_numbers(inside, listed))
+            choices.append(choice)
             size *= len(choice)
-        if len(found) + size > _NODES_LIMIT:
+        if len(nodes) + size > _NODES_LIMIT:
             raise ValueError(f"{listed!r} names more than {_NODES_LIMIT} nodes")
-        found += ("".join(words) for words in product(*choices))
-    if not found:
+        nodes += ("".join(words) for words in product(*choices))
+    if not nodes:
         raise ValueError(f"{listed!r} names no node")
-    return tuple(found)
+    return tuple(nodes)
 
 
 def _numbers(inside: str, listed: str) -> Iterator[str]:

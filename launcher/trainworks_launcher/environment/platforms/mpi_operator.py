@@ -41,9 +41,8 @@ def describe(given: Given) -> Description:
     default = numbers(reader.optional(_SLOTS))
     lines = [line.split("#")[0].split() for line in given.read(path).splitlines()]
     counts: dict[str, int] = {}
-    for words in filter(
-        None, lines
-    ):  # Open MPI adds up the slots of a host that is there more than once
+    for words in filter(None, lines):
+        # Open MPI adds up the slots of a host that is there more than once.
         counts[words[0]] = counts.get(words[0], 0) + (_slots(words[1:]) or default)
     if not counts:
         reader.refuse(

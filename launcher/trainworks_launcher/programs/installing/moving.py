@@ -65,13 +65,13 @@ def _without_uv_of_user(folder: Path) -> Path:
     own = folder / "of-user"
     own.mkdir(exist_ok=True)
     try:
-        there = [each for each in _user_settings().iterdir() if each.name != "uv"]
+        entries = list(_user_settings().iterdir())
     except OSError:
-        there = []
-    for each in there:
-        link = own / each.name
-        if not link.is_symlink():
-            link.symlink_to(each.absolute())
+        return own
+    for entry in entries:
+        link = own / entry.name
+        if entry.name != "uv" and not link.is_symlink():
+            link.symlink_to(entry.absolute())
     return own
 
 
@@ -84,31 +84,61 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
         pip: pip's settings.
         folder: A private one.
     """
+    _write_uv_settings(pip, folder)
+    variables = _variables_of(pip, folder)
+    for name, value in os.environ.items():
+        if name.startswith("UV_"):
+            variables[name] = value
+    own_constraints = os.environ.get("UV_CONSTRAINT", "").split()
+    variables["UV_CONSTRAINT"] = " ".join(_without_the_images(own_constraints))
+
+    options = [f"--no-binary={name}" for name in sorted(pip.no_binary)]
+    options += [f"--only-binary={name}" for name in sorted(pip.only_binary)]
+    options += [f"--constraint={file}" for file in sorted(_without_the_images(pip.constraints))]
+    if pip.target:
+        options.append(f"--target={pip.target}")
+    if pip.prefix:
+        options.append(f"--prefix={pip.prefix}")
+    if pip.no_deps:
+        options.append("--no-deps")
+    return variables, options
+
+
+def _write_uv_settings(pip: Any, folder: Path) -> None:
+    """Write pip's settings as a ``uv.toml``."""
     has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
-    rows: dict[str, object] = {
+    links = []
+    for link in pip.find_links:
+        is_address = "://" in link
+        links.append(link if is_address else str(Path(link).expanduser().absolute()))
+    settings: dict[str, object] = {
         "keyring-provider": "subprocess" if has_keyring else "disabled",
-        "find-links": [
-            each if "://" in each else str(Path(each).expanduser().absolute())
-            for each in pip.find_links
-        ],
+        "find-links": links,
         "allow-insecure-host": pip.trusted_hosts,
         "no-build-isolation": not pip.build_isolation,
         "no-index": pip.no_index,
-        **({"prerelease": "allow"} if pip.pre else {}),
     }
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows.items())
-    text += "".join(f"\n[[index]]\nurl = {json.dumps(each)}\n" for each in pip.extra_index_urls)
+    if pip.pre:
+        settings["prerelease"] = "allow"
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    for url in pip.extra_index_urls:
+        text += f"\n[[index]]\nurl = {json.dumps(url)}\n"
     if pip.index_url:
         text += f"\n[[index]]\nurl = {json.dumps(pip.index_url)}\ndefault = true\n"
+
     # uv's place for a system's settings: those of a project count, too, and come first.
     file = folder / "settings" / "uv" / "uv.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
-    bundle = next(
-        filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), ""
-    )
-    found = {
+
+
+def _variables_of(pip: Any, folder: Path) -> dict[str, str]:
+    """Return pip's settings as variables of uv; a setting without a value is absent."""
+    bundle = pip.cert
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        bundle = bundle or os.environ.get(name, "")
+    variables = {
         "XDG_CONFIG_DIRS": str(folder / "settings"),
         "XDG_CONFIG_HOME": str(_without_uv_of_user(folder)),
         "UV_PROJECT": str(folder),
@@ -116,27 +146,20 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
         "UV_SYSTEM_CERTS": "1",
         "SSL_CERT_FILE": bundle,
         "SSL_CLIENT_CERT": pip.client_cert,
-        "UV_HTTP_TIMEOUT": str(math.ceil(float(pip.timeout))) if pip.timeout else "",
         "UV_HTTP_RETRIES": pip.retries,
         "HTTP_PROXY": pip.proxy,
         "HTTPS_PROXY": pip.proxy,
-        "UV_CACHE_DIR": "" if os.access(str(Path.home()), os.W_OK) else str(folder / "cache"),
-        "UV_BREAK_SYSTEM_PACKAGES": "1" if pip.break_system_packages else "",
+    }
+    if pip.timeout:
+        variables["UV_HTTP_TIMEOUT"] = str(math.ceil(float(pip.timeout)))
+    if not os.access(str(Path.home()), os.W_OK):
+        variables["UV_CACHE_DIR"] = str(folder / "cache")
+    if pip.break_system_packages:
+        variables["UV_BREAK_SYSTEM_PACKAGES"] = "1"
+    if pip.extra_index_urls:
         # With several indexes pip asks all; with one only, uv says more of what is wrong with it.
-        "UV_INDEX_STRATEGY": "unsafe-best-match" if pip.extra_index_urls else "",
-    }
-    values: dict[str, Iterable[str]] = {
-        "no-binary": pip.no_binary,
-        "only-binary": pip.only_binary,
-        "constraint": _without_the_images(pip.constraints),
-        "target": filter(None, [pip.target]),
-        "prefix": filter(None, [pip.prefix]),
-    }
-    options = [f"--{name}={each}" for name, several in values.items() for each in sorted(several)]
-    options += ["--no-deps"] if pip.no_deps else []
-    own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
-    own["UV_CONSTRAINT"] = " ".join(_without_the_images(own.get("UV_CONSTRAINT", "").split()))
-    return {**{name: value for name, value in found.items() if value}, **own}, options
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in variables.items() if value}
 
 
 def _without_the_images(constraints: Iterable[str]) -> list[str]:
@@ -145,7 +168,7 @@ def _without_the_images(constraints: Iterable[str]) -> list[str]:
     """
     manifest = os.environ.get(MANIFEST_VARIABLE) or MANIFEST
     own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, MANIFEST)}
-    return [each for each in constraints if each not in own]
+    return [file for file in constraints if file not in own]
 
 
 class Installation:
@@ -207,28 +230,18 @@ class Installation:
         """
         target = self.folder / f"of-{file.stem}" / "pylock.toml"
         target.parent.mkdir(exist_ok=True)
-        own = (
-            ("--script", str(file))
-            if file.suffix == ".py"
-            else ("--project", str(file.parent.absolute()))
-        )
-        plain = ("--no-emit-project", "--no-default-groups") if file.suffix != ".py" else ()
-        form = (
-            "--frozen",
-            "--quiet",
-            "--no-header",
-            "--format",
-            "pylock.toml",
-            "--output-file",
-            str(target),
-        )
-        done = self.call(
-            "export", *own, *plain, *form, *words, quiet=True, stdout=subprocess.DEVNULL
-        )
+        command = ["export"]
+        if file.suffix == ".py":
+            command += ["--script", str(file)]
+        else:
+            command += ["--project", str(file.parent.absolute())]
+            command += ["--no-emit-project", "--no-default-groups"]
+        command += ["--frozen", "--quiet", "--no-header"]
+        command += ["--format", "pylock.toml", "--output-file", str(target)]
+        done = self.call(*command, *words, quiet=True, stdout=subprocess.DEVNULL)
         if done.returncode:
-            raise RefusedError(
-                f"{file} cannot be read: {done.stderr.decode('utf-8', 'replace').strip()}"
-            )
+            reason = done.stderr.decode("utf-8", "replace").strip()
+            raise RefusedError(f"{file} cannot be read: {reason}")
         return target
 
     def install(self, *words: str, quiet: bool = False) -> int:
@@ -263,36 +276,35 @@ class Installation:
             excluded += ["--overrides", self.file("freed.txt", answer.freed)]
         lines = answer.lines
         self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
-        asked = [line for line in lines if line.text.startswith(SOURCES[1:]) and "://" in line.text]
-        if any(line.text.startswith(SOURCES[1]) for line in asked):
+        indexes = [
+            line for line in lines if line.text.startswith(SOURCES[1:]) and "://" in line.text
+        ]
+        if any(line.text.startswith(SOURCES[1]) for line in indexes):
             self.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         while True:
+            requirements = [line.text for line in lines if not line.constraint]
             limits = [line.text for line in lines if line.constraint]
             options = [line.text for line in lines if line.text.startswith("--")]
             self._sources = ("-r", self.file("sources.txt", options)) if options else ()
-            given = (
-                [
-                    "-r",
-                    self.file("wanted.txt", [line.text for line in lines if not line.constraint]),
-                ]
-                if lines
-                else []
-            )
-            given += ["-c", self.file("limits.txt", limits)] if limits else []
+            files = []
+            if lines:
+                files += ["-r", self.file("wanted.txt", requirements)]
+            if limits:
+                files += ["-c", self.file("limits.txt", limits)]
             compiled = [line for line in (*lines, *of_projects) if line.name in needs]
             self._refuse_compiled(compiled, options, needs)
-            status = self.install(*words, *given, *excluded, *self._kept)
-            dead = [
-                line
-                for line in asked
-                if status and line in lines and not self._answers(line.text.split(" ")[1])
-            ]
+            status = self.install(*words, *files, *excluded, *self._kept)
+            if status == 0:
+                return status
+
+            tried = [line for line in indexes if line in lines]
+            dead = [line for line in tried if not self._answers(line.text.split(" ")[1])]
             if not dead:
                 return status
             for line in dead:
                 self.python.say(
-                    f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip"
-                    " does"
+                    f"{line.place}: {_plain(line.text)} does not answer:"
+                    " it is left out, as pip does"
                 )
                 answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
@@ -304,16 +316,13 @@ class Installation:
         whose compiler is not there.
         """
         refused = []
-        for line in [line for line in lines if not line.wanted.url and not line.constraint]:
+        target = str(self.folder / "none")
+        dry_run = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", target)
+        for line in lines:
+            if line.wanted.url or line.constraint:
+                continue
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-            dry = (
-                "--dry-run",
-                "--no-deps",
-                "--only-binary=:all:",
-                "--target",
-                str(self.folder / "none"),
-            )
-            if self.python.lacks_wheel(self, (*dry, "-r", one)):
+            if self.python.lacks_wheel(self, (*dry_run, "-r", one)):
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no"
@@ -343,42 +352,38 @@ class Installation:
         """
         tried: set[str] = set()
         while True:
-            lacking, now = losing(self.python), distributions(self.python)
-            new = sorted(
-                name for name in lacking if name not in self._lacking and name not in tried
-            )
-            # A project of the user's own stays, and a line said what it does not get.
-            lost = [
-                name
-                for name in new
-                if '"dir_info"' not in (now[name].read_text("direct_url.json") or "")
-            ]
+            unmet = losing(self.python)
+            installed = distributions(self.python)
+            new = sorted(unmet.keys() - self._lacking - tried)
             tried.update(new)
+            # A project of the user's own stays, and a line said what it does not get.
+            lost = [name for name in new if not _is_of_a_folder(installed[name])]
             if not lost:
                 return
             for name in lost:
-                what, need = (
-                    f"{name} {now[name].version}",
-                    f"{lacking[name].name}{lacking[name].specifier}",
-                )
-                have = answer.kept.get(normalised(lacking[name].name), "")
+                version, requirement = installed[name].version, unmet[name]
+                need = f"{requirement.name}{requirement.specifier}"
                 if name in answer.kept:
-                    what = (
-                        f"the requirements take from this image's {what} what it requires ({need})"
+                    raise RefusedError(
+                        f"the requirements take from this image's {name} {version}"
+                        f" what it requires ({need}); ask for other versions"
                     )
-                    raise RefusedError(f"{what}; ask for other versions")
+                have = answer.kept.get(normalised(requirement.name), "")
                 if have and name in self.pinned and name not in companions:
                     raise RefusedError(
-                        f"{what} requires {need}, and this image has {lacking[name].name} {have};"
-                        f" ask for a version of {name} that fits {have}, or choose an image with"
-                        f" {need}"
+                        f"{name} {version} requires {need},"
+                        f" and this image has {requirement.name} {have};"
+                        f" ask for a version of {name} that fits {have},"
+                        f" or choose an image with {need}"
                     )
-            if not self.moved(lost):
-                for name in [name for name in lost if not self.moved([name])]:
-                    need = f"{lacking[name].name}{lacking[name].specifier}"
+            if self.moved(lost):
+                continue
+            for name in lost:
+                if not self.moved([name]):
+                    need = f"{unmet[name].name}{unmet[name].specifier}"
                     self.python.say(
-                        f"{name} {now[name].version} stays, and does not go with the requirements:"
-                        f" it requires {need}"
+                        f"{name} {installed[name].version} stays,"
+                        f" and does not go with the requirements: it requires {need}"
                     )
 
     def moved(self, wanted: Sequence[str], *more: str) -> bool:
@@ -386,22 +391,25 @@ class Installation:
 
         Return whether that went.
         """
-        names = [re.split("[<=]", each)[0] for each in wanted]
-        now = {
-            name: version for name, version in versions(self.python).items() if name not in names
-        }
-        brought = [
-            f"{name}=={version}"
-            for name, version in now.items()
-            if self.before.get(name) != version
-        ]
+        names = [re.split("[<=]", requirement)[0] for requirement in wanted]
+        brought = []
+        for name, version in versions(self.python).items():
+            if name not in names and self.before.get(name) != version:
+                brought.append(f"{name}=={version}")
         limits = (*self._sources, *self._kept, "-c", self.file("brought.txt", brought))
         only = [f"--only-binary={name}" for name in names]
         return self.install(*wanted, *only, *more, *limits, quiet=True) == 0
 
 
+def _is_of_a_folder(distribution: Any) -> bool:
+    """Return whether a distribution was installed from a folder, as a user's own project is."""
+    return '"dir_info"' in (distribution.read_text("direct_url.json") or "")
+
+
 def _is_pin(wanted: Any) -> bool:
-    return bool(wanted.url or any(each.operator.startswith("==") for each in wanted.specifier))
+    if wanted.url:
+        return True
+    return any(limit.operator.startswith("==") for limit in wanted.specifier)
 
 
 def _plain(address: str) -> str:
@@ -411,15 +419,13 @@ def _plain(address: str) -> str:
 def modules_of(python: Any, name: str) -> list[str]:
     """Return the top modules of a distribution that has compiled code; none for another."""
     files = distributions(python)[name].files or ()
-    tops = {
-        file.parts[0].split(".")[0] for file in files if len(file.parts) > 1 or file.suffix == ".py"
-    }
-    compiled = {file.parts[0].split(".")[0] for file in files if file.suffix == ".so"}
-    return sorted(
-        top
-        for top in tops & compiled
-        if top.isidentifier() and f"{top}/__init__.py" in map(str, files)
-    )
+    paths = {str(file) for file in files}
+    modules = set()
+    for file in files:
+        top = file.parts[0].split(".")[0]
+        if file.suffix == ".so" and top.isidentifier() and f"{top}/__init__.py" in paths:
+            modules.add(top)
+    return sorted(modules)
 
 
 def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
@@ -428,24 +434,27 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
     Raise RefusedError where that fails.
     """
     python, before = installation.python, installation.before
-    after, index = versions(python), manifest.get("wheel_index", "")
+    after = versions(python)
+    index = manifest.get("wheel_index", "")
     has_source = installation.pip.names_a_source
     for name, framework in manifest.get("companions", {}).items():
+        if after.get(name) == before.get(name):
+            continue
         module = name.replace("-", "_")
-        error = python.import_error((module,)) if after.get(name) != before.get(name) else ""
+        error = python.import_error((module,))
         if error and index and not has_source:
             python.say(f"{name} is taken from {index}, which has the build for this image")
             installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
             error = python.import_error((module,))
         if error:
-            version = versions(python).get(name, "")
-            have = f"this image's {framework} {after[framework]}"
-            what = f"{name} {version} does not work with {have}"
-            way = "ask for a build that fits"
+            advice = "ask for a build that fits"
             if index:
-                way = f"add --extra-index-url {index} to the requirements file"
-            raise RefusedError(f"{what} ({error}); {way}, or remove it")
+                advice = f"add --extra-index-url {index} to the requirements file"
+            raise RefusedError(
+                f"{name} {versions(python).get(name, '')} does not work with this image's"
+                f" {framework} {after[framework]} ({error}); {advice}, or remove it"
+            )
 
 
 def look_at_older(installation: Installation) -> None:
@@ -455,18 +464,16 @@ def look_at_older(installation: Installation) -> None:
     python, before = installation.python, installation.before
     after = versions(python)
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
-    for name in [
-        name for name in after if back and after[name] != before.get(name) and name not in back
-    ]:
+    if not back:
+        return
+    for name in after:
+        if after[name] == before.get(name) or name in back:
+            continue
         modules = modules_of(python, name)
         error = python.import_error(modules) if modules else ""
         if not any(other in error.lower() for other in back):
             continue
-        major, works = int(re.match(r"\d*", after[name]).group() or 0), ""  # type: ignore[union-attr]
-        for limit in range(major, max(major - 4, 0), -1):
-            if installation.moved([f"{name}<{limit}"]) and not python.import_error(modules):
-                works = versions(python)[name]
-                break
+        works = _older_that_works(name, after[name], modules, installation)
         if works and name not in installation.pinned:
             python.say(
                 f"{name} {after[name]} cannot be imported beside the requirements ({error}):"
@@ -479,6 +486,24 @@ def look_at_older(installation: Installation) -> None:
             f"warning: {name} {after[name]} cannot be imported beside the requirements"
             f" ({error}){advice}"
         )
+
+
+def _older_that_works(
+    name: str, version: str, modules: Sequence[str], installation: Installation
+) -> str:
+    """Install older releases of a distribution until one can be imported, and return its version.
+
+    ``""`` if none of the last four major versions can be.
+    """
+    python = installation.python
+    digits = re.match(r"\d+", version)
+    major = int(digits.group()) if digits else 0
+    for limit in range(major, max(major - 4, 0), -1):
+        if not installation.moved([f"{name}<{limit}"]):
+            continue
+        if not python.import_error(modules):
+            return versions(python)[name]
+    return ""
 
 
 class Task:
@@ -530,12 +555,10 @@ class Task:
             return self._by_pip()
         manifest, installation = self._manifest, self.installation
         installation.options += sorted(self.reading.options)
-        installation.options += [
-            f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())
-        ]
-        installation.options += [
-            f"--no-sources-package={name}" for name in self.answer.without_source
-        ]
+        for name in manifest.get("built_whole", ()):
+            installation.options.append(f"--no-build-isolation-package={name}")
+        for name in self.answer.without_source:
+            installation.options.append(f"--no-sources-package={name}")
         if self.reading.project is not None:
             installation.environment["UV_PROJECT"] = str(self.reading.project)
         words = [*self.reading.words, *more]
@@ -552,8 +575,8 @@ class Task:
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
                 what = (
-                    f"{name} may compile code for GPUs when it is first used, and this image has no"
-                    f" {component}"
+                    f"{name} may compile code for GPUs when it is first used,"
+                    f" and this image has no {component}"
                 )
                 self._python.say(
                     f"warning: {what}: take an image that was built --with {component}"
@@ -562,23 +585,14 @@ class Task:
 
     def _by_pip(self) -> int:
         self._python.say(
-            "this image has no uv: pip installs, and what of the image loses a requirement is not"
-            " looked after"
+            "this image has no uv: pip installs,"
+            " and what of the image loses a requirement is not looked after"
         )
         kept = self._folder / "kept.txt"
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
         kept.write_text("".join(rows), encoding="utf-8")
-        pip = (
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            *self._words,
-            "-c",
-            str(kept),
-        )
-        own = " ".join(_without_the_images(os.environ.get("PIP_CONSTRAINT", "").split()))
-        return subprocess.run(
-            pip, env={**os.environ, "PIP_CONSTRAINT": own}, check=False
-        ).returncode
+        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check")
+        own = _without_the_images(os.environ.get("PIP_CONSTRAINT", "").split())
+        environment = {**os.environ, "PIP_CONSTRAINT": " ".join(own)}
+        done = subprocess.run((*pip, *self._words, "-c", str(kept)), env=environment, check=False)
+        return done.returncode

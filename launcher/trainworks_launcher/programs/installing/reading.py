@@ -82,10 +82,9 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
     Raises:
         RefusedError: The file, or a line of it, is another tool's, or pip cannot read it.
     """
-    if other := next(
-        (sentence for pattern, sentence in _OTHERS.items() if re.fullmatch(pattern, file.name)), ""
-    ):
-        raise RefusedError(f"{file} {other}")
+    for pattern, sentence in _OTHERS.items():
+        if re.fullmatch(pattern, file.name):
+            raise RefusedError(f"{file} {sentence}")
     try:
         rows = list(pip_files.read_rows(file))
     except UnicodeDecodeError as error:
@@ -102,9 +101,8 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
             raise RefusedError(
                 f"{place}: options of a build are not handed to it: name the address of a wheel"
             )
-        editable = [*row.options.editable, ""][0]
-        if text := row.requirement or editable:
-            yield _requirement(python, place, text, row)
+        if row.requirement or row.options.editable:
+            yield _requirement(python, place, row)
         else:
             yield from _lines_of_options(python, place, row, options)
 
@@ -114,32 +112,49 @@ def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> I
 
     Those that uv has on its command line only go to ``options``.
     """
-    given = row.options
-    options |= {"--prerelease=allow"} if given.pre else set()
-    options |= {"--require-hashes"} if given.require_hashes else set()
-    options |= {f"--allow-insecure-host={host}" for host in given.trusted_host}
-    if given.prefer_binary:
+    of_row = row.options
+    if of_row.pre:
+        options.add("--prerelease=allow")
+    if of_row.require_hashes:
+        options.add("--require-hashes")
+    for host in of_row.trusted_host:
+        options.add(f"--allow-insecure-host={host}")
+    if of_row.prefer_binary:
         python.say(
             f"{place}: --prefer-binary is left out: uv takes the newest release that fits;"
             " --only-binary is kept"
         )
-    yield from (Line(place, f"-r {address}") for address in given.requirement)
-    yield from (Line(place, f"-c {address}") for address in given.constraint)
-    if given.index_url:
-        yield Line(place, f"--index-url {given.index_url}")
-    yield from (Line(place, f"--extra-index-url {address}") for address in given.extra_index_url)
-    for link in given.find_links:
-        near = row.file.parent / link
-        yield Line(place, f"--find-links {near.absolute() if near.exists() else link}")
-    for option, values in (("--no-binary", given.no_binary), ("--only-binary", given.only_binary)):
-        names = sorted({name for value in values for name in value.split(",")})
-        yield from (Line(place, f"{option} {name}") for name in names)
-    if given.no_index:
+    for address in of_row.requirement:
+        yield Line(place, f"-r {address}")
+    for address in of_row.constraint:
+        yield Line(place, f"-c {address}")
+    if of_row.index_url:
+        yield Line(place, f"--index-url {of_row.index_url}")
+    for address in of_row.extra_index_url:
+        yield Line(place, f"--extra-index-url {address}")
+    for link in of_row.find_links:
+        beside_file = row.file.parent / link
+        folder = beside_file.absolute() if beside_file.exists() else link
+        yield Line(place, f"--find-links {folder}")
+    for name in _names_in(of_row.no_binary):
+        yield Line(place, f"--no-binary {name}")
+    for name in _names_in(of_row.only_binary):
+        yield Line(place, f"--only-binary {name}")
+    if of_row.no_index:
         yield Line(place, "--no-index")
 
 
-def _requirement(python: Any, place: str, text: str, row: Any) -> Line:
+def _names_in(values: Iterable[str]) -> list[str]:
+    """Return the names in values such as ``numpy,scipy``, in order."""
+    names: set[str] = set()
+    for value in values:
+        names.update(value.split(","))
+    return sorted(names)
+
+
+def _requirement(python: Any, place: str, row: Any) -> Line:
     is_editable = not row.requirement
+    text = row.options.editable[0] if is_editable else row.requirement
     if re.match(r"[\w.-]+=[^=]", text):
         raise RefusedError(f"{place}: {text} {_CONDA}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
@@ -147,26 +162,34 @@ def _requirement(python: Any, place: str, text: str, row: Any) -> Line:
         raise RefusedError(
             f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}"
         )
-    wanted = applying(python, text)
-    if wheel := re.search(
-        r"[^/\s@]+\.whl", text
-    ):  # its file name says which release it is, and for what
-        file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
-        try:
-            name, version, _, tags = parse_wheel_filename(file)
-        except ValueError as error:
-            raise RefusedError(f"{place}: {error}") from error
-        wanted = applying(python, f"{name}=={version}{' '.join(marker)}")
-        # As texts: the builder's own packaging has another class for them.
-        fitting = [str(tag) for tag in python.tags()]
-        if wanted and set(map(str, tags)).isdisjoint(fitting):
-            raise RefusedError(
-                f"{place}: {file} is for another Python or system; this is {fitting[0]}"
-            )
-    if not is_editable:
-        text = _with_private_copy(text)
-    hashes = "".join(f" --hash={each}" for each in row.options.hash)
-    return Line(place, f"{'-e ' if is_editable else ''}{text}{hashes}", wanted, row.constraint)
+    wheel = re.search(r"[^/\s@]+\.whl", text)
+    if wheel is None:
+        wanted = applying(python, text)
+    else:
+        _, semicolon, marker = text.partition(";")
+        wanted = _of_wheel(python, place, wheel.group(), f"{semicolon} {marker}")
+    text = f"-e {text}" if is_editable else _with_private_copy(text)
+    for digest in row.options.hash:
+        text += f" --hash={digest}"
+    return Line(place, text, wanted, row.constraint)
+
+
+def _of_wheel(python: Any, place: str, name_in_address: str, marker: str) -> Any:
+    """Return the requirement that the name of a wheel's file states, if it applies.
+
+    Raises RefusedError for a wheel of another Python or system.
+    """
+    file = urllib.request.url2pathname(name_in_address)
+    try:
+        name, version, _, tags = parse_wheel_filename(file)
+    except ValueError as error:
+        raise RefusedError(f"{place}: {error}") from error
+    wanted = applying(python, f"{name}=={version}{marker}")
+    # As texts: the builder's own packaging has another class for them.
+    fitting = [str(tag) for tag in python.tags()]
+    if wanted and not any(str(tag) in fitting for tag in tags):
+        raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
+    return wanted
 
 
 _FOLDER = re.compile(
@@ -256,33 +279,31 @@ def read_project(
     """
     table = table_of(file)
     project = table if file.suffix == ".py" else table.get("project", {})
-    own = normalised(str(project.get("name", "")))
-    there = {
-        "extra": {
-            normalised(name): rows
-            for name, rows in project.get("optional-dependencies", {}).items()
-        },
-        "group": {
-            normalised(name): rows for name, rows in table.get("dependency-groups", {}).items()
-        },
+    own_name = normalised(str(project.get("name", "")))
+    sets_of_kind = {
+        "extra": project.get("optional-dependencies", {}),
+        "group": table.get("dependency-groups", {}),
     }
+    rows_of_set: dict[tuple[str, str], list[Any]] = {}
+    for kind, sets in sets_of_kind.items():
+        for name, set_rows in sets.items():
+            rows_of_set[kind, normalised(name)] = set_rows
+
     rows: list[Any] = list(project.get("dependencies", ()))
-    open_sets = [("extra", name) for name in extras] + [("group", name) for name in groups]
-    seen: set[tuple[str, str]] = set()
+    open_sets = [("extra", normalised(name)) for name in extras]
+    open_sets += [("group", normalised(name)) for name in groups]
     while rows or open_sets:
         if not rows:
-            kind, name = open_sets.pop()
-            if (kind, normalised(name)) not in seen:
-                seen.add((kind, normalised(name)))
-                rows += there[kind].get(normalised(name), ())
+            # Each set is read once: it may include itself.
+            rows += rows_of_set.pop(open_sets.pop(), ())
             continue
         row = rows.pop(0)
         if isinstance(row, dict):
-            open_sets.append(("group", str(row.get("include-group", ""))))
+            open_sets.append(("group", normalised(str(row.get("include-group", "")))))
             continue
         wanted = applying(python, str(row))
-        if wanted and own and normalised(wanted.name) == own:
-            open_sets += [("extra", name) for name in wanted.extras]
+        if wanted and own_name and normalised(wanted.name) == own_name:
+            open_sets += [("extra", normalised(name)) for name in wanted.extras]
         else:
             yield Line(str(file), str(row), wanted)
 
@@ -298,18 +319,17 @@ def project_in(word: str) -> tuple[Path, list[str]] | None:
 
     None for another word.
     """
-    found = re.fullmatch(r"(?P<path>[^-].*?)(?:\[(?P<extras>[^\]]*)\])?", word)
-    if not found:
+    match = re.fullmatch(r"(?P<path>[^-].*?)(?:\[(?P<extras>[^\]]*)\])?", word)
+    if match is None:
         return None
-    is_address = found["path"].startswith("file://")
-    place = (
-        urllib.request.url2pathname(found["path"][len("file://") :])
-        if is_address
-        else found["path"]
-    )
-    extras = [each.strip() for each in (found["extras"] or "").split(",") if each.strip()]
-    file = Path(place, _PROJECT)
-    return (file, extras) if file.is_file() else None
+    folder = match["path"]
+    if folder.startswith("file://"):
+        folder = urllib.request.url2pathname(folder[len("file://") :])
+    file = Path(folder, _PROJECT)
+    if not file.is_file():
+        return None
+    extras = [name.strip() for name in (match["extras"] or "").split(",")]
+    return file, [name for name in extras if name]
 
 
 def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[Line]:
@@ -324,53 +344,73 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     chosen = {normalised(name): version for name, version in selected.items()}
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in table_of(file).get("packages", ()):
-        name = normalised(row["name"])
-        if name in chosen and chosen[name] in ("", str(row.get("version", "")) or chosen[name]):
+        name, version = normalised(row["name"]), str(row.get("version", ""))
+        if name not in chosen:
+            continue
+        # A row or a choice without a version is of any.
+        if not version or chosen[name] in ("", version):
             rows.setdefault(name, []).append(row)
+
     indexes: set[str] = set()
     for several in rows.values():
         row = several[0]
         if len(several) > 1:
-            fitting = [each for each in several if _fits(python, each)]
-            row = [*fitting, row][0]
+            for candidate in several:
+                if _fits(python, candidate):
+                    row = candidate
+                    break
         index = str(row.get("index", "")).rstrip("/")
         if index and index not in indexes:
             indexes.add(index)
             yield Line(str(file), f"--extra-index-url {index}")
+        requirement = row["name"]
+        if row.get("version"):
+            requirement += f"=={row['version']}"
         text = _text_of_row(row, file.parent)
-        pin = f"{row['name']}=={row['version']}" if row.get("version") else row["name"]
-        wanted = applying(python, pin)
-        yield Line(f"{file}: {row['name']}", text, wanted)
+        yield Line(f"{file}: {row['name']}", text, applying(python, requirement))
 
 
 def _fits(python: Any, row: Mapping[str, Any]) -> bool:
     if not row.get("marker"):
         return True
     try:
-        return bool(Marker(row["marker"]).evaluate({**python.markers(), "extra": ""}))
+        marker = Marker(row["marker"])
+        return bool(marker.evaluate({**python.markers(), "extra": ""}))
     except (ValueError, KeyError):
         return True
 
 
 def _text_of_row(row: Mapping[str, Any], folder: Path) -> str:
     """Return a package of a ``pylock.toml`` as a line of a requirements file."""
-    name, source, archive = row["name"], row.get("vcs"), row.get("archive")
-    if source:
-        address = source.get("url") or Path(folder, source["path"]).resolve().as_uri()
-        inner = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
-        return f"{name} @ {source['type']}+{address}@{source['commit-id']}{inner}"
+    name, repository, archive = row["name"], row.get("vcs"), row.get("archive")
+    if repository:
+        address = _address_of(repository, folder)
+        text = f"{name} @ {repository['type']}+{address}@{repository['commit-id']}"
+        if repository.get("subdirectory"):
+            text += f"#subdirectory={repository['subdirectory']}"
+        return text
     if row.get("directory"):
-        return _with_private_copy(
-            f"{name} @ {Path(folder, row['directory']['path']).resolve().as_uri()}"
-        )
-    files = [archive] if archive else [*row.get("wheels", ()), *filter(None, [row.get("sdist")])]
-    hashes = "".join(
-        f" --hash={kind}:{value}" for each in files for kind, value in each["hashes"].items()
-    )
+        return _with_private_copy(f"{name} @ {_address_of(row['directory'], folder)}")
+
     if archive:
-        address = archive.get("url") or Path(folder, archive["path"]).resolve().as_uri()
-        return f"{name} @ {address}{hashes}"
-    return f"{name}=={row['version']}{hashes}"
+        text = f"{name} @ {_address_of(archive, folder)}"
+        files = [archive]
+    else:
+        text = f"{name}=={row['version']}"
+        files = [*row.get("wheels", ())]
+        if row.get("sdist"):
+            files.append(row["sdist"])
+    for file in files:
+        for algorithm, digest in file["hashes"].items():
+            text += f" --hash={algorithm}:{digest}"
+    return text
+
+
+def _address_of(source: Mapping[str, Any], folder: Path) -> str:
+    """Return the address of a source: its own, or that of its path beside the lock."""
+    if source.get("url"):
+        return str(source["url"])
+    return Path(folder, source["path"]).resolve().as_uri()
 
 
 class Reading:
@@ -408,64 +448,79 @@ def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
         words: Of an installation.
         installation: uv; None where there is none: then only files of pip's are read.
     """
-    found, rest = Reading(python), iter(words)
+    reading, rest = Reading(python), iter(words)
     files: list[Path] = []
     extras: list[str] = []
     groups: list[str] = []
-    by_option = {"--extra": extras, "--group": groups}
     for word in rest:
         if word == "-r":
             files.append(Path(next(rest)))
-        elif word in by_option:
-            by_option[word].append(next(rest))
+        elif word == "--extra":
+            extras.append(next(rest))
+        elif word == "--group":
+            groups.append(next(rest))
         else:
-            found.words.append(word)
-            if (project := project_in(word)) is not None:
-                _look_at(project[0], project[1], (), found)
-    # uv wants to know whose group it is, where more than one file could have it.
-    elsewhere = [group for group in groups if ":" in group]
-    for group in elsewhere:
-        place, _, name = group.rpartition(":")
-        found.words += ("--group", group)
-        _look_at(Path(place), (), (name,), found)
-    own = [group for group in groups if group not in elsewhere]
+            reading.words.append(word)
+            project = project_in(word)
+            if project is not None:
+                file, own_extras = project
+                _look_at(file, own_extras, (), reading)
+
+    # A group is FILE:NAME where more than one file could have it.
+    for group in groups:
+        place, colon, name = group.rpartition(":")
+        if colon:
+            reading.words += ("--group", group)
+            _look_at(Path(place), (), (name,), reading)
+    of_files = [group for group in groups if ":" not in group]
     for file in files:
-        _read(file, extras, own, found, installation)
-    return found
+        _read(file, extras, of_files, reading, installation)
+    return reading
 
 
-def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], found: Reading) -> None:
-    refuse_python(found.python, file)
-    found.looked_at += read_project(found.python, file, extras, groups)
-    found.sources.update(map(normalised, sources_of(file)))
-    found.project = found.project or file.parent.absolute()
+def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], reading: Reading) -> None:
+    refuse_python(reading.python, file)
+    reading.looked_at += read_project(reading.python, file, extras, groups)
+    reading.sources.update(map(normalised, sources_of(file)))
+    reading.project = reading.project or file.parent.absolute()
 
 
 def _read(
-    file: Path, extras: Sequence[str], groups: Sequence[str], found: Reading, installation: Any
+    file: Path, extras: Sequence[str], groups: Sequence[str], reading: Reading, installation: Any
 ) -> None:
-    is_lock = file.name == _UV_LOCK or _PYLOCK.fullmatch(file.name)
-    if not is_lock and file.name != _PROJECT and file.suffix != ".py":
-        found.lines += read_file(found.python, file, found.options)
+    """Read one file by its kind: a requirements file, a lock, a project or a script."""
+    is_pylock = _PYLOCK.fullmatch(file.name) is not None
+    is_lock = is_pylock or file.name == _UV_LOCK
+    is_script = file.suffix == ".py"
+    if not is_lock and not is_script and file.name != _PROJECT:
+        reading.lines += read_file(reading.python, file, reading.options)
         return
     if installation is None:
         raise RefusedError(f"{file} is read by uv, and this image has no uv")
-    refuse_python(found.python, file)
-    chosen = [word for name in extras for word in ("--extra", name)]
-    lock = file.with_name(f"{file.name}.lock")
-    if is_lock or (file.suffix == ".py" and lock.is_file()):
-        chosen += [word for name in groups for word in ("--group", name)]
-        if not _PYLOCK.fullmatch(file.name):
-            file, chosen = installation.exported(file, chosen), []
-        lines = list(read_lock(file, chosen, installation))
-        found.lines += lines
-        found.indexes += [line.text for line in lines if line.text.startswith("--")]
+    refuse_python(reading.python, file)
+
+    options = []
+    for name in extras:
+        options += ["--extra", name]
+    lock_of_script = file.with_name(f"{file.name}.lock")
+    if is_lock or (is_script and lock_of_script.is_file()):
+        for name in groups:
+            options += ["--group", name]
+        if not is_pylock:
+            file, options = installation.exported(file, options), []
+        lines = list(read_lock(file, options, installation))
+        reading.lines += lines
+        reading.indexes += [line.text for line in lines if line.text.startswith("--")]
         return
-    if file.suffix == ".py":
-        own = table_of(file).get("tool", {}).get("uv", {})
-        if own.get("sources") or own.get("index"):
-            what = f"{file} says to uv where its requirements come from, which uv reads of a lock"
-            raise RefusedError(f"{what}: `uv lock --script {file}` writes it")
-    _look_at(file, extras, groups, found)
-    found.words += ["-r", str(file), *chosen]
-    found.words += [word for name in groups for word in ("--group", f"{file}:{name}")]
+
+    if is_script:
+        settings = table_of(file).get("tool", {}).get("uv", {})
+        if settings.get("sources") or settings.get("index"):
+            raise RefusedError(
+                f"{file} says to uv where its requirements come from, which uv reads of a lock:"
+                f" `uv lock --script {file}` writes it"
+            )
+    _look_at(file, extras, groups, reading)
+    reading.words += ["-r", str(file), *options]
+    for name in groups:
+        reading.words += ["--group", f"{file}:{name}"]

@@ -150,16 +150,14 @@ def _note_the_end() -> None:
         sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
         try:
             noted.append(os.getpid())
-            if (
-                type(error) is KeyboardInterrupt
-            ):  # what is imported may eval(), after which Python ends with 1, not 130
+            if type(error) is KeyboardInterrupt:
+                # What is imported may eval(), after which Python ends with 1, not 130.
                 write(', "message": "KeyboardInterrupt"')
                 return
             if not thread and _is_of_sigterm(_frames_of(error)):
                 more += _OF_SIGTERM
-            if (
-                has_peers and not thread
-            ):  # they have missed it already, and its starter may end it before more is noted
+            if has_peers and not thread:
+                # They have missed it already, and its starter may end it before more is noted.
                 write(
                     f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])},'
                     f' "brief": true{more}'

@@ -115,18 +115,16 @@ class Verdict:
                 self._early_end(self._plan.host, rank.number),
             )
         said = self._of_local(rank, "")
-        found = self._suspect(said, rank.status, rank.number)
-        if found is not None and (rank.status is not None or found.kind is not Kind.LEFT):
-            return found
-        return Suspect(
-            Kind.UNSEEN, rank.ended_at, rank.ended_at, self._failure(None, said, rank.number)
-        )
+        suspect = self._suspect(said, rank.status, rank.number)
+        if suspect is not None and (rank.status is not None or suspect.kind is not Kind.LEFT):
+            return suspect
+        failure = self._failure(None, said, rank.number)
+        return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, failure)
 
     def of_running(self, rank: Rank) -> Suspect | None:
         """Return what the record of a rank says that still runs; None if it has noted nothing."""
-        return self._suspect(
-            self._of_local(rank, "")._replace(ended_at=math.inf), None, rank.number
-        )
+        said = self._of_local(rank, "")._replace(ended_at=math.inf)
+        return self._suspect(said, None, rank.number)
 
     def of_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
         """Return the failed program of this host as evidence, where the
@@ -139,10 +137,7 @@ class Verdict:
             pid: Its process id.
         """
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.cause import (
-            began_at,
-            seen_of,
-        )
+        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of
 
         said = self._of_own(tail, pid, time.monotonic())
         kind = kind_of(seen_of(said, code, of_memory=bool(outcome.memory)))
@@ -169,26 +164,27 @@ class Verdict:
     def _suspect(self, said: Said, code: int | None, rank: int) -> Suspect | None:
         """Return a process as evidence; None if nothing says that it failed or ended."""
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.cause import (
-            began_at,
-            seen_of,
-        )
+        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of
 
         if code is None and said.own() is None:
             return None
-        found = self._failure(code, said, rank)
-        kind = kind_of(seen_of(said, code, of_memory=bool(found.memory)))
+        failure = self._failure(code, said, rank)
+        kind = kind_of(seen_of(said, code, of_memory=bool(failure.memory)))
         if kind is None:
             return None
         if kind is Kind.LEFT:
-            last = "" if found.end == UNKNOWN_END else f"its process: {found.end}"
-            found = found._replace(kind=SUCCEEDED, end=EARLY_LEAVE, notes=[last] if last else [])
-        return Suspect(kind, began_at(said, code), said.ended_at, found)
+            notes = []
+            if failure.end != UNKNOWN_END:
+                notes.append(f"its process: {failure.end}")
+            failure = failure._replace(kind=SUCCEEDED, end=EARLY_LEAVE, notes=notes)
+        return Suspect(kind, began_at(said, code), said.ended_at, failure)
 
     def _left_at(self, rank: Rank) -> float:
         """Return when a rank that ended well left its program, as far as that is known."""
         own = self._of_local(rank, "").own()
-        return own.at if own is not None and own.left else rank.ended_at
+        if own is not None and own.left:
+            return own.at
+        return rank.ended_at
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank: what it says last counts."""
@@ -216,17 +212,18 @@ class Verdict:
 
         None if none is known.
         """
-        found = self._first([row for row in self._suspects if host in ("", row.outcome.host)])
-        return found.failed.outcome if found is not None else None
+        suspects = [row for row in self._suspects if host in ("", row.outcome.host)]
+        first = self._first(suspects)
+        return first.failed.outcome if first is not None else None
 
     def is_certain(self) -> bool:
         """Return whether a failure is known that tells of itself: not of a
         peer, nor of a wait that took too long.
         """
-        found = self._first(self._suspects)
-        if found is None or found.cause.kind not in (Kind.RECORDED, Kind.DIED):
+        first = self._first(self._suspects)
+        if first is None or first.cause.kind not in (Kind.RECORDED, Kind.DIED):
             return False
-        return not has_waited(found.cause.outcome)
+        return not has_waited(first.cause.outcome)
 
     def _first(self, suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008
         """Return what came first, by the table. starter: what its end and its report say."""
@@ -250,18 +247,13 @@ class Verdict:
         printed. pid: its process id.
         """
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.starter_reports import (
-            Report,
-            report_of,
-        )
+        from trainworks_launcher.supervise.outcome.starter_reports import Report, report_of
 
-        own = [
-            row
-            for row in self._records()
-            if pid and row.pid == pid and row.message and not row.thread
-        ]
-        if self.ranks is None and own and not own[-1].is_of_a_child:
-            return Report()
+        if self.ranks is None and pid:
+            of_process = [row for row in self._records() if row.pid == pid]
+            exceptions = [row for row in of_process if row.message and not row.thread]
+            if exceptions and not exceptions[-1].is_of_a_child:
+                return Report()
         return report_of(tail.read(), self._plan.ranks_by)
 
     def of_command(
@@ -277,48 +269,63 @@ class Verdict:
             pid: Its process id; 0 if it is none of a program of the user's.
         """
         report = self.reported(tail, pid)
-        if self.ranks is not None and not stop_signal:
-            report = self._as_seen(report, tail)
-        number, reported = report.rank, report.code
-        local = self.ranks.latest(number) if self.ranks is not None else None
-        told = suspect_of(self._suspects, number) if self.ranks is not None else None
-        if self.killed and stop_signal:
-            # mpirun and torchrun end with a status of their own.
-            reported = reported or -signal.SIGKILL
+        local: Rank | None = None
+        suspect: Suspect | None = None
         if self.ranks is not None:
-            seen = local.status if local is not None and not stop_signal else None
-            code = seen or reported or code
+            if not stop_signal:
+                report = self._as_seen(report, tail)
+            local = self.ranks.latest(report.rank)
+            suspect = suspect_of(self._suspects, report.rank)
+            code = self._code_of_rank(report, local, stop_signal) or code
+
+        # A record outlives a signal: only a stopped job keeps the code of its command.
+        own_code = code
         if report.ended_early:
-            host = (
-                told.outcome.host
-                if told is not None
-                else self._plan.host
-                if local is not None
-                else report.host
-            )
-            found = self._early_end(
-                host, number, f"{report.starter} ended the job for that: {describe_status(code)}"
-            )
+            host = report.host
+            if suspect is not None:
+                host = suspect.outcome.host
+            elif local is not None:
+                host = self._plan.host
+            why = f"{report.starter} ended the job for that: {describe_status(code)}"
+            outcome = self._early_end(host, report.rank, why)
         elif local is not None:
-            found = self._failure(code, self._of_local(local, what), number, what)
-            code = code if stop_signal else found.status  # a record outlives a signal
-        elif told is not None:
-            found = with_status(told.outcome, code)
+            outcome = self._failure(code, self._of_local(local, what), report.rank, what)
+            own_code = outcome.status
+        elif suspect is not None:
+            outcome = with_status(suspect.outcome, code)
         elif report.starter:
-            found = self._of_starter(what, code, tail, report)
+            outcome = self._of_starter(what, code, tail, report)
         else:
-            found = self._of_program(what, code, tail, pid)
-            code = code if stop_signal else found.status
-        if self._plan.ranks_by == "mpirun" and not found.cause and not stop_signal:
+            outcome = self._of_program(what, code, tail, pid)
+            own_code = outcome.status
+        if not stop_signal:
+            code = own_code
+
+        if self._plan.ranks_by == "mpirun" and not outcome.cause and not stop_signal:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_unreached
 
-            found = found._replace(cause=mpirun_unreached(tail.read()))
-        own = in_time(lambda: outcome_files.users_own_failure(self._base, self._redactor), "")
-        if own:
-            found = found._replace(own=own, frames="", message="")
+            outcome = outcome._replace(cause=mpirun_unreached(tail.read()))
+        written = in_time(lambda: outcome_files.users_own_failure(self._base, self._redactor), "")
+        if written:
+            outcome = outcome._replace(own=written, frames="", message="")
         if stop_signal:
-            found = found._replace(stopped=f"stopped by {signal.Signals(stop_signal).name}")
-        return found._replace(kind=STOPPED if stop_signal else FAILED, status=exit_status(code))
+            name = signal.Signals(stop_signal).name
+            outcome = outcome._replace(kind=STOPPED, stopped=f"stopped by {name}")
+        else:
+            outcome = outcome._replace(kind=FAILED)
+        return outcome._replace(status=exit_status(code))
+
+    def _code_of_rank(self, report: Report, local: Rank | None, stop_signal: int) -> int:
+        """Return the code of the rank that a report names; 0 if it is not known.
+
+        This host's own rank is believed before the report, unless the job was stopped.
+        """
+        if local is not None and local.status and not stop_signal:
+            return local.status
+        if not report.code and self.killed and stop_signal:
+            # mpirun and torchrun end with a status of their own.
+            return -signal.SIGKILL
+        return report.code
 
     def of_ranks(self, tail: Tail) -> Outcome:
         """Return the outcome by what the hosts have seen of the ranks, whose
@@ -333,80 +340,94 @@ class Verdict:
         """Return a starter's report as the hosts have seen it: which rank
         failed first, and how it ended.
         """
-        ended_itself = not report.starter and not self.overdue
-        first = self._first(
-            self._suspects,
-            Starter(report.rank, ended_itself=ended_itself, ended_early=report.ended_early),
+        starter = Starter(
+            report.rank,
+            ended_itself=not report.starter and not self.overdue,
+            ended_early=report.ended_early,
         )
+        first = self._first(self._suspects, starter)
         if first is None or self.lost_daemon(tail):
             return report
-        failed = first.failed
-        code = failed.outcome.status or (report.code if report.rank == failed.outcome.rank else 0)
-        return report._replace(
-            rank=failed.outcome.rank, code=code, host=failed.outcome.host, ended_early=False
-        )
+        failed = first.failed.outcome
+        code = failed.status
+        if not code and report.rank == failed.rank:
+            code = report.code
+        return report._replace(rank=failed.rank, code=code, host=failed.host, ended_early=False)
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
         from trainworks_launcher.supervise.outcome.cause import Said
 
-        itself = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
-        note = "" if self._plan.ranks_by else f", as {report.starter} reports{itself}"
-        own = [row for row in self._records() if report.rank in (-1, row.rank)]
-        return self._failure(
-            report.code, Said(tail.read(), records=own), report.rank, what, note=note
-        )
+        note = ""
+        if not self._plan.ranks_by:
+            note = f", as {report.starter} reports"
+            if code != report.code:
+                note += f"; {what} itself: {describe_status(code)}"
+        records = [row for row in self._records() if report.rank in (-1, row.rank)]
+        said = Said(tail.read(), records=records)
+        return self._failure(report.code, said, report.rank, what, note=note)
 
     def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
         from trainworks_launcher.supervise.outcome.cause import Said
 
-        errors = tail.errors() if self.ranks is None and self._plan.processes == 1 else b""
+        is_alone = self.ranks is None and self._plan.processes == 1
         said = Said(
-            tail.read(),
-            errors,
-            self._records(),
-            pid,
-            time.monotonic(),
-            _is_shell(what),
-            _is_python(what),
+            output=tail.read(),
+            errors=tail.errors() if is_alone else b"",
+            records=self._records(),
+            pid=pid,
+            ended_at=time.monotonic(),
+            shell=_is_shell(what),
+            python=_is_python(what),
         )
-        lost = self.lost_daemon(tail)
-        cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
-        if (
-            not cause and not self._plan.ranks_by and code > 0
-        ):  # the program may have called a mpirun of its own
+        lost_host = self.lost_daemon(tail)
+        if lost_host:
+            cause = f"mpirun lost its daemon on host {lost_host}, or could not start it"
+            failure = self._failure(names.EXIT_HOSTS, said, self._plan.rank, what, cause)
+            return failure._replace(host=lost_host)
+
+        cause = ""
+        if not self._plan.ranks_by and code > 0:
+            # The program may have called a mpirun of its own.
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
 
             cause = mpirun_reason(tail.read())
-        found = self._failure(
-            names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause
-        )
-        return found._replace(host=lost or found.host)
+        return self._failure(code, said, self._plan.rank, what, cause)
 
     def _of_local(self, rank: Rank, what: str) -> Said:
         """Return what is known of a rank of this host, and of what it has started."""
         from trainworks_launcher.supervise.outcome.cause import Said
         from trainworks_launcher.supervise.outcome.records import of_torch
 
-        of_it = [row for row in self._records() if rank.pid == row.pid or rank.number == row.rank]
-        of_it = [row for row in of_it if row.at >= rank.began]
-        if not any(
-            row.pid == rank.pid and not row.thread for row in of_it
-        ):  # it has left none, but maybe torch has
-            of_it += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
-        what = what or name_of_program(self._plan)
-        shell, python = _is_shell(what), _is_python(what)
+        records = []
+        for row in self._records():
+            is_of_rank = row.pid == rank.pid or row.rank == rank.number
+            if is_of_rank and row.at >= rank.began:
+                records.append(row)
+        has_own = any(row.pid == rank.pid and not row.thread for row in records)
+        if not has_own:
+            # The rank itself has left none, but maybe torch has.
+            records += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
+        program = what or name_of_program(self._plan)
         return Said(
-            rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, shell, python
+            output=rank.tail.read(),
+            errors=rank.tail.errors(),
+            records=records,
+            pid=rank.pid,
+            ended_at=rank.ended_at,
+            shell=_is_shell(program),
+            python=_is_python(program),
         )
 
     def _records(self) -> list[Record]:
         """Return how the Pythons of this host ended, as they have noted it."""
         from trainworks_launcher.supervise.outcome import records
 
+        if self._ends is None:
+            return []
         try:
-            return records.read(self._ends.read_bytes()) if self._ends is not None else []
+            return records.read(self._ends.read_bytes())
         except OSError:
             return []
 
@@ -418,15 +439,17 @@ class Verdict:
             return ""
         from trainworks_launcher.supervise.outcome.records import first_of_the_last
 
-        rows, own = (
-            self._records(),
-            {pid, *(rank.pid for rank in (self.ranks.all if self.ranks is not None else ()))},
-        )
-        died = first_of_the_last(rows)
-        if died is None or any(
-            row.pid in own or (not row.message and row.at >= died.at) for row in rows
-        ):
+        pids = {pid}
+        if self.ranks is not None:
+            pids.update(rank.pid for rank in self.ranks.all)
+        records = self._records()
+        died = first_of_the_last(records)
+        if died is None:
             return ""
+        for row in records:
+            ended_well_after = not row.message and row.at >= died.at
+            if row.pid in pids or ended_well_after:
+                return ""
         return self._redactor.text(died.cause)
 
     def _masked(self, said: Said) -> Said:
@@ -455,9 +478,8 @@ class Verdict:
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
         place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
-        return Outcome(
-            SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ()
-        )
+        notes = [why] if why else []
+        return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=notes)
 
     def seconds_for_daemon(self, outcome: Outcome) -> float:
         """Return how long to wait for the end of Ray's daemon, before a failure
@@ -484,10 +506,8 @@ class Verdict:
             reported = of_command(outcome)
             first = First(left_before(reported, self._suspects) or reported, reported)
         failed, seen = outcome, first.failed.outcome
-        is_reported = seen.host == outcome.host and (
-            self.ranks is None or seen.rank == outcome.rank
-        )
-        if not is_reported:
+        is_same_rank = self.ranks is None or seen.rank == outcome.rank
+        if seen.host != outcome.host or not is_same_rank:
             failed = seen._replace(kind=FAILED, status=seen.status or outcome.status)
         if first.cause is first.failed:
             return failed
@@ -547,10 +567,18 @@ class Verdict:
         from trainworks_launcher.supervise.outcome.starter_reports import mpirun_host
 
         self.full = _full_disks(self._plan.env)
-        now = self._count_oom_kills()
+        note += _full_memory(code)
+        if self.full:
+            note += f"; {self.full}"
         host = self._plan.host
-        if self._plan.shell is not None:  # no launcher is there to tell of it
+        if self._plan.shell is not None:
+            # No launcher on the other hosts can tell of their ranks.
             host = mpirun_host(said.output) or host
+        oom_kills = self._count_oom_kills()
+        if oom_kills is not None and self._oom_kills is not None:
+            oom_kills -= self._oom_kills
+        else:
+            oom_kills = None
         return failure_of(
             what=what or name_of_program(self._plan),
             host=host,
@@ -558,9 +586,9 @@ class Verdict:
             returncode=code,
             said=self._masked(said),
             cause=cause,
-            note=note + _full_memory(code) + (f"; {self.full}" if self.full else ""),
+            note=note,
             rank=rank,
-            oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+            oom_kills=oom_kills,
         )
 
 
@@ -601,18 +629,22 @@ def _full_disks(told: Mapping[str, str]) -> str:
     """
     from trainworks_launcher.checks.look import is_full
 
-    named = (
-        *filter(None, map(told.get, (*directories.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE))),
-        *directories.TEMPORARY,
-    )
+    variables = (*directories.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE)
+    places = [told[name] for name in variables if told.get(name)]
+    places += directories.TEMPORARY
     nothing: list[str] = []
-    full = in_time(lambda: directories.outermost(filter(is_full, named)), nothing)
-    return f"no space is left in {' and '.join(full)}" if full else ""
+    full = in_time(lambda: directories.outermost(filter(is_full, places)), nothing)
+    if not full:
+        return ""
+    return f"no space is left in {' and '.join(full)}"
 
 
 def name_of_program(plan: NodePlan) -> str:
     """Return the user's program for a sentence."""
-    return plan.env.get("SM_USER_ENTRY_POINT") or (plan.argv[0] if plan.argv else "the program")
+    entry_point = plan.env.get("SM_USER_ENTRY_POINT")
+    if entry_point:
+        return entry_point
+    return plan.argv[0] if plan.argv else "the program"
 
 
 def last_words(outcome: Outcome) -> str:

@@ -453,9 +453,8 @@ class _Listener:
             return
         except OSError:
             data = b""
-        if (
-            not data
-        ):  # the other end closes first: then no address of this port stays in TIME_WAIT here
+        if not data:
+            # The other end closes first: then no address of this port stays in TIME_WAIT here.
             self._drop(opened)
             return
         self._open[opened] += data

@@ -159,9 +159,8 @@ class Leader:
             and not self._hosts.have_come()
         )
         left = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
-        if (
-            late and left > 0 and self._door.is_open
-        ):  # hosts that never joined would wait for us until the time-out
+        if late and left > 0 and self._door.is_open:
+            # Hosts that never joined would wait for us until the time-out.
             self._loop.after(left, self._part)
         else:
             self._part()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Callable, Collection, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Callable, Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json, number, texts
@@ -31,6 +31,7 @@ from trainworks_launcher.supervise.hang.missing_collectives import lacking
 from trainworks_launcher.supervise.hang.nccl import remarks
 from trainworks_launcher.supervise.hang.outlier_rank import (
     Row,
+    Verdict,
     documents,
     name_the_odd,
     read_documents,
@@ -214,17 +215,15 @@ class Watch:
         What cannot be told speaks for the job.
         """
         before, self._wrote = self._wrote, wrote
-        stacks = (
-            [look.processes[pid].stack for pid in look.roots if pid in look.processes]
-            if look is not None
-            else []
-        )
-        if (
-            before is None
-            or wrote is None
-            or before != wrote
-            or any(not stack or waits_in_a_package(stack) for stack in stacks)
-        ):
+        is_silent = before is not None and wrote is not None and before == wrote
+        if look is not None:
+            for pid in look.roots:
+                process = look.processes.get(pid)
+                if process is None:
+                    continue
+                if not process.stack or waits_in_a_package(process.stack):
+                    is_silent = False
+        if not is_silent:
             self._spoke_at = max(self._spoke_at, printed)
 
     def _looked(self, look: Look) -> None:
@@ -270,28 +269,38 @@ class Watch:
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
             ras = self._eyes.ras()
-            text = self._eyes.report(roots, seen, natives) + (
-                f"=== NCCL's RAS\n{ras}\n" if ras else ""
-            )
+            text = self._eyes.report(roots, seen, natives)
+            if ras:
+                text += f"=== NCCL's RAS\n{ras}\n"
             return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), text)
 
-        def looked(found: _Last) -> None:
-            seen, self._stacks = found.seen, found.text
+        def looked(last: _Last) -> None:
+            seen, self._stacks = last.seen, last.text
             self._hear(printed, seen.wrote, seen)
-            self._hear(around.printed(), found.wrote, seen)  # while the stacks were read
+            self._hear(around.printed(), last.wrote, seen)  # while the stacks were read
             self._before = seen
-            if found.moved or self._last_sign() > seen.at:
+            if last.moved or self._last_sign() > seen.at:
                 self._moved_at = max(self._moved_at, seen.at)
                 self._judge()
                 return
-            said: dict[str, Json] = {"records": [*found.records], "ras": [*found.ras]}
-            where: dict[str, Json] = {"rows": documents(found.rows)}
-            for what, fields in (("records", said), ("rows", where)):
-                message = {"what": what, "round": round_, **fields}
-                if around.leader:
-                    self._answer(around.member, message)
-                elif what == "rows" or found.records or found.ras:
-                    around.tell(message)
+            records: dict[str, Json] = {
+                "what": "records",
+                "round": round_,
+                "records": [*last.records],
+                "ras": [*last.ras],
+            }
+            rows: dict[str, Json] = {
+                "what": "rows",
+                "round": round_,
+                "rows": documents(last.rows),
+            }
+            if around.leader:
+                self._answer(around.member, records)
+                self._answer(around.member, rows)
+                return
+            if last.records or last.ras:
+                around.tell(records)
+            around.tell(rows)
 
         self._in_thread(look, looked)
 
@@ -324,8 +333,10 @@ class Watch:
             return
         if message.get("what") == "records":
             records = message.get("records")
-            self._records += records if isinstance(records, list) else ()
-            self._ras = self._ras or [one_line(line) for line in texts(message.get("ras"))]
+            if isinstance(records, list):
+                self._records += records
+            if not self._ras:
+                self._ras = [one_line(line) for line in texts(message.get("ras"))]
             return
         self._rows[host] = read_documents(host, message.get("rows"))
         if self._asking and set(self._rows) >= set(self._all()):
@@ -337,29 +348,40 @@ class Watch:
             return
         self._asking = False
         self._reported = True
-        rows = [row for host_rows in self._rows.values() for row in host_rows]
+        rows: list[Row] = []
+        for host_rows in self._rows.values():
+            rows += host_rows
         silent = sorted(set(self._all()) - set(self._rows))
         verdict = name_the_odd(rows, silent, self._around.limit, lacking(self._records))
         drawn = grid(rows, verdict.odd, silent)
         ras = [f"NCCL's RAS: {line}" for line in self._ras]
-        shown = "\n".join(filter(None, (verdict.text, *ras, as_text(drawn))))
-        self._around.tell({"what": "verdict", "text": shown})
+        text = "\n".join(filter(None, (verdict.text, *ras, as_text(drawn))))
+        self._around.tell({"what": "verdict", "text": text})
         heading = verdict.cause.partition(":")[0]
-        written = self._report(shown, as_svg(drawn, heading, self._around.mask) if drawn else "")
+        svg = as_svg(drawn, heading, self._around.mask) if drawn else ""
+        written = self._report(text, svg)
         if self._around.fails:
-            row = verdict.odd[0] if verdict.odd else None
-            where = f"stacks of the ranks of each host: {written}" if written else ""
-            more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:], *ras)))
-            self._around.end(
-                Outcome(
-                    FAILED,
-                    names.EXIT_HANG,
-                    row.host if row is not None else self._around.host,
-                    self._around.mask(verdict.cause),
-                    row.rank if row is not None else -1,
-                    message=shorten(self._around.mask(more)),
-                )
+            details = [*verdict.text.splitlines()[1:], *ras]
+            if written:
+                details.insert(0, f"stacks of the ranks of each host: {written}")
+            self._fail(verdict, details)
+
+    def _fail(self, verdict: Verdict, details: Iterable[str]) -> None:
+        """End the job: its failure is that of the first odd rank, or of no rank."""
+        host, rank = self._around.host, -1
+        if verdict.odd:
+            host, rank = verdict.odd[0].host, verdict.odd[0].rank
+        message = "\n".join(filter(None, details))
+        self._around.end(
+            Outcome(
+                FAILED,
+                names.EXIT_HANG,
+                host,
+                self._around.mask(verdict.cause),
+                rank,
+                message=shorten(self._around.mask(message)),
             )
+        )
 
     # --- the report -------------------------------------------------------------------------------
     def _report(self, said: str, svg: str = "") -> str:
@@ -372,26 +394,25 @@ class Watch:
         if not self._stacks or self._written >= _FILES:
             return ""
         self._written += 1
-        number_ = f"-{self._written}" if self._written > 1 else ""
-        own = (
-            ""
-            if self._around.member == self._around.host
-            else f"-{self._around.member.replace(' ', '-')}"
-        )
-        name = f"hang{number_}-{self._around.host}{own}.txt"
+        stem = "hang"
+        if self._written > 1:
+            stem += f"-{self._written}"
+        folder, host, member = self._around.output, self._around.host, self._around.member
+        name = f"{stem}-{host}.txt"
+        if member != host:
+            name = f"{stem}-{host}-{member.replace(' ', '-')}.txt"
+        text = self._around.mask(f"{said}\n\n{self._stacks}")
         try:
-            self._around.output.mkdir(parents=True, exist_ok=True)
-            whole = self._around.mask(f"{said}\n\n{self._stacks}")
-            (self._around.output / name).write_text(whole, encoding="utf-8", errors="replace")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8", errors="replace")
             if svg:
-                (self._around.output / f"hang{number_}.svg").write_text(
-                    svg, encoding="utf-8", errors="replace"
-                )
+                picture = folder / f"{stem}.svg"
+                picture.write_text(svg, encoding="utf-8", errors="replace")
         except OSError as error:
-            self._around.log(f"cannot write the stacks to {self._around.output}: {error}")
+            self._around.log(f"cannot write the stacks to {folder}: {error}")
             return ""
-        self._around.log(f"stacks of this host's ranks: {self._around.output / name}")
-        return f"output/{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
+        self._around.log(f"stacks of this host's ranks: {folder / name}")
+        return f"output/{names.HANG_DIRECTORY}/{stem}-HOST.txt"
 
     # --- helpers ----------------------------------------------------------------------------------
     def _tick_in(self, seconds: float) -> None:

@@ -14,7 +14,8 @@ from trainworks_launcher.supervise.hang.missing_collectives import Lacking
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
 
 _COLLECTIVES = re.compile(
-    r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$|/horovod/\w+/mpi_ops\.py$|/mpi4py/util/\w+\.py$"
+    r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$"
+    r"|/horovod/\w+/mpi_ops\.py$|/mpi4py/util/\w+\.py$"
 )
 """Files whose public functions are those in which a rank waits for others."""
 
@@ -22,6 +23,12 @@ _TO_ONE = re.compile(r"send|recv|probe", re.IGNORECASE)
 """Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and
 are no collectives.
 """
+
+_STOPPED = {
+    "T": "stopped (state T, by a signal such as SIGSTOP)",
+    "t": "stopped by a debugger (state t)",
+}
+"""State of proc(5) -> what it means."""
 
 _LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
 _DATA = "/torch/utils/data/"
@@ -56,19 +63,23 @@ class Row(NamedTuple):
     @property
     def key(self) -> tuple[str, str, str]:
         """Ranks with one key wait in the same place."""
-        return (self.kind, self.what, self.place if self.kind != "stopped" else "")
+        place = "" if self.kind == "stopped" else self.place
+        return (self.kind, self.what, place)
 
     def words(self, many: bool = False) -> str:
         """Return where it is, as the end of a sentence about one or many."""
+        be, wait = "is", "waits"
+        if many:
+            be, wait = "are", "wait"
         place = f" ({self.place})" if self.place else ""
-        why = f", {self.why}" if self.why else ""
-        be, wait = ("are", "wait") if many else ("is", "waits")
         if self.kind == "stopped":
             return f"{be} {self.what}"
         if self.kind in ("collective", "opens"):
             return f"{wait} in {self.what}{place}"
         if self.kind == "kernel":
-            return f"{be} without a Python stack{f': {self.what}' if self.what else ''}"
+            why = f": {self.what}" if self.what else ""
+            return f"{be} without a Python stack{why}"
+        why = f", {self.why}" if self.why else ""
         return f"{be} in {self.what}{place}{why}"
 
 
@@ -76,40 +87,51 @@ def documents(rows: Sequence[Row]) -> list[Json]:
     """Return the rows of a host as a part of a message: of bounded size, and
     ranks of one place together.
     """
-    groups: dict[Row, list[Json]] = {}
+    first_rows: dict[tuple[str, ...], Row] = {}
+    ranks: dict[tuple[str, ...], list[Json]] = {}
     for row in rows:
-        alike = next(
-            (first for first in groups if (first.key, first.why) == (row.key, row.why)), row
+        place = (*row.key, row.why)
+        first_rows.setdefault(place, row)
+        ranks.setdefault(place, []).append(row.rank)
+
+    messages: list[Json] = []
+    for group, row in list(first_rows.items())[:_PLACES]:
+        frames: list[Json] = [frame[:_LONGEST] for frame in row.frames]
+        messages.append(
+            {
+                "host": row.host[:_LONGEST],
+                "ranks": ranks[group],
+                "kind": row.kind,
+                "what": row.what[:_LONGEST],
+                "place": row.place[:_LONGEST],
+                "why": row.why[:_LONGEST],
+                "frames": frames,
+            }
         )
-        groups.setdefault(alike, []).append(row.rank)
-    return [
-        {
-            "host": row.host[:_LONGEST],
-            "ranks": ranks,
-            "kind": row.kind,
-            "what": row.what[:_LONGEST],
-            "place": row.place[:_LONGEST],
-            "why": row.why[:_LONGEST],
-            "frames": [frame[:_LONGEST] for frame in row.frames],
-        }
-        for row, ranks in list(groups.items())[:_PLACES]
-    ]
+    return messages
 
 
-def read_documents(host: str, found: Json) -> list[Row]:
-    """Return the rows in a host's message."""
+def read_documents(host: str, message: Json) -> list[Row]:
+    """Return the rows in a host's message; parts without the right form are left out."""
     rows: list[Row] = []
-    for document in map(mapping, found if isinstance(found, list) else ()):
-        kind, what, place, why = (
-            one_line(document.get(name), _LONGEST) for name in ("kind", "what", "place", "why")
-        )
-        frames = tuple(one_line(line, _LONGEST) for line in texts(document.get("frames"))[:_FRAMES])
+    if not isinstance(message, list):
+        return rows
+    for document in map(mapping, message):
         ranks = document.get("ranks")
-        numbers = (
-            [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        if not isinstance(ranks, list):
+            continue
+        row = Row(
+            rank=-1,
+            host=one_line(document.get("host"), _LONGEST) or host,
+            kind=one_line(document.get("kind"), _LONGEST),
+            what=one_line(document.get("what"), _LONGEST),
+            place=one_line(document.get("place"), _LONGEST),
+            why=one_line(document.get("why"), _LONGEST),
+            frames=tuple(
+                one_line(line, _LONGEST) for line in texts(document.get("frames"))[:_FRAMES]
+            ),
         )
-        where = one_line(document.get("host"), _LONGEST) or host
-        rows += [Row(rank, where, kind, what, place, why, frames) for rank in numbers]
+        rows += [row._replace(rank=rank) for rank in ranks if isinstance(rank, int)]
     return rows
 
 
@@ -133,32 +155,44 @@ def row_of(
         path: The file that the main thread is in the middle of opening, or the FIFO that it reads.
         natives: Its stacks with the frames of compiled code; () if they cannot be read.
     """
-    main = main_thread(threads)
-    frames = [frame for frame in main.frames if not frame.native] if main is not None else []
-    shown = tuple(f"{frame.name} ({frame.place})" for frame in frames[:_FRAMES])
-    own = next((frame for frame in frames if frame.is_own), frames[0] if frames else None)
-    place = own.place if own is not None else ""
-    if state in ("T", "t"):
-        what = (
-            "stopped (state T, by a signal such as SIGSTOP)"
-            if state == "T"
-            else "stopped by a debugger (state t)"
-        )
-        return Row(rank, host, "stopped", what, place, frames=shown)
-    if path:
-        return Row(rank, host, "opens", path, place, frames=shown)
-    native = main_thread(natives)
-    collective = _collective(frames) or _native_collective(
-        native.frames if native is not None else ()
+    frames = [frame for frame in _main_frames(threads) if not frame.native]
+    own = _innermost_of_user(frames)
+    row = Row(
+        rank=rank,
+        host=host,
+        kind="kernel",
+        what=waits,
+        place=own.place if own is not None else "",
+        frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_FRAMES]),
     )
+    if state in _STOPPED:
+        return row._replace(kind="stopped", what=_STOPPED[state])
+    if path:
+        return row._replace(kind="opens", what=path)
+
+    row = row._replace(why=waits)
+    collective = _collective(frames) or _native_collective(_main_frames(natives))
     if collective:
-        return Row(rank, host, "collective", collective, place, waits, shown)
-    data = next((frame for frame in frames if _DATA in frame.file), None)
-    if data is not None:
-        return Row(rank, host, "data", "DataLoader", place, waits, shown)
+        return row._replace(kind="collective", what=collective)
+    if any(_DATA in frame.file for frame in frames):
+        return row._replace(kind="data", what="DataLoader")
     if own is not None:
-        return Row(rank, host, "code", own.name, place, waits, shown)
-    return Row(rank, host, "kernel", waits, frames=shown)
+        return row._replace(kind="code", what=own.name)
+    return row._replace(why="")
+
+
+def _main_frames(threads: Sequence[Thread]) -> Sequence[Frame]:
+    """Return the frames of the main thread, innermost first; none if it is not among them."""
+    main = main_thread(threads)
+    return main.frames if main is not None else ()
+
+
+def _innermost_of_user(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's code; of any code where there is none."""
+    for frame in frames:
+        if frame.is_own:
+            return frame
+    return frames[0] if frames else None
 
 
 def waits_in_a_package(threads: Sequence[Thread]) -> bool:
@@ -168,12 +202,11 @@ def waits_in_a_package(threads: Sequence[Thread]) -> bool:
     Such as the driver of a cluster framework, whose main thread waits for the work of other
     processes or hosts while a thread beside it prints what they say.
     """
-    main = main_thread(threads)
-    for frame in main.frames if main is not None else ():
-        if not frame.native and not frame.is_standard:
-            return not frame.is_own and not any(
-                library in frame.file for library in ("/torch/", *_LIBRARIES)
-            )
+    for frame in _main_frames(threads):
+        if frame.native or frame.is_standard:
+            continue
+        of_torch = any(library in frame.file for library in ("/torch/", *_LIBRARIES))
+        return not frame.is_own and not of_torch
     return False
 
 
@@ -200,9 +233,9 @@ def _native_collective(frames: Sequence[Frame]) -> str:
     others, ``""`` for none.
     """
     for frame in reversed(frames):
-        found = _NATIVE.match(frame.name) if frame.native else None
-        if found:
-            return next(name for name in found.groups() if name)
+        call = _NATIVE.match(frame.name)
+        if frame.native and call is not None:
+            return next(name for name in call.groups() if name)
     return ""
 
 
@@ -232,88 +265,125 @@ def name_the_odd(
         records: What torch's flight recorder says. It names the rank where the stacks show all
             ranks in collectives.
     """
+    groups = _groups_of(rows)
+    odd = _odd(groups)
+    if all(group[0].kind == "collective" for group in groups):
+        in_order = sorted(rows, key=lambda row: row.rank)
+        odd = [row for row in in_order if row.rank in records.ranks] or odd
+
+    parts = _parts(groups, odd)
+    if silent:
+        parts.append(f"{', '.join(silent)} did not answer")
+    cause = f"no rank has made progress for {limit:g} s"
+    if parts:
+        cause += f": {'; '.join(parts)}"
+
+    lines = [cause]
+    lines += [f"torch's flight recorder: {line}" for line in records.lines]
+    advice = _advice(odd, groups)
+    if advice:
+        lines.append(advice)
+    example = next(iter([*odd, *rows]), None)
+    if example is not None and example.frames:
+        lines.append(f"{_label(example)}:")
+        lines += [f"  {frame}" for frame in example.frames]
+    return Verdict(cause, tuple(odd), "\n".join(lines))
+
+
+def _groups_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Put the ranks that wait in one place together, in the order of their numbers."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.rank, row.host)):
         groups.setdefault(row.key, []).append(row)
-    odd = _odd(list(groups.values()))
-    if all(kind == "collective" for kind, _, _ in groups):
-        odd = [
-            row for row in sorted(rows, key=lambda row: row.rank) if row.rank in records.ranks
-        ] or odd
-    rest = [group for group in groups.values() if group[0] not in odd]
-    said = [_one(row) for row in odd[:_SHOWN]]
+    return list(groups.values())
+
+
+def _parts(groups: Sequence[Sequence[Row]], odd: Sequence[Row]) -> list[str]:
+    """Return the parts of the cause: the odd ranks, then the largest groups of the others."""
+    parts = [_one(row) for row in odd[:_SHOWN]]
     if len(odd) > _SHOWN:
-        said.append(f"{len(odd) - _SHOWN} more differ")
-    said += [
-        _several(group, bool(odd), len(groups) == 1)
-        for group in sorted(rest, key=len, reverse=True)[:_SHOWN]
-    ]
-    said += [f"{', '.join(silent)} did not answer"] if silent else []
-    cause = f"no rank has made progress for {limit:g} s" + (f": {'; '.join(said)}" if said else "")
-    advice = _advice(odd, list(groups.values()))
-    lacks = [f"torch's flight recorder: {line}" for line in records.lines]
-    frames = [
-        f"{_label(row)}:\n" + "\n".join(f"  {frame}" for frame in row.frames)
-        for row in [*odd, *rows][:1]
-        if row.frames
-    ]
-    return Verdict(cause, tuple(odd), "\n".join(filter(None, (cause, *lacks, advice, *frames))))
+        parts.append(f"{len(odd) - _SHOWN} more differ")
+    others = [group for group in groups if group[0] not in odd]
+    for group in sorted(others, key=len, reverse=True)[:_SHOWN]:
+        if len(groups) == 1:
+            who = f"all {len(group)} ranks"
+        elif odd:
+            who = f"{len(group)} others"
+        else:
+            who = f"{len(group)} ranks"
+        if len(group) == 1:
+            parts.append(_one(group[0]))
+        else:
+            parts.append(f"{who} {group[0].words(many=True)}")
+    return parts
 
 
 def _odd(groups: Sequence[Sequence[Row]]) -> list[Row]:
     """Return the ranks that keep the others waiting, as far as that can be told."""
-    stopped = [row for group in groups for row in group if group[0].kind in ("stopped", "opens")]
     waiting = [group for group in groups if group[0].kind == "collective"]
+    stopped: list[Row] = []
+    apart: list[Row] = []
+    for group in groups:
+        if group[0].kind in ("stopped", "opens"):
+            stopped += group
+        if group[0].kind != "collective":
+            apart += group
     if len(groups) < 2:
         return stopped
-    to_one = [group for group in waiting if _TO_ONE.search(group[0].what)]
-    if to_one and len(to_one) < len(waiting) == len(groups):
-        # They wait for one rank, and the others for all of them.
-        return [row for group in to_one for row in group]
-    if waiting:
-        apart = [row for group in groups for row in group if group[0].kind != "collective"]
-        if apart:
-            return sorted(apart, key=lambda row: (row not in stopped, row.rank))
+
+    if len(waiting) == len(groups):
+        to_one = [group for group in waiting if _TO_ONE.search(group[0].what)]
+        if to_one and len(to_one) < len(waiting):
+            # They wait for one rank, and the others for all of them.
+            return _flat(to_one)
+    if waiting and apart:
+        return sorted(apart, key=lambda row: (row not in stopped, row.rank))
     if stopped:
         return stopped
-    largest = max(len(group) for group in groups)
-    if sum(len(group) == largest for group in groups) > 1:
+
+    # Nothing shows who waits for whom: the minority differs from the largest group.
+    sizes = [len(group) for group in groups]
+    if sizes.count(max(sizes)) > 1:
         return []
-    return [row for group in groups if len(group) < largest for row in group]
+    return _flat([group for group in groups if len(group) < max(sizes)])
+
+
+def _flat(groups: Sequence[Sequence[Row]]) -> list[Row]:
+    rows: list[Row] = []
+    for group in groups:
+        rows += group
+    return rows
 
 
 def _label(row: Row) -> str:
-    return f"rank {row.rank} on {row.host}" if row.rank >= 0 else f"the program on {row.host}"
+    if row.rank < 0:
+        return f"the program on {row.host}"
+    return f"rank {row.rank} on {row.host}"
 
 
 def _one(row: Row) -> str:
     return f"{_label(row)} {row.words()}"
 
 
-def _several(group: Sequence[Row], others: bool, all_: bool) -> str:
-    if len(group) == 1:
-        return _one(group[0])
-    who = f"all {len(group)} ranks" if all_ else f"{len(group)} {'others' if others else 'ranks'}"
-    return f"{who} {group[0].words(many=True)}"
-
-
 def _advice(odd: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
-    """Return what the picture says beyond the places."""
-    if odd and all(group[0].kind in ("code", "data", "kernel") for group in groups):
-        return "nothing shows who waits for whom: a rank that differs may be waiting for the others"
-    kinds = {group[0].key for group in groups} if not odd else set()
-    to_one = [what for kind, what, _ in kinds if kind == "collective" and _TO_ONE.search(what)]
+    """Return advice that follows from the picture, ``""`` where none does."""
+    if odd:
+        if all(group[0].kind in ("code", "data", "kernel") for group in groups):
+            return (
+                "nothing shows who waits for whom:"
+                " a rank that differs may be waiting for the others"
+            )
+        return ""
+
+    collectives = [group[0].what for group in groups if group[0].kind == "collective"]
+    to_one = sorted(name for name in collectives if _TO_ONE.search(name))
+    if to_one and len(groups) == 1:
+        return f"every rank waits in {to_one[0]}: look at what the other side has called"
     if to_one:
-        every = (
-            f"every rank waits in {to_one[0]}"
-            if len(kinds) == 1
-            else f"{' and '.join(sorted(to_one))} wait for one rank"
-        )
-        return f"{every}: look at what the other side has called"
-    if len(kinds) > 1 and all(kind == "collective" for kind, _, _ in kinds):
-        return (
-            "the ranks wait in different collectives: one of them left out a call, or made one more"
-        )
-    if len(kinds) == 1 and next(iter(kinds))[0] == "collective":
+        names = " and ".join(to_one)
+        return f"{names} wait for one rank: look at what the other side has called"
+    if not collectives or len(collectives) < len(groups):
+        return ""
+    if len(groups) == 1:
         return "every rank waits in the same collective: look at the network between the hosts"
-    return ""
+    return "the ranks wait in different collectives: one of them left out a call, or made one more"

@@ -45,46 +45,46 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
         hosts.setdefault(row.host, []).append(row)
     differ = {row.key for row in odd}
     by_size = sorted(places, key=lambda key: len(places[key]), reverse=True)
-    letters = {
-        key: letter.upper() if key in differ else letter
-        for key, letter in zip(by_size, chain(_LETTERS, "*" * len(by_size)))
-    }
-    shown = [*hosts]
+    letters = {}
+    for key, letter in zip(by_size, chain(_LETTERS, "*" * len(by_size))):
+        letters[key] = letter.upper() if key in differ else letter
+
+    shown = list(hosts)
     if len(hosts) > _HOSTS:
-        shown = sorted(hosts, key=lambda host: not any(row.key in differ for row in hosts[host]))[
-            :_HOSTS
-        ]
+        with_odd = {row.host for row in rows if row.key in differ}
+        shown = sorted(hosts, key=lambda host: host not in with_odd)[:_HOSTS]
     width = max(map(len, shown), default=0)
     lines: list[Line] = [[(_HEADING, "")]]
     for host in shown:
+        heading = f"  {host:<{width}}  {_numbers(hosts[host]):<9}  "
         cells = [(letters[row.key], letters[row.key]) for row in hosts[host][:_RANKS]]
         more = "..." if len(hosts[host]) > _RANKS else ""
-        lines.append([(f"  {host:<{width}}  {_numbers(hosts[host]):<9}  ", ""), *cells, (more, "")])
-    words = [f"and {len(hosts) - len(shown)} more hosts"] if len(hosts) > len(shown) else []
-    lines += [
-        [(f"  {each}", "")]
-        for each in (*words, *(f"{host}: no answer" for host in silent[:_HOSTS]))
-    ]
+        lines.append([(heading, ""), *cells, (more, "")])
+    if len(hosts) > len(shown):
+        lines.append([(f"  and {len(hosts) - len(shown)} more hosts", "")])
+    lines += [[(f"  {host}: no answer", "")] for host in silent[:_HOSTS]]
+
     for key in sorted(by_size, key=lambda key: key not in differ)[:_PLACES]:
         group = places[key]
-        said = (
-            f"{len(group)}"
-            f" {group[0].words(many=len(group) > 1)}{' (differs)' if key in differ else ''}"
-        )
-        lines.append([("  ", ""), (letters[key], letters[key]), (f" = {said}", "")])
-    lines += [[(f"  {len(places) - _PLACES} more places", "")]] if len(places) > _PLACES else []
+        meaning = f" = {len(group)} {group[0].words(many=len(group) > 1)}"
+        if key in differ:
+            meaning += " (differs)"
+        lines.append([("  ", ""), (letters[key], letters[key]), (meaning, "")])
+    if len(places) > _PLACES:
+        lines.append([(f"  {len(places) - _PLACES} more places", "")])
     return lines
 
 
 def _numbers(rows: Sequence[Row]) -> str:
     """Return the ranks of a host: ``8-15``, ``-`` for programs without a number."""
     first, last = rows[0].rank, rows[-1].rank
-    through = (
-        f"{first}-{last}"
-        if last - first + 1 == len(rows) > 1
-        else f"{first}{',...' if last > first else ''}"
-    )
-    return through if first >= 0 else "-"
+    if first < 0:
+        return "-"
+    if first == last:
+        return str(first)
+    if last - first + 1 == len(rows):
+        return f"{first}-{last}"
+    return f"{first},..."
 
 
 def as_text(lines: Sequence[Line]) -> str:

@@ -111,16 +111,16 @@ class Eyes:
                 None reads everything.
         """
         at = time.monotonic()
-        known = _all_stats()
-        found: dict[int, Process] = {}
+        stats = _all_stats()
+        processes: dict[int, Process] = {}
         for root in roots:
-            for pid in _descendants(known, [root.pid]):
+            for pid in _descendants(stats, [root.pid]):
                 old = before.processes.get(pid) if before is not None else None
-                found[pid] = self._process(pid, known[pid], old)
+                processes[pid] = self._process(pid, stats[pid], old)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(
-            at, running, found, bytes_of(found), written_at(self._heartbeat), _wrote(roots, found)
-        )
+        heartbeat = written_at(self._heartbeat)
+        wrote = _wrote(roots, processes)
+        return Look(at, running, processes, bytes_of(processes), heartbeat, wrote)
 
     def below(self, root: Root) -> tuple[int, ...]:
         """Return the ids of a root and of all that descends from it."""
@@ -138,20 +138,18 @@ class Eyes:
         waits, path = kernel_words(pid, now.state)
         stack: tuple[Thread, ...] = ()
         if python:
-            ran = threads.get(pid, (0, 0))[0]
-            same = (
-                old is not None
-                and (old.started, old.cpu, old.main[0]) == (now.started, now.cpu, ran)
-                and ran > 0
-            )
-            stack = (
-                old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
-            )
+            ran, _ = threads.get(pid, (0, 0))
+            times = (now.started, now.cpu, ran)
+            if old is not None and ran > 0 and (old.started, old.cpu, old.main[0]) == times:
+                # It has not run since the last look, so it is where it was.
+                stack = old.stack
+            stack = stack or self._stack(pid, now.state)
         sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
-        # Of read(2), write(2) and their kin; not those of recv(2).
-        moved = sum(
-            int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2]
-        )
+        # Bytes of read(2), write(2) and their kin; not those of recv(2).
+        moved = 0
+        for row in text_of(f"/proc/{pid}/io").splitlines()[:2]:
+            _, _, count = row.partition(":")
+            moved += int(count)
         wrote = -1
         if python and self._py_spy:  # faulthandler has the main thread write its stacks
             with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -182,20 +180,22 @@ class Eyes:
 
     def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
         """Return the stacks with those of compiled code, as far as py-spy can read them in time."""
-        known = _all_stats()
+        native_stacks: dict[int, tuple[Thread, ...]] = {}
+        if not self._py_spy:
+            return native_stacks
         deadline = time.monotonic() + _NATIVE_SECONDS
-        found: dict[int, tuple[Thread, ...]] = {}
-        for pid in _descendants(known, [root.pid for root in roots]):
-            # The process is held for that; a stopped one is not read. Now and then a stack cannot
-            # be unwound where the process was just then.
-            for _ in range(
-                _NATIVE_TRIES if self._py_spy and known[pid].state not in ("T", "t") else 0
-            ):
-                if not found.get(pid) and time.monotonic() < deadline and _is_python(pid):
-                    found[pid] = stacks.from_py_spy(
-                        self._spy(pid, deadline - time.monotonic(), "--native")
-                    )
-        return found
+        stats = _all_stats()
+        for pid in _descendants(stats, [root.pid for root in roots]):
+            # The process is held for that; a stopped one is not read.
+            if stats[pid].state in ("T", "t"):
+                continue
+            # Now and then a stack cannot be unwound where the process was just then.
+            for _ in range(_NATIVE_TRIES):
+                left = deadline - time.monotonic()
+                if left <= 0 or native_stacks.get(pid) or not _is_python(pid):
+                    break
+                native_stacks[pid] = stacks.from_py_spy(self._spy(pid, left, "--native"))
+        return native_stacks
 
     def rows(
         self,
@@ -205,20 +205,22 @@ class Eyes:
         natives: Mapping[int, tuple[Thread, ...]],
     ) -> list[Row]:
         """Return where each rank is, from a look and from the stacks of compiled code."""
-        known = _all_stats()
-        found = []
+        stats = _all_stats()
+        rows = []
         for root in roots:
-            below = _descendants(known, [root.pid])
-            pid = next(
-                (pid for pid in below if pid in seen.processes and seen.processes[pid].stack),
-                root.pid,
-            )
-            # A shell in front of the program answers nothing; what it started does.
-            state = known[pid].state if pid in known else ""
+            # A shell in front of the program has no Python stack; what it started does.
+            pid = root.pid
+            threads: tuple[Thread, ...] = ()
+            for descendant in _descendants(stats, [root.pid]):
+                process = seen.processes.get(descendant)
+                if process is not None and process.stack:
+                    pid, threads = descendant, process.stack
+                    break
+            state = stats[pid].state if pid in stats else ""
             state, waits, path = _waiting(pid, state, seen)
-            threads = seen.processes[pid].stack if pid in seen.processes else ()
-            found.append(row_of(root.rank, host, threads, state, waits, path, natives.get(pid, ())))
-        return found
+            native = natives.get(pid, ())
+            rows.append(row_of(root.rank, host, threads, state, waits, path, native))
+        return rows
 
     def report(
         self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]
@@ -227,16 +229,16 @@ class Eyes:
 
         With those of compiled code where py-spy can read them.
         """
-        known = _all_stats()
+        stats = _all_stats()
         lines: list[str] = []
         for root in roots:
             lines.append(f"=== rank {root.rank}" if root.rank >= 0 else "=== the program")
-            for pid in _descendants(known, [root.pid]):
-                now = known[pid]
+            for pid in _descendants(stats, [root.pid]):
+                now = stats[pid]
                 state, waits, path = _waiting(pid, now.state, seen)
-                said = ", ".join(filter(None, (f"state {state}", waits, path)))
+                doing = ", ".join(filter(None, (f"state {state}", waits, path)))
                 name = text_of(f"/proc/{pid}/comm").strip() or "ended"
-                lines.append(f"--- process {pid} ({name}), {said}, {now.cpu:.1f} s of CPU time")
+                lines.append(f"--- process {pid} ({name}), {doing}, {now.cpu:.1f} s of CPU time")
                 threads = natives.get(pid, ())
                 if not threads and pid in seen.processes:
                     threads = seen.processes[pid].stack
@@ -250,24 +252,27 @@ class Eyes:
 
 def _all_stats() -> dict[int, Stat]:
     """Process id -> what proc(5) says, of every process that can be seen."""
-    found = {}
+    stats = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                found[int(name)] = _stat(int(name))
-    return found
+                stats[int(name)] = _stat(int(name))
+    return stats
 
 
 def _stat(pid: int) -> Stat:
-    fields = (
-        Path(f"/proc/{pid}/stat")
-        .read_text(encoding="ascii", errors="replace")
-        .rpartition(")")[2]
-        .split()
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    # The name of the program stands before it, and may have brackets and spaces.
+    fields = text.rpartition(")")[2].split()
+    user, system, children_user, children_system = (int(field) for field in fields[11:15])
+    return Stat(
+        parent=int(fields[1]),
+        state=fields[0],
+        started=fields[19],
+        cpu=(user + system) / _TICKS,
+        children=(children_user + children_system) / _TICKS,
+        faults=int(fields[9]),
     )
-    ticks = [int(field) for field in fields[11:15]]
-    own, ended = (ticks[0] + ticks[1]) / _TICKS, (ticks[2] + ticks[3]) / _TICKS
-    return Stat(int(fields[1]), fields[0], fields[19], own, ended, int(fields[9]))
 
 
 def _descendants(known: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
@@ -300,15 +305,15 @@ def _threads(pid: int) -> dict[int, tuple[int, int]]:
 
     Source: Linux, sched-stats.rst.
     """
-    found = {}
+    times = {}
     with contextlib.suppress(OSError, ValueError):
-        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=pid.__ne__):  # noqa: PTH208  (names)
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  (names)
+        for thread in sorted(threads, key=pid.__ne__):
+            path = Path(f"/proc/{pid}/task/{thread}/schedstat")
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
-                ran, waited, _ = (
-                    Path(f"/proc/{pid}/task/{thread}/schedstat").read_text(encoding="ascii").split()
-                )
-                found[thread] = int(ran), int(waited)
-    return found if pid in found else {}
+                ran, waited, _ = path.read_text(encoding="ascii").split()
+                times[thread] = int(ran), int(waited)
+    return times if pid in times else {}
 
 
 def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
@@ -319,13 +324,15 @@ def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | No
     A program that is not Python may have any thread print for its work. Source: proc(5),
     ``task/TID/io``, ``syscw``.
     """
-    found: dict[int, int] = {}
+    calls: dict[int, int] = {}
     try:
         for pid in pids:
-            found[pid] = _writes(pid)
+            calls[pid] = _writes(pid)
     except (OSError, ValueError, StopIteration):
         return None
-    return found if roots and all(_is_python(root.pid) for root in roots) else None
+    if not roots or not all(_is_python(root.pid) for root in roots):
+        return None
+    return calls
 
 
 def _writes(pid: int) -> int:
@@ -356,10 +363,8 @@ def kernel_words(pid: int, state: str) -> tuple[str, str]:
     if state == "R":
         return "which computes or spins", ""
     if state == "D":
-        return (
-            f"which waits in the kernel ({text_of(f'/proc/{pid}/wchan').strip() or 'not known'})",
-            "",
-        )
+        function = text_of(f"/proc/{pid}/wchan").strip() or "not known"
+        return f"which waits in the kernel ({function})", ""
     try:
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
         call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
@@ -394,10 +399,8 @@ def _text_at(pid: int, address: int) -> str:
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)
-            return (
-                memory.read(_PATH_BYTES - address % _PATH_BYTES)
-                .partition(b"\0")[0]
-                .decode("utf-8", "replace")
-            )
+            rest_of_page = memory.read(_PATH_BYTES - address % _PATH_BYTES)
+        text, _, _ = rest_of_page.partition(b"\0")
+        return text.decode("utf-8", "replace")
     except (OSError, ValueError, OverflowError):
         return ""

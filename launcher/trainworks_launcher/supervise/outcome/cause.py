@@ -97,23 +97,36 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
         returncode: Negative after a signal; None if it is not known.
     """
     own, status = said.own(), status_of(said, returncode)
-    child = first_of_the_last([row for row in said.records if own is None or row.pid != own.pid])
-    if own is not None and own.message and _counts(own, returncode):
-        if signal_of(status or 0) == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
-            return Reason()
-        return Reason(child if own.is_of_a_child and child is not None else own)
-    earlier = (
-        own.cause if own is not None and own.message else child.cause if child is not None else ""
-    )
+    of_others = [row for row in said.records if own is None or row.pid != own.pid]
+    child = first_of_the_last(of_others)
     if own is None:
-        is_childs = child is not None and _passes_on(said, child, returncode)
-        return Reason(child) if is_childs else Reason(None, "", earlier)
+        if child is None:
+            return Reason()
+        if _passes_on(said, child, returncode):
+            return Reason(child)
+        return Reason(earlier=child.cause)
+
+    if own.message and _counts(own, returncode):
+        interrupted = signal_of(status or 0) == signal.SIGINT
+        if interrupted and own.message.startswith("KeyboardInterrupt"):
+            return Reason()
+        if own.is_of_a_child and child is not None:
+            return Reason(child)
+        return Reason(own)
+
     line = _headline(own.said)
     if not line and status in _SAYS_WHY:
         line = _last_line(said.errors)
-    # It said something of its own after its child had died, or it repeats what that one died of.
-    if child is not None and line and line in [part.strip() for part in child.message.splitlines()]:
-        return Reason(child)
+    # The process may only repeat the message that its child died with.
+    if child is not None and line:
+        message_lines = [part.strip() for part in child.message.splitlines()]
+        if line in message_lines:
+            return Reason(child)
+    earlier = ""
+    if own.message:
+        earlier = own.cause
+    elif child is not None:
+        earlier = child.cause
     return Reason(None, line, earlier)
 
 
@@ -167,8 +180,14 @@ def _headline(told: str) -> str:
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     if not lines:
         return ""
-    headline = " ".join(lines) if lines[0].endswith(":") else lines[0]
-    return headline if len(headline) <= _LINE_LIMIT else f"{headline[:_LINE_LIMIT]} [...]"
+    return _cut(" ".join(lines) if lines[0].endswith(":") else lines[0])
+
+
+def _cut(line: str) -> str:
+    """Return a line that is no longer than a cause may be."""
+    if len(line) <= _LINE_LIMIT:
+        return line
+    return f"{line[:_LINE_LIMIT]} [...]"
 
 
 _SAYS_WHY = (1, 2)
@@ -198,13 +217,13 @@ def _last_line(errors: bytes) -> str:
     lines = [line for line in text.split("\n") if any(map(str.isalpha, line))]
     if not lines or "\r" in lines[-1].rstrip("\r"):
         return ""
-    head = next(
-        (at for at in range(len(lines) - 1, -1, -1) if not lines[at].startswith((" ", "\t"))), 0
-    )
-    said = lines[head].strip()
-    if said.endswith(":"):
-        said = " ".join(line.strip() for line in lines[head:])
-    return printable(said if len(said) <= _LINE_LIMIT else f"{said[:_LINE_LIMIT]} [...]")
+    head = len(lines) - 1
+    while head > 0 and lines[head].startswith((" ", "\t")):
+        head -= 1
+    last = lines[head].strip()
+    if last.endswith(":"):
+        last = " ".join(line.strip() for line in lines[head:])
+    return printable(_cut(last))
 
 
 _LINE_LIMIT = 400
@@ -231,17 +250,16 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
     """
     own, died_of = said.own(), reason_of(said, returncode).died_of
     if own is not None and own.of_sigterm:
-        return Seen(
-            returncode, noted=exit_status(status_of(said, returncode) or 0), of_sigterm=True
-        )
+        noted_status = exit_status(status_of(said, returncode) or 0)
+        return Seen(returncode, noted=noted_status, of_sigterm=True)
     if died_of is not None:
         return Seen(returncode, noted=1, blames=died_of.blames)
-    aborted = signal_of(returncode or 0) == signal.SIGABRT
-    words = _WHAT.findall(_text(said.output)) if aborted else []
     if own is None:
-        return Seen(
-            returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory
-        )
+        blames = False
+        if signal_of(returncode or 0) == signal.SIGABRT:
+            exceptions = _WHAT.findall(_text(said.output))
+            blames = bool(exceptions) and blames_a_peer(exceptions[-1])
+        return Seen(returncode, blames=blames, of_memory=of_memory)
     noted = own.exit_status if own.exit_status >= 0 else None
     if own.message and not own.guessed:  # KeyboardInterrupt, which Python tells by SIGINT
         noted = exit_status(-signal.SIGINT)
@@ -279,11 +297,9 @@ def tells_of_ray(failure: Outcome) -> bool:
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
     """Return the failure of a rank that missed another one, as that of the one that had left."""
     early = left.outcome
-    where = (
-        f"rank {failure.rank} on host {failure.host}"
-        if failure.rank >= 0
-        else f"host {failure.host}"
-    )
+    where = f"host {failure.host}"
+    if failure.rank >= 0:
+        where = f"rank {failure.rank} on {where}"
     return Outcome(
         failure.kind,
         failure.status,
@@ -354,52 +370,48 @@ def failure_of(
         note: Stands after the status.
     """
     reason, counted = reason_of(said, returncode), status_of(said, returncode)
-    found = reason.died_of
-    if (
-        rank < 0 and found is not None and found.pid != said.pid
-    ):  # a rank of a starter that the script started
-        rank = found.rank
-    cause = (
-        found.cause
-        if found is not None
-        else cause or ("" if signal_of(counted or 0) else reason.line)
-    )
-    hard = signal_of(counted or 0) == signal.SIGKILL or said.own() is None
-    of_memory = bool(oom_kills) and ((hard and not cause) or _CHILD_LOST.search(cause) is not None)
-    library = mode.startswith("smdistributed.") or (
-        found is not None and "smdistributed/" in found.frames
-    )
+    exception = reason.died_of
+    if exception is not None:
+        cause = exception.cause
+        if rank < 0 and exception.pid != said.pid:
+            # It is of a rank of a starter that the script started.
+            rank = exception.rank
+    elif not cause and not signal_of(counted or 0):
+        cause = reason.line
+
+    memory = ""
+    if oom_kills and _is_of_memory(said, counted, cause):
+        memory = lack_of_memory(oom_kills, host)
+
+    notes = []
+    if _NO_GPU.search(cause) and _uses_smdistributed(mode, exception):
+        notes.append(EMULATE)
+    if exception is not None and exception.origin not in cause:
+        notes.append(exception.origin)
     asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
-    notes = [
-        EMULATE if library and _NO_GPU.search(cause) else "",
-        found.origin if found is not None and found.origin not in cause else "",
-        f"the GPU had printed: {asserted[0]}" if asserted else "",
-        f"before that, {lack_of_memory(oom_kills, host)}" if oom_kills and not of_memory else "",
-        f"{EARLIER}{reason.earlier}" if reason.earlier else "",
-        *(
-            f"a thread ({row.thread}) had died of {row.cause}"
-            for row in said.records
-            if row.thread and row.cause
-        ),
-    ]
-    message, frames = "", ""
-    if found is not None:
-        message, frames = (
-            found.message.rstrip("\n"),
-            f"{_TRACEBACK}\n{found.frames.rstrip()}" if found.frames else "",
-        )
+    if asserted:
+        notes.append(f"the GPU had printed: {asserted[0]}")
+    if oom_kills and not memory:
+        notes.append(f"before that, {lack_of_memory(oom_kills, host)}")
+    if reason.earlier:
+        notes.append(f"{EARLIER}{reason.earlier}")
+    threads = [row for row in said.records if row.thread and row.cause]
+    notes += [f"a thread ({row.thread}) had died of {row.cause}" for row in threads]
+
+    frames = ""
+    if exception is None:
+        message = _last_lines(said.output, cause)
     else:
-        everything = [line for line in _text(said.output).splitlines() if line.strip()]
-        last = ([line for line in without_help(everything) if line] or everything)[-_SHOWN_LINES:]
-        is_cause = len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT])
-        message = "" if is_cause else "\n".join(last)
+        message = exception.message.rstrip("\n")
+        if exception.frames:
+            frames = f"{_TRACEBACK}\n{exception.frames.rstrip()}"
     return Outcome(
         FAILED,
         exit_status(counted or 0),
         host,
         shorten(cause),
         rank,
-        lack_of_memory(oom_kills or 0, host) if of_memory else "",
+        memory,
         place_of(what, host, mode, rank),
         _end_of(returncode, counted, oom_kills, note),
         [shorten(words) for words in notes if words][:_NOTES],
@@ -408,18 +420,45 @@ def failure_of(
     )
 
 
+def _is_of_memory(said: Said, counted: int | None, cause: str) -> bool:
+    """Return whether a process, of a host that killed some for lack of memory, was killed itself,
+    or says that it has lost a process.
+    """
+    if _CHILD_LOST.search(cause):
+        return True
+    was_killed = signal_of(counted or 0) == signal.SIGKILL or said.own() is None
+    return was_killed and not cause
+
+
+def _uses_smdistributed(mode: str, exception: Record | None) -> bool:
+    if mode.startswith("smdistributed."):
+        return True
+    return exception is not None and "smdistributed/" in exception.frames
+
+
+def _last_lines(output: bytes, cause: str) -> str:
+    """Return the end of an output; ``""`` if it is only the cause again."""
+    lines = [line for line in _text(output).splitlines() if line.strip()]
+    telling = [line for line in without_help(lines) if line]
+    last = (telling or lines)[-_SHOWN_LINES:]
+    if len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT]):
+        return ""
+    return "\n".join(last)
+
+
 def _end_of(returncode: int | None, counted: int | None, oom_kills: int | None, note: str) -> str:
     """Return how a process ended in words. counted: the status that counts,
     which its record may have.
     """
     if counted is None:
         return UNKNOWN_END
-    told = f"{describe_status(counted, oom_kills)}{note}"
+    end = f"{describe_status(counted, oom_kills)}{note}"
     if returncode is None:
-        return f"{told}, noted before its process had ended"
+        return f"{end}, noted before its process had ended"
     if returncode != counted:
-        return f"{told}, noted before {describe_status(returncode, oom_kills).partition(' (')[0]}"
-    return told
+        later, _, _ = describe_status(returncode, oom_kills).partition(" (")
+        return f"{end}, noted before {later}"
+    return end
 
 
 _TRACEBACK = "Traceback (most recent call last):"

@@ -284,9 +284,8 @@ class Family:
             if found is None or found.si_pid in ours:
                 break
             statuses.append(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
-            with contextlib.suppress(
-                ChildProcessError
-            ):  # the thread that started it was first (hang.looking)
+            with contextlib.suppress(ChildProcessError):
+                # The thread that started it was first (hang.looking).
                 os.waitpid(found.si_pid, 0)
         return statuses
 

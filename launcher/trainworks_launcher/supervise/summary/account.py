@@ -52,15 +52,17 @@ class Figures(NamedTuple):
 
 def read_figures(message: Mapping[str, Json]) -> Figures:
     """Return the figures in the message of another host; what cannot be read is unknown."""
-    first, idle, gpus = message.get("first_output"), message.get("idle"), message.get("gpus")
+    first_output, idle = message.get("first_output"), message.get("idle")
+    gpus = message.get("gpus")
+    percents = []
+    if isinstance(gpus, list):
+        percents = [min(100, max(0, number(percent))) for percent in gpus[:_GPUS]]
     return Figures(
-        None if first is None else seconds(first),
-        max(0, number(message.get("restarts"))),
-        None if idle is None else seconds(idle),
-        max(0, number(message.get("memory"))),
-        tuple(min(100, max(0, number(each))) for each in gpus[:_GPUS])
-        if isinstance(gpus, list)
-        else (),
+        first_output=None if first_output is None else seconds(first_output),
+        restarts=max(0, number(message.get("restarts"))),
+        idle=None if idle is None else seconds(idle),
+        memory=max(0, number(message.get("memory"))),
+        gpus=tuple(percents),
     )
 
 
@@ -69,27 +71,38 @@ def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
 
     Hosts: host -> its figures, None for one that told nothing.
     """
-    known = [figures for figures in hosts.values() if figures is not None]
-    said = [f"{_duration(took)} on {len(hosts)} host{'' if len(hosts) == 1 else 's'}"]
-    first = [figures.first_output for figures in known if figures.first_output is not None]
-    said += [f"first output after {_duration(min(first))}"] if first else []
-    restarts = max((figures.restarts for figures in known), default=0)
-    said += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
-    idle = min((figures.idle for figures in known if figures.idle is not None), default=0.0)
-    said += [f"{_duration(idle)} without progress"] if idle else []
-    memory, host = max(
-        ((figures.memory, host) for host, figures in hosts.items() if figures), default=(0, "")
-    )
+    known = {host: figures for host, figures in hosts.items() if figures is not None}
+    parts = [f"{_duration(took)} on {_count(len(hosts), 'host')}"]
+
+    outputs = [row.first_output for row in known.values() if row.first_output is not None]
+    if outputs:
+        parts.append(f"first output after {_duration(min(outputs))}")
+
+    restarts = max((row.restarts for row in known.values()), default=0)
+    if restarts:
+        parts.append(_count(restarts, "restart"))
+
+    idle = min((row.idle for row in known.values() if row.idle is not None), default=0.0)
+    if idle:
+        parts.append(f"{_duration(idle)} without progress")
+
+    memory, host = max(((row.memory, host) for host, row in known.items()), default=(0, ""))
     if memory:
         where = f" ({host})" if len(hosts) > 1 else ""
-        said.append(f"at most {_size(memory)} of memory{where}")
-    gpus = [gpu for figures in known for gpu in figures.gpus]
-    said += (
-        [f"GPUs busy {sum(gpus) / len(gpus):.0f} %, the least busy one {min(gpus)} %"]
-        if gpus
-        else []
-    )
-    return f"summary: {', '.join(said)}"
+        parts.append(f"at most {_size(memory)} of memory{where}")
+
+    gpus: list[int] = []
+    for row in known.values():
+        gpus += row.gpus
+    if gpus:
+        mean = sum(gpus) / len(gpus)
+        parts.append(f"GPUs busy {mean:.0f} %, the least busy one {min(gpus)} %")
+    return f"summary: {', '.join(parts)}"
+
+
+def _count(number_: int, noun: str) -> str:
+    """Return ``1 host`` or ``2 hosts``."""
+    return f"{number_} {noun}" if number_ == 1 else f"{number_} {noun}s"
 
 
 def _size(count: int) -> str:
@@ -104,7 +117,9 @@ def _duration(value: float) -> str:
     """Return seconds for people: ``3.2 s``, ``12 min``, ``5.1 h``."""
     if value < _MINUTES:
         return f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < _HOURS else f"{value / 3600:.1f} h"
+    if value < _HOURS:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h"
 
 
 class Account:
@@ -157,14 +172,19 @@ class Account:
         except BlockingIOError:
             return
         *lines, self._answer = (self._answer + chunk).split(b"\n")
-        for said in lines:
+        for line_ in lines:
             with contextlib.suppress(ValueError):
-                rows = decode(said.decode("ascii"))
-                for row in rows if isinstance(rows, list) else ():
-                    if isinstance(row, list) and len(row) > 1:
-                        self._samples.setdefault(number(row[0]), []).append(number(row[1]))
+                self._add_sample(decode(line_.decode("ascii")))
         if not chunk:
             self._loop.unwatch(source)
+
+    def _add_sample(self, rows: Json) -> None:
+        if not isinstance(rows, list):
+            return
+        for row in rows:
+            if isinstance(row, list) and len(row) > 1:
+                index, percent = number(row[0]), number(row[1])
+                self._samples.setdefault(index, []).append(percent)
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host has ended, and tells its figures."""
@@ -187,20 +207,20 @@ class Account:
             asking.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 asking.wait(_END_SECONDS)  # a driver may hang in the kernel
-        first = min(
-            (tail.first_at - self._started for tail in tails if tail.first_at), default=None
+        outputs = [tail.first_at - self._started for tail in tails if tail.first_at]
+        gpus = [round(sum(uses) / len(uses)) for uses in self._samples.values()]
+        own = Figures(
+            first_output=max(0.0, min(outputs)) if outputs else None,
+            restarts=restarts,
+            idle=idle,
+            memory=highest_bytes(contained=is_contained()) or 0,
+            gpus=tuple(gpus),
         )
-        gpus = tuple(round(sum(uses) / len(uses)) for uses in self._samples.values())
-        memory = highest_bytes(contained=is_contained()) or 0
-        own = Figures(first and max(0.0, first), restarts, idle, memory, gpus)
         self._known[self._member] = own
         return {**own._asdict(), "gpus": list(gpus)}
 
     def write(self) -> None:
         """The leader knows the figures of all hosts: print the line."""
-        self._log(
-            line(
-                time.monotonic() - self._started,
-                {host: self._known.get(host) for host in self._hosts},
-            )
-        )
+        took = time.monotonic() - self._started
+        hosts = {host: self._known.get(host) for host in self._hosts}
+        self._log(line(took, hosts))

@@ -195,9 +195,8 @@ def _end_groups(*, abort: bool) -> None:
     After a failure NCCL's would wait for ranks that are gone: they are aborted.
     """
     if abort:
-        with contextlib.suppress(
-            AttributeError, RuntimeError
-        ):  # before torch 2.6; a backend that cannot
+        with contextlib.suppress(AttributeError, RuntimeError):
+            # Before torch 2.6; a backend that cannot.
             dist.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public name
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -13,16 +13,7 @@ from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, t
 
 from . import own_passes, variables
 from .contexts import Context
-from .messages import (
-    Arguments,
-    Backward,
-    Forward,
-    Gradients,
-    Hop,
-    Outputs,
-    Result,
-    beside,
-)
+from .messages import Arguments, Backward, Forward, Gradients, Hop, Outputs, Result, beside
 from .modules import run_children
 from .port import TWICE, Port
 from .randomness import place

@@ -70,9 +70,8 @@ class Order:
         self._first = FIRST
         self.sums = True
         seen: set[int] = set()
-        for number, (_, block) in reversed(
-            list(enumerate(blocks))
-        ):  # the model is the first, and has the rest
+        for number, (_, block) in reversed(list(enumerate(blocks))):
+            # The model is the first, and has the rest.
             held = [
                 (module._parameters, key, numbers[id(p)])  # noqa: SLF001
                 for module in block.modules()
@@ -142,9 +141,8 @@ class Order:
                 nonlocal began
                 if not began and number:
                     self._note(_BACKWARD, number)
-                elif (
-                    not began and self._first and not self._unused
-                ):  # the model's own are summed last
+                elif not began and self._first and not self._unused:
+                    # The model's own are summed last.
                     Variable._execution_engine.queue_callback(lambda: self._before_sum(held))  # noqa: SLF001  as FSDP does
                 began = True
 

@@ -117,9 +117,8 @@ def shard(
     options: dict[str, Any] = {"mesh": over}
     if half is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    if (
-        apart and "ignored_params" not in inspect.signature(fully_shard).parameters
-    ):  # of PyTorch 2.6
+    if apart and "ignored_params" not in inspect.signature(fully_shard).parameters:
+        # PyTorch 2.6 has no such option.
         found = ", ".join(sorted(names[id(p)] for p in apart))
         raise SMPConfigError(
             f"PyTorch {torch.__version__} cannot leave parameters whole that have no rows: {found}"

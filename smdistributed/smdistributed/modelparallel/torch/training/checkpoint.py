@@ -580,9 +580,8 @@ def _sync(folder: Path) -> None:
 
 
 def _read(path: Path, *, optional: bool = False, lazily: bool = False) -> Any:
-    if (
-        not path.exists() or path.stat().st_size == 0
-    ):  # older Trainers mark a checkpoint with an empty file
+    if not path.exists() or path.stat().st_size == 0:
+        # Older Trainers mark a checkpoint with an empty file.
         if optional:
             return None
         raise FileNotFoundError(

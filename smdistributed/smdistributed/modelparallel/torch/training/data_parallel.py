@@ -138,9 +138,8 @@ class Reducer:
         kinds: dict[tuple[CommGroup, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in reversed(list(parameters)):  # the last layer's gradients are there first
             group = replica_group(parameter)
-            if (
-                _divisor(group) > 1
-            ):  # with one replica, a split parameter has seen the samples of its tensor ranks
+            if _divisor(group) > 1:
+                # With one replica, a split parameter has seen the samples of its tensor ranks.
                 kinds.setdefault((group, parameter.dtype, parameter.device), []).append(parameter)
         self.buckets: list[Bucket] = []
         for (group, _, _), members in kinds.items():

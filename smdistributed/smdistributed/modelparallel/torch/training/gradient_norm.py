@@ -56,9 +56,8 @@ def total_norm(
         # Tensor ranks have equal copies of a parameter that is not split: one of them counts.
         if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
             continue
-        if mesh.part() != 0 and not mesh.is_sharded(
-            parameter
-        ):  # so do the ranks that share the others
+        if mesh.part() != 0 and not mesh.is_sharded(parameter):
+            # So do the ranks that share the others.
             continue
         grad = mesh.local(grad)
         if not grad.numel():  # the rows of a small parameter are all on other ranks

@@ -610,9 +610,8 @@ class DistributedOptimizer(_Optimizer):
 
     def _smp_load_precision(self, saved: Mapping[str, Any] | None) -> None:
         assert self._smp_masters is not None
-        if (
-            saved is None
-        ):  # saved in float32, or the model only: the model's parameters are all there is
+        if saved is None:
+            # Saved in float32, or the model only: the model's parameters are all there is.
             self._smp_masters.refresh(everything=True)
             return
         with torch.no_grad():

@@ -254,9 +254,8 @@ class _Source:
             gone = None if link.closed else Gone(str(error) or "the connection was closed")
         except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
             gone = Gone(f"its message cannot be read: {type(error).__name__}: {error}")
-        except (
-            BaseException
-        ):  # Ctrl-C in the thread that waits: the rest of the message would be taken for another
+        except BaseException:
+            # Ctrl-C in the thread that waits: the rest of the message would be taken for another.
             link.inbox.put((link, self.peer, Gone("the reading of a message was interrupted"), []))
             raise
         return (link, self.peer, gone, []) if gone else None, False
