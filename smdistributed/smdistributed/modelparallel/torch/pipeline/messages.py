@@ -272,7 +272,7 @@ class Arguments:
             if not mutable.same(now, before):
                 cells.append((number, now))
         for number, (leaf, state) in enumerate(self.leaves, len(self.cells)):
-            if mutable.state(leaf) != state:
+            if mutable.state(leaf, state) is not state:
                 cells.append((number, mutable.value(leaf)))
         return tensors, cells
 
