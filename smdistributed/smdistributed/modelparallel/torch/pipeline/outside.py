@@ -125,6 +125,8 @@ class Outside:
         """Yield what a module can reach, each with a name of its own: containers, and what
         stands for variables that are written.
         """
+        if id(module) not in self._code and id(module) not in self._hooks:
+            return
         home = "" if _installed(type(module)) else package(type(module))
         names: collections.Counter[str] = collections.Counter()
         for name, value in self._of_module(module, home):

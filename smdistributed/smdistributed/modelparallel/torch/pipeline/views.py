@@ -1350,6 +1350,8 @@ class Views:
 
     def lent(self, result: Any) -> tuple[int, ...]:
         """Return the numbers of the tensors and containers in a result that modules keep."""
+        if isinstance(result, torch.Tensor):
+            return (0,) if id(result) in self._kept else ()
         found = []
         for number, each in enumerate(_inside(result)):
             if id(each) in self._cells or id(each) in self._kept:
@@ -1582,8 +1584,9 @@ def _held(module: nn.Module) -> dict[str, Any]:
 def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
     """Yield what a module holds, with names: its attributes, and what its hooks have in hand."""
     for name, value in list(module.__dict__.items()):
-        if name not in _PRIVATE and not name.startswith("_smp"):
-            yield name, value
+        if type(value) in mutable.ATOMS or name in _PRIVATE or name.startswith("_smp"):
+            continue
+        yield name, value
     yield from outside.of(module)
     for kind in HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):

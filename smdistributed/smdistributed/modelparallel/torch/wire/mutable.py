@@ -71,7 +71,8 @@ LARGE = 4096
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that do not change, and are cheap to send."""
 
-
+ATOMS = frozenset(PLAIN)
+"""The same, to be asked for the type of a value: a subclass may have attributes."""
 _NOTHING_INSIDE = {*PLAIN, torch.Tensor}
 
 
@@ -494,7 +495,7 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         package: Of objects of other installed packages, such as a configuration, a log or a writer,
             only plain attributes are looked at; empty: they are as all others.
     """
-    if isinstance(value, WHOLE) and not (package and is_outside(value)):
+    if type(value) in ATOMS:
         return
     seen: set[int] = set()
     todo = [iter([value])]
@@ -503,10 +504,10 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         if each is todo:
             todo.pop()
             continue
-        if id(each) in seen or is_array(each):
+        kind: Any = type(each)
+        if kind in ATOMS or id(each) in seen or _is_array_kind(kind):
             continue
         seen.add(id(each))
-        kind: Any = type(each)
         if package and is_outside(each):
             yield Settings.of(each)
             todo.append(
@@ -559,6 +560,8 @@ def leaves(value: Any, package: str) -> Iterator[Any]:
 def is_leaf(value: Any) -> bool:
     """Return whether a value is no container, and can be written in place."""
     kind: Any = type(value)
+    if kind in ATOMS:
+        return False
     iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
     of_numpy = kind.__module__.partition(".")[0] == "numpy" or is_array(value)
     return iterates or isinstance(value, _LEAVES) or of_numpy
