@@ -15,7 +15,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
 
-.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -97,6 +97,9 @@ peers: setup  ## the programs that the launcher is tested and measured with: Ope
 
 torch: setup  ## the environment that checks and tests smdistributed: PyTorch, transformers, Open MPI
 	@tools/set-up-peers smdistributed
+
+reading:  ## print how each package reads, beside its peers: tokens a line, conditionals, comments, pronouns; no gate
+	@$(PYTHON) tools/reading.py
 
 clean:  ## remove what `make` made in this folder; images stay in their engine
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -60,8 +60,9 @@ def explain(error: ModuleNotFoundError) -> None:
         # `make setup` was run: its environment has what this Python lacks.
         os.execv(ENVIRONMENT_PYTHON, [str(ENVIRONMENT_PYTHON), *sys.argv])
     sys.exit(
-        f"error: {sys.executable} lacks {', '.join(missing)}\n\nhint: run `make setup`, then this"
-        " again"
+        f"error: {sys.executable} lacks {', '.join(missing)}\n"
+        "\n"
+        "hint: run `make setup`, then this again"
     )
 
 

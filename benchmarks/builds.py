@@ -72,15 +72,19 @@ PROMISED = {"noop": 5.0, "launcher": 20.0, "render all": 2.0, "plan": 0.5}
 RENDER_ALL = """
 import sys
 from pathlib import Path
+
 sys.path.insert(0, sys.argv[1] + "/src")
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
+
 facts = load(Path(sys.argv[1]))
 for row in facts.targets:
     base = facts.base_by_name[row.base]
-    request = Request(framework=row.framework, cuda=row.cuda, version=row.version, python=base.python)
+    request = Request(
+        framework=row.framework, cuda=row.cuda, version=row.version, python=base.python
+    )
     render(make_plan(request, facts), facts)
 """
 
@@ -184,8 +188,8 @@ def freeze(folder: Path, *, own_caches: bool = True) -> None:
         path.write_text(text.replace("id=trainworks-", OWN_CACHES), encoding="utf-8")
     if not changed:
         raise SystemExit(
-            "the recipes have no cache mounts of the name `trainworks-...` any more: adapt the"
-            " benchmark"
+            "the recipes have no cache mounts of the name"
+            " `trainworks-...` any more: adapt the benchmark"
         )
 
 
@@ -233,9 +237,9 @@ def measure_cold(bench: Bench) -> list[Figure]:
             ours=(again,),
             peer=(theirs,),
             note=(
-                f"measured once; load when it began {again_load}. Our cache mounts are as the cold"
-                " build left them; the peer keeps no downloads, its figure is that of the cold"
-                " build"
+                f"measured once; load when it began {again_load}."
+                " Our cache mounts are as the cold build left them;"
+                " the peer keeps no downloads, its figure is that of the cold build"
             ),
         ),
     ]
@@ -375,8 +379,8 @@ def measure_size(bench: Bench) -> tuple[list[Figure], list[str]]:
             peer=(sizes[1],),
             promise=bench.plan.budget_megabytes,
             note=(
-                f"of which Python bytecode {bytecode[0]:.0f} MB in ours and {bytecode[1]:.0f} MB in"
-                " the peer's"
+                f"of which Python bytecode {bytecode[0]:.0f} MB"
+                f" in ours and {bytecode[1]:.0f} MB in the peer's"
             ),
         ),
         Figure(

@@ -171,8 +171,8 @@ def main() -> int:
     found["load at the end"] = load()
     section = Section(
         title=(
-            f"Start of {asked.hosts} hosts on the control channel, in {PROCESSES} processes of one"
-            " machine"
+            f"Start of {asked.hosts} hosts on the control channel,"
+            f" in {PROCESSES} processes of one machine"
         ),
         machine=found,
         figures=(

@@ -36,10 +36,10 @@ RUN --mount=type=secret,id=uv.toml --mount=type=secret,id=ca.pem \\
 """
 PEERS = {
     "peer": (
-        "uv pip freeze > /tmp/before && uv pip install --compile-bytecode -r /tmp/requirements.txt"
-        " && uv pip freeze | grep -vxFf /tmp/before > /tmp/exact && uv pip compile --quiet"
-        " --no-deps --generate-hashes /tmp/exact --output-file /opt/requirements.lock && rm -rf"
-        " /tmp/uv\n"
+        "uv pip freeze > /tmp/before && uv pip install --compile-bytecode -r"
+        " /tmp/requirements.txt && uv pip freeze | grep -vxFf /tmp/before >"
+        " /tmp/exact && uv pip compile --quiet --no-deps --generate-hashes"
+        " /tmp/exact --output-file /opt/requirements.lock && rm -rf /tmp/uv\n"
     ),
     "bare": "uv pip install -r /tmp/requirements.txt && rm -rf /tmp/uv\n",
 }

@@ -25,13 +25,14 @@ LIMIT = 1800.0
 HEAD = """\
 # Measured
 
-Written by the benchmarks with `--write`; do not edit. Every figure of a section was measured in one run on one
-machine, ours and the peer's taking turns where a figure has more than one measurement: the ratio is what to compare,
-the seconds belong to that machine and to what else it did (its load is given; above the number of cores, everything
-waits). Medians, with the smallest and the largest measurement in brackets.
+Written by the benchmarks with `--write`; do not edit. Every figure of a section was measured in
+one run on one machine, ours and the peer's taking turns where a figure has more than one
+measurement: the ratio is what to compare, the seconds belong to that machine and to what else it
+did (its load is given; above the number of cores, everything waits). Medians, with the smallest
+and the largest measurement in brackets.
 
-Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, extend.py, start.py,
-pipeline.py, restarts.py, sharding.py and channel.py.
+Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py,
+extend.py, start.py, pipeline.py, restarts.py, sharding.py and channel.py.
 """
 
 

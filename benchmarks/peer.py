@@ -15,21 +15,24 @@ from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan
 
 WORDS = """\
-a Dockerfile with one stage, as people write them: from the same base image, `apt-get install` of our Debian packages
-with compiler, headers, pip and venv, then `pip install --no-cache-dir` of the same locked files with the same hashes in
-one step, then at the end, where a change costs least, `COPY` of the launcher, `pip install` of it and `gcc` of the
-hostname shim. It is built by the same engine with the same mirrors, proxies and local files, timed without any process
-of ours around it. It differs from ours where such Dockerfiles do: it keeps compiler and headers, and pip writes
+a Dockerfile with one stage, as people write them: from the same base image, `apt-get install` of
+our Debian packages with compiler, headers, pip and venv, then `pip install --no-cache-dir` of the
+same locked files with the same hashes in one step, then at the end, where a change costs least,
+`COPY` of the launcher, `pip install` of it and `gcc` of the hostname shim. It is built by the same
+engine with the same mirrors, proxies and local files, timed without any process of ours around it.
+It differs from ours where such Dockerfiles do: it keeps compiler and headers, and pip writes
 bytecode (`.pyc`) of everything, ours only of what every job imports."""
 
 TEMPLATE = """\
 FROM {base}
-RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list --mount=type=secret,id=ca.pem \\
+RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list \\
+    --mount=type=secret,id=ca.pem \\
     export APT_CONFIG=/run/secrets/apt.conf DEBIAN_FRONTEND=noninteractive \\
     && apt-get update \\
     && apt-get install -y --no-install-recommends {debian} \\
     && rm -rf /var/lib/apt/lists/* \\
-    && mkdir -p /run/sshd /opt/ml/code /opt/ml/model /opt/ml/input/config /opt/ml/input/data /opt/ml/output/data
+    && mkdir -p /run/sshd /opt/ml/code /opt/ml/model \\
+    && mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/output/data
 ENV {environment}
 COPY requirements.txt /tmp/requirements.txt
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=secret,id=netrc \\
@@ -44,7 +47,8 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=s
     {pip_environment} \\
     && pip install --no-cache-dir /opt/launcher \\
     && mkdir -p /opt/trainworks/lib \\
-    && gcc -O2 -shared -fPIC -o /opt/trainworks/lib/libhostname.so /opt/launcher/hostname_shim/hostname.c
+    && gcc -O2 -shared -fPIC -o /opt/trainworks/lib/libhostname.so \\
+        /opt/launcher/hostname_shim/hostname.c
 WORKDIR /opt/ml/code
 ENTRYPOINT ["train"]
 """

@@ -43,17 +43,24 @@ PROMISE = 3.0
 
 SCRIPT = """\
 import os, signal, sys, time
+
 now = time.monotonic()
-started = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-started += now - time.clock_gettime(time.CLOCK_BOOTTIME)
+ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+started = booted + ticks / os.sysconf("SC_CLK_TCK")
 mark, rank = sys.argv[1], os.environ["RANK"]
 first = not os.path.exists(mark)
-def say(word, moment=None):  # in one piece: the other rank writes too
-    os.write(1, f"moment {word} of rank {rank} begun {started:.3f}: {moment or time.monotonic():.3f}\\n".encode())
+
+def say(word, moment=None):
+    moment = moment or time.monotonic()
+    line = f"moment {word} of rank {rank} begun {started:.3f}: {moment:.3f}\\n"
+    os.write(1, line.encode())  # in one piece: the other rank writes too
+
 say("started", started)
 say("line", now)
 import torch
 import torch.distributed as dist
+
 say("imported")
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -339,9 +346,9 @@ def main() -> int:
         machine=found,
         figures=tuple(figures),
         peer=(
-            "torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with"
-            f" the same script, Python and torch. A job that has not ended after {LIMIT:g} s counts"
-            " as failed."
+            "torchrun alone (`--standalone` or `--rdzv-backend=c10d`,"
+            " `--max-restarts=3`), with the same script, Python and torch."
+            f" A job that has not ended after {LIMIT:g} s counts as failed."
         ),
         details=(table(rows),),
     )

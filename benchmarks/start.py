@@ -40,12 +40,17 @@ FIRST_LINE = (
 
 IMPORT = """
 import json, resource, subprocess, sys, time
+
 def importing():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     subprocess.run(["/opt/venv/bin/python", "-c", "import torch"], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return [time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime]
+    return [
+        time.perf_counter() - started,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    ]
+
 print(json.dumps([importing(), importing()]))
 """
 """Run by the system's Python in a fresh container: seconds and processor
@@ -168,8 +173,8 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
             ours=added["ours"],
             peer=added["peer"],
             note=(
-                "each start less the script's Python alone of the same turn; promised: at least 5"
-                " times less"
+                "each start less the script's Python alone of the same turn;"
+                " promised: at least 5 times less"
             ),
         ),
         Figure(
@@ -178,8 +183,8 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
             ours=tuple(times["ours"]),
             peer=tuple(times["peer"]),
             note=(
-                "a plain script on one host; the script's Python, whose start is part of it, is the"
-                " same"
+                "a plain script on one host;"
+                " the script's Python, whose start is part of it, is the same"
             ),
         ),
         Figure(

@@ -37,16 +37,20 @@ TOYS = {
     "dies": "import os, signal\ndef run(options):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
     "silent": "import os\ndef run(options):\n    os._exit(0)\n",
     "absent": (
-        "from together import NotTestedError\ndef run(options):\n    raise NotTestedError('no such"
-        " card')\n"
+        "from together import NotTestedError\n"
+        "def run(options):\n"
+        "    raise NotTestedError('no such card')\n"
     ),
     "hangs": "import threading\ndef run(options):\n    threading.Event().wait()\n",
     # A child of its own session, which outlives its parent.
     "leaves": (
         """
 import os, subprocess, sys
+
 def run(options):
-    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True
+    )
     return child.pid
 """
     ),
@@ -166,8 +170,7 @@ def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
     assert record(report, tmp_path)[0] == 1
 
 
-# -- The row of docs/status.md
-# ----------------------------------------------------------------------------------------
+# --- The row of docs/status.md --------------------------------------------------------------------
 
 REPORT: dict[str, Any] = {
     "schema": 1,

@@ -68,7 +68,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
         ("cu121", VERSIONS, ""),
         # Beginnings and parts.
         ("--frame", OPTIONS, "--framework"),
-        ("pytorch-2.4.1", ["pytorch-2.4.1-cu121-py311", "pytorch-2.13.0-cpu"], "pytorch-2.4.1-cu121-py311"),
+        ("pytorch-2.4.1", ["pytorch-2.4.1-cu121", "pytorch-2.13.0-cpu"], "pytorch-2.4.1-cu121"),
         ("torch", ["none", "mpi", "torch_distributed"], "torch_distributed"),
         ("train.pyc", ["train.py", "prepare.py"], "train.py"),
         ("microbatch", ["microbatches", "partitions"], "microbatches"),

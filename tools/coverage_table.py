@@ -241,13 +241,11 @@ def _collected(python: str, folder: Path, files: Sequence[str]) -> list[str]:
 def page_markdown(table: Table) -> str:
     """Return the part of docs/coverage.md that follows from the table."""
     counts = {state: sum(item.state == state for item in table.items) for state in WORDS}
-    whole = f"{counts['Y']} of {len(table.items)} items are there, each with a test that shows it"
-    lines = [
-        (
-            f"{whole}; {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not"
-            " ours."
-        )
-    ]
+    summary = (
+        f"{counts['Y']} of {len(table.items)} items are there, each with a test that shows it;"
+        f" {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not ours."
+    )
+    lines = [summary]
     for page in table.pages:
         lines += [
             "",

@@ -78,8 +78,8 @@ def proved(facts: Facts) -> str:
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
             run = row.proved or "never: rendered only"
             lines.append(
-                f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} |"
-                f" {tests} |"
+                f"| {row.name} | {row.recipe_name} |"
+                f" {versions.get(row.name) or '-'} | {run} | {tests} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -213,8 +213,14 @@ def launcher_facts(facts: Facts) -> str:
     )
     families = json.dumps([row.name for row in facts.families])
     return (
-        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n '
-        f' }},\n  "families": {families},\n  "image": {json.dumps(image)}\n}}\n'
+        "{\n"
+        '  "generated": "by tools/generate.py from images/",\n'
+        '  "instances": {\n'
+        f"{rows}\n"
+        "  },\n"
+        f'  "families": {families},\n'
+        f'  "image": {json.dumps(image)}\n'
+        "}\n"
     )
 
 

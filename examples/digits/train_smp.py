@@ -54,9 +54,8 @@ def train(options, device):
                 f"epoch {epoch} world {smp.size()} loss {sum(losses) / len(losses):.4f}", flush=True
             )
     if smp.dp_rank() == 0:
-        state = (
-            model.state_dict()
-        )  # of all partitions, which every process of this copy helps to collect
+        # Of all partitions, which every process of this copy helps to collect.
+        state = model.state_dict()
         if smp.rank() == 0:
             torch.save(state, Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
     smp.barrier()

@@ -337,8 +337,8 @@ DIFFERENCES = (
         "PYTHONPATH",
         "the launcher's whole `sys.path`",
         "the code's directory, then the container's own value",
-        "the launcher runs on another Python, whose packages and standard library must not be"
-        " mixed in",
+        "the launcher runs on another Python,"
+        " whose packages and standard library must not be mixed in",
         _python_path,
         Case(variables={"PYTHONPATH": "/extra"}),
     ),
@@ -355,15 +355,15 @@ DIFFERENCES = (
         "SM_NETWORK_INTERFACE_NAME",
         "the platform's value",
         "the same if it exists on this host, else the interface that routes to the leader",
-        "the SDK's local mode names `ethwe`, but the container has `eth0`; NCCL would find no"
-        " interface",
+        "the SDK's local mode names `ethwe`, but the container has `eth0`;"
+        " NCCL would find no interface",
         _interface,
         Case(config={**_cluster(), "network_interface_name": "ethwe"}),
     ),
     Difference(
         "SM_CURRENT_INSTANCE_GROUP, SM_CURRENT_INSTANCE_GROUP_HOSTS",
-        "`homogeneousCluster` without hosts, if groups are listed and `current_group_name` is"
-        " absent",
+        "`homogeneousCluster` without hosts,"
+        " if groups are listed and `current_group_name` is absent",
         "the group that lists this host",
         "a group that does not exist has no hosts, so mpirun starts on none",
         _group,
@@ -382,8 +382,8 @@ DIFFERENCES = (
     ),
     Difference(
         "SM_TRAINING_ENV: distribution_hosts, master_hostname, is_master",
-        "several groups, none named for the distribution: each host takes its own group for all"
-        " of it",
+        "several groups, none named for the distribution:"
+        " each host takes its own group for all of it",
         "all hosts take part, and the launcher warns",
         "one job has one master",
         _all_groups,
@@ -404,8 +404,8 @@ DIFFERENCES = (
     ),
     Difference(
         "SAGEMAKER_JOB_NAME; SM_TRAINING_ENV: job_name",
-        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`; each is empty if its"
-        " source is",
+        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`;"
+        " each is empty if its source is",
         "each from its source, else from the other's",
         "a job has one name",
         _job_name,

@@ -152,8 +152,8 @@ def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
 def _configure(made: Slurm, cpus: int) -> None:
     network, folder = made.network, made.folder
     nodes = [
-        f"NodeName={host} NodeHostname={host} NodeAddr={network.address(host)} CPUs={cpus}"
-        " State=UNKNOWN"
+        f"NodeName={host} NodeHostname={host}"
+        f" NodeAddr={network.address(host)} CPUs={cpus} State=UNKNOWN"
         for host in network.hosts
     ]
     text = _CONFIGURATION.format(

@@ -33,9 +33,11 @@ HOSTS = (LEADER, WORKER)
 SHARED = "SHARED"
 SCRIPT = """
 import fcntl, os, pathlib, signal, sys, time
+
 shared = pathlib.Path(os.environ["SHARED"])
 host, again = os.environ["SM_CURRENT_HOST"], os.environ["TRAINWORKS_RESTART_COUNT"]
-# One lock for each try, shared by its hosts: a rank of another try that still runs would hold its own.
+# One lock for each try, shared by its hosts:
+# a rank of another try that still runs would hold its own.
 mine = open(shared / "tries", "a+")
 fcntl.flock(mine, fcntl.LOCK_EX)
 mine.seek(0)
@@ -45,7 +47,8 @@ print("two tries at once", alive) if alive else None
 mine.write(f"{os.getpid()} {again}\\n")
 mine.flush()
 fcntl.flock(mine, fcntl.LOCK_UN)
-print(f"try {again} from", os.environ.get("TRAINWORKS_RESUME_FROM", "nothing"), "pid", os.getpid(), flush=True)
+resumed = os.environ.get("TRAINWORKS_RESUME_FROM", "nothing")
+print(f"try {again} from", resumed, "pid", os.getpid(), flush=True)
 """
 DIE = """
 if again == "0" and host == os.environ["DIES"]:
@@ -364,8 +367,7 @@ def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) 
     assert made.text.count("a try\n") == 4, made.text
 
 
-# -----------------------------------------------------------------------------------------------
-# pauses between tries
+# --- pauses between tries -------------------------------------------------------------------------
 def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> None:
     variables = {
         "PATH": "",
@@ -406,8 +408,7 @@ def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:
     assert "try 5 from" not in leader.text
 
 
-# ----------------------------------------------------------------------------------------
-# a file system that is dead
+# --- a file system that is dead -------------------------------------------------------------------
 def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
     tmp_path: Path,
 ) -> None:
@@ -485,8 +486,10 @@ def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: P
 
 def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -> None:
     script = (
-        "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('now'):"
-        " time.sleep(0.05)\n1 / 0\n"
+        "import os, time\n"
+        "print('ready', flush=True)\n"
+        "while not os.path.exists('now'): time.sleep(0.05)\n"
+        "1 / 0\n"
     )
     write_inputs(tmp_path, script, {}, {})
     with Launcher(tmp_path) as made:
@@ -498,8 +501,7 @@ def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -
     assert "ZeroDivisionError" in made.text
 
 
-# ---------------------------------------------------------------------------------------------------------
-# /dev/shm
+# --- /dev/shm -------------------------------------------------------------------------------------
 OWN_MEMORY = (
     *("unshare", "--fork", "--pid", "--mount", "--ipc", "--mount-proc", "--kill-child"),
     *("sh", "-c", 'mount -t tmpfs "$0" /dev/shm && echo before > /dev/shm/before && exec "$@"'),
@@ -511,11 +513,13 @@ The next word is the name of the file system: an engine calls it ``shm``.
 
 LEAVES_MEMORY = """
 import mmap, os, signal
+
 again = os.environ["TRAINWORKS_RESTART_COUNT"]
 print("try", again, "finds", sorted(os.listdir("/dev/shm")), flush=True)
 if again == "1":
     raise SystemExit
-with open("/dev/shm/left", "w+b") as opened:  # as NCCL does; Python's own have a process that removes them
+# As NCCL does; Python's own shared memory has a process that removes it.
+with open("/dev/shm/left", "w+b") as opened:
     opened.write(bytes(1 << 20))
     opened.flush()
     mapped = mmap.mmap(opened.fileno(), 0)

@@ -37,8 +37,13 @@ pytestmark = pytest.mark.engine
 RUNS = int(os.environ.get("TRAINWORKS_AGAIN", "1"))
 SCRIPT = """
 import fcntl, os, pathlib, re, signal, sys, time
+
 shared, again = pathlib.Path(os.environ["SHARED"]), os.environ["TRAINWORKS_RESTART_COUNT"]
-rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SM_CURRENT_HOST"]
+rank = (
+    os.environ.get("RANK")
+    or os.environ.get("OMPI_COMM_WORLD_RANK")
+    or os.environ["SM_CURRENT_HOST"]
+)
 # Locks end with their process, and are seen in every namespace.
 mine = open(shared / f"try-{again}-{rank}", "w")
 fcntl.flock(mine, fcntl.LOCK_EX)

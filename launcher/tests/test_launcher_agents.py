@@ -41,7 +41,8 @@ def run(*words, host="{WORKER}"):
     print("status", done.returncode, "said", done.stderr.strip(), flush=True)
 def begin_a_rank(fifo):
     # From then on a command that fails is no daemon that could not start.
-    run("OMPI_COMM_WORLD_RANK=1", "{sys.executable}", "-I", "{RANK}", "--", "sh", "-c", f"'echo here >{{fifo}}'")
+    rank = ("OMPI_COMM_WORLD_RANK=1", "{sys.executable}", "-I", "{RANK}")
+    run(*rank, "--", "sh", "-c", f"'echo here >{{fifo}}'")
     open(fifo).readline()
 """
 
@@ -118,8 +119,8 @@ def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path:
     ):
         assert (leader.wait(), worker.wait()) == (66, 66), leader.text + worker.text
     expected = (
-        f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\nno"
-        " such file"
+        f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\n"
+        "no such file"
     )
     assert leader.failure == worker.failure == expected
 
@@ -253,8 +254,11 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
     [
         (
             (
-                f"{'-' * 40}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon:"
-                f" x\n{'-' * 40}\n"
+                f"{'-' * 40}\n"
+                "PRTE has lost communication with a remote daemon.\n"
+                "\n"
+                "  HNP daemon: x\n"
+                f"{'-' * 40}\n"
             ),
             "PRTE has lost communication with a remote daemon",
         ),
@@ -307,8 +311,7 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
         assert f"the launchers of this job talk on port 7999 of one, {said}\n" in made.text
 
 
-# ------------------------------------------------------------------------------------------------
-# a daemon that is lost
+# --- a daemon that is lost ------------------------------------------------------------------------
 def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
     tmp_path: Path,
 ) -> None:

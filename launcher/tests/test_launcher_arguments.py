@@ -208,9 +208,9 @@ def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
     users = many(st.dictionaries(NAMES, VALUES, max_size=4), 300)
     raw: list[Json] = [{name: json.dumps(value) for name, value in user.items()} for user in users]
     program = (
-        "from sagemaker.train.container_drivers.common.utils import hyperparameters_to_cli_args as"
-        " words\nprint(json.dumps([words(dict(sorted(question.items()))) for question in"
-        " questions]))"
+        "from sagemaker.train.container_drivers.common.utils"
+        " import hyperparameters_to_cli_args as words\n"
+        "print(json.dumps([words(dict(sorted(question.items()))) for question in questions]))"
     )
     expected = ask(peer("sdk-v3"), program, raw, tmp_path)
     made = [list(to_arguments(decode_values(r), "json")) for r in raw if isinstance(r, dict)]

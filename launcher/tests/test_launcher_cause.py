@@ -92,8 +92,8 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         (HANDLED + "raise KeyError('a later one')", "KeyError: 'a later one'"),
         (
             (
-                "raise RuntimeError('Error(s) in loading state_dict for Llama:\\n\\tMissing"
-                f" key(s): ' + {STATE})"
+                "raise RuntimeError('Error(s)"
+                f" in loading state_dict for Llama:\\n\\tMissing key(s): ' + {STATE})"
             ),
             "RuntimeErr",
         ),
@@ -189,8 +189,10 @@ def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, wor
     [
         (
             (
-                "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
-                " required=1)\np.parse_args()"
+                "import argparse\n"
+                "p = argparse.ArgumentParser()\n"
+                "p.add_argument('--lr', required=1)\n"
+                "p.parse_args()"
             ),
             "--lr",
         ),
@@ -260,8 +262,10 @@ def test_what_leaves_no_record_is_shown_and_not_judged(
 
 def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
     script = (
-        "import ctypes, faulthandler\nfaulthandler.enable()\ndef inner():"
-        " ctypes.string_at(0)\ninner()"
+        "import ctypes, faulthandler\n"
+        "faulthandler.enable()\n"
+        "def inner(): ctypes.string_at(0)\n"
+        "inner()"
     )
     made = run(tmp_path, script)
     assert_cause(made, "killed by SIGSEGV")
@@ -269,9 +273,11 @@ def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
 
 
 ASSERTIONS = (
-    "import os\nfor n in range(3000):\n    os.write(2, b'/a/Indexing.cu:1239: select: block:"
-    " [%d,0,0], thread: [3,0,0] Assertion `index < size` failed.\\n' % n)\nraise RuntimeError('CUDA"
-    " error: device-side assert triggered')"
+    "import os\n"
+    "for n in range(3000):\n"
+    "    os.write(2, b'/a/Indexing.cu:1239: select: block:"
+    " [%d,0,0], thread: [3,0,0] Assertion `index < size` failed.\\n' % n)\n"
+    "raise RuntimeError('CUDA error: device-side assert triggered')"
 )
 
 
@@ -302,8 +308,9 @@ ASSERTIONS = (
             ),
         ),
         (
-            "import threading\nt = threading.Thread(target=open, args=('/no/x',),"
-            " name='reader')\nt.start(); t.join()\n" + DIES,
+            "import threading\n"
+            "t = threading.Thread(target=open, args=('/no/x',), name='reader')\n"
+            "t.start(); t.join()\n" + DIES,
             "ValueError: loss is nan",
             (
                 "a thread (reader) had died of FileNotFoundError: [Errno 2] No such file or"
@@ -321,8 +328,8 @@ def test_what_an_exception_hides_is_told(
 
 
 LONG_AGO = (
-    "import subprocess, sys, os, time\nsubprocess.run([sys.executable, '-c', 'import"
-    " no_such_module'])\n"
+    "import subprocess, sys, os, time\n"
+    "subprocess.run([sys.executable, '-c', 'import no_such_module'])\n"
 )
 LATER = "time.sleep(6)\n"
 NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
@@ -363,8 +370,8 @@ def test_an_exception_that_a_library_handled_is_not_the_cause(
 ) -> None:
     """``code`` leaves what it handles in sys.last_value, as pytest and IPython do."""
     script = (
-        "import code, sys\ncode.InteractiveInterpreter().runcode(compile('1 / 0', 'cell',"
-        " 'exec'))\n"
+        "import code, sys\n"
+        "code.InteractiveInterpreter().runcode(compile('1 / 0', 'cell', 'exec'))\n"
     )
     made = run(tmp_path, script + end)
     assert made.status == status
@@ -445,8 +452,7 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
     assert told in text
 
 
-# --------------------------------------------------------------------------------------- a rank
-# that ended too early
+# --- a rank that ended too early ------------------------------------------------------------------
 IMPROPERLY = """\
 --------------------------------------------------------------------------
 PROGRAM has exited due to process rank 3 with PID 34 on
@@ -506,8 +512,8 @@ def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_neede
         made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0"
     )
     assert (
-        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by"
-        " peer" in made.failure
+        "rank 0 on host algo-1 failed after that: RuntimeError:"
+        " [pair.cc:534] Connection closed by peer" in made.failure
     )
 
 
@@ -551,11 +557,10 @@ def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(
         assert "in load" in made.failure
 
 
-# ----------------------------------------------------------------------------------------------
-# the user's own starter
+# --- the user's own starter -----------------------------------------------------------------------
 TORCHRUN = """\
-W1125 16:47:10.646000 14273 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1 closing signal
-E1125 16:47:10.647000 14273 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: CODE) local_rank: 1
+W1125 16:47:10.646000 14273 api.py:1028] Sending process 1 closing signal
+E1125 16:47:10.647000 14273 api.py:1002] failed (exitcode: CODE) local_rank: 1
 Traceback (most recent call last):
   File "/opt/venv/bin/torchrun", line 10, in <module>
     sys.exit(main())

@@ -265,7 +265,9 @@ def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> N
 
 FAILS_ONCE = """
 import json, os
-print("start", os.environ["TRAINWORKS_RESTART_COUNT"], os.environ.get("TRAINWORKS_RESUME_FROM", "-"), flush=True)
+
+resumed = os.environ.get("TRAINWORKS_RESUME_FROM", "-")
+print("start", os.environ["TRAINWORKS_RESTART_COUNT"], resumed, flush=True)
 if os.environ["TRAINWORKS_RESTART_COUNT"] == "0":
     place = os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"] + "/checkpoint-7"
     os.makedirs(place)

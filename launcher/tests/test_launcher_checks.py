@@ -41,8 +41,7 @@ def found(asked: Checks, seen: Seen) -> list[tuple[str, str]]:
     return [(finding.severity, finding.what) for finding in rules.judge(asked, seen)]
 
 
-# -------------------------------------------------------------------------------------------------
-# what figures mean
+# --- what figures mean ----------------------------------------------------------------------------
 OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12.4 needs"
 
 
@@ -179,8 +178,7 @@ def test_one_of_several_tasks_on_a_host_checks_it() -> None:
     assert [made.checks is not None for made in plans] == [True, False]
 
 
-# ------------------------------------------------------------------------------------------------
-# NVIDIA's driver
+# --- NVIDIA's driver ------------------------------------------------------------------------------
 CUDA = """#include <stdlib.h>
 #include <string.h>
 int cuInit(unsigned flags) {
@@ -300,8 +298,7 @@ def test_a_container_without_the_program_is_told_how_to_get_it() -> None:
     assert line.startswith("warning: nvidia-smi is not in this container: ")
 
 
-# -----------------------------------------------------------------------------------------------------
-# a whole job
+# --- a whole job ----------------------------------------------------------------------------------
 def gpu_host(tmp_path: Path, smi: Path, fault: str, minimum_driver: str = "") -> dict[str, str]:
     """Variables of a host with two GPUs."""
     components: Json = {"cuda": {"version": "12.4"}}

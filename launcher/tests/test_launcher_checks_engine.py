@@ -19,7 +19,8 @@ from trainworks_launcher.contract.values import Json
 pytestmark = pytest.mark.engine
 
 STAND_IN = f"""#!{sys.executable}
-# What all_reduce_perf 2.19.6 prints and writes: nccl-tests, src/util.cu (writeResultFooter) and src/common.cu.
+# What all_reduce_perf 2.19.6 prints and writes:
+# nccl-tests, src/util.cu (writeResultFooter) and src/common.cu.
 import argparse, json, os, sys
 
 parser = argparse.ArgumentParser()
@@ -38,11 +39,12 @@ if rank == 0:
     print(f"# Avg bus bandwidth    : {{float(what):g}} ")
     time = {{"time": 51234.5, "alg_bw": 20.625, "bus_bw": float(what), "nwrong": 0.0}}
     size = {{"size": 1 << 30, "count": 1 << 28, "type": "float", "redop": "sum", "root": "    -1"}}
+    result = {{**size, "out_of_place": time, "in_place": time}}
     document = {{
         "version": 3,
         "env": [f"{{name}}={{value}}" for name, value in os.environ.items()],
         "nccl_version": 23007,
-        "results": [{{**size, "out_of_place": time, "in_place": time, "actual_iterations": 20, "experiment_name": ""}}],
+        "results": [{{**result, "actual_iterations": 20, "experiment_name": ""}}],
         "out_of_bounds": {{"count": 0, "okay": "true"}},
         "average_bus_bandwidth": {{"bandwidth": float(what), "okay": "unchecked"}},
         "errors": [],

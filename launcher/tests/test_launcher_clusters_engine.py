@@ -24,12 +24,14 @@ GLOO = (
     + """
 import os, sys, torch
 import torch.distributed as distributed
+
 assert not [name for name in os.environ if name.startswith("PET_")]
 distributed.init_process_group("gloo")
 one = torch.ones(1)
 distributed.all_reduce(one)
 rank = distributed.get_rank()
-print("rank", rank, "of", distributed.get_world_size(), "sum", int(one), os.environ["SM_CURRENT_HOST"], flush=True)
+size, host = distributed.get_world_size(), os.environ["SM_CURRENT_HOST"]
+print("rank", rank, "of", size, "sum", int(one), host, flush=True)
 if "--fail" in sys.argv and rank == 1:
     os._exit(42)
 distributed.barrier()
@@ -39,8 +41,10 @@ distributed.destroy_process_group()
 MPI = """
 import os
 from mpi4py import MPI
+
 world = MPI.COMM_WORLD
-print("rank", world.rank, "of", world.size, "sum", world.allreduce(1), os.environ["SM_CURRENT_HOST"], flush=True)
+host = os.environ["SM_CURRENT_HOST"]
+print("rank", world.rank, "of", world.size, "sum", world.allreduce(1), host, flush=True)
 """
 
 

@@ -39,8 +39,7 @@ PROJECT = Code(
 PYTHON, BASH = "/usr/bin/python", "/usr/bin/bash"
 
 
-# -------------------------------------------------------------------------------------------------------
-# entry points
+# --- entry points ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("program", "kind", "words"),
     [
@@ -162,8 +161,7 @@ def test_a_lock_that_no_installation_reads_is_said() -> None:
         assert said not in plan(environment(code=read)).warnings
 
 
-# ----------------------------------------------------------------------------------------------------
-# where code is
+# --- where code is --------------------------------------------------------------------------------
 def planned(
     base: Path, location: str = "", program: str = "train.py", **variables: str
 ) -> NodePlan:
@@ -339,8 +337,7 @@ def test_the_entry_point_is_found_beside_any_number_of_files(tmp_path: Path) -> 
     assert planned(tmp_path, program="z/train.py").argv == ("/usr/bin/python3", "z/train.py")
 
 
-# -------------------------------------------------------------------------------------------------
-# malicious archives
+# --- malicious archives ---------------------------------------------------------------------------
 KINDS = {
     "file": tarfile.REGTYPE,
     "directory": tarfile.DIRTYPE,
@@ -598,8 +595,7 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_fills_it(tmp_path:
     assert list((tmp_path / "root").iterdir()) == []
 
 
-# ---------------------------------------------------------------------------------------------------
-# real processes
+# --- real processes -------------------------------------------------------------------------------
 ECHO = "import json, sys; print('GOT', json.dumps(sys.argv[1:]), flush=True)"
 NASTY = {
     "a": "two  words",

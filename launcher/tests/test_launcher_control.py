@@ -81,8 +81,7 @@ SECRET = "0123456789abcdef-a-long-one"
 WAIT = "import signal; print('ready', flush=True); signal.pause()"
 
 
-# ---------------------------------------------------------------------------------------------------------
-# pure parts
+# --- pure parts -----------------------------------------------------------------------------------
 def transcript() -> proof.Transcript:
     return proof.Transcript("job", "algo-2", "a" * 64, "b" * 64)
 
@@ -215,8 +214,7 @@ def test_the_secret_is_in_no_plan_and_in_no_text_of_the_environment(tmp_path: Pa
     assert SECRET not in plan(environment(hosts=("a", "b"), host="a", job_secret=SECRET)).to_json()
 
 
-# ------------------------------------------------------------------------------------- roles in
-# this process, on a loop
+# --- roles in this process, on a loop -------------------------------------------------------------
 NETWORK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -296,8 +294,7 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         assert heard.said == ["welcome"]
 
 
-# -------------------------------------------------------------------------------------------------
-# the job's identity
+# --- the job's identity ---------------------------------------------------------------------------
 def identity_with(
     host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object
 ) -> Json:
@@ -388,8 +385,7 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
         assert heard.said == ["welcome"]
 
 
-# -------------------------------------------------------------------------------------------------------------
-# seals
+# --- seals ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"]
 )
@@ -468,8 +464,7 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
         assert (outcome.host, outcome.text) == ("x y", "real 31m red \nnext ")
 
 
-# ------------------------------------------------------------------------------------------------------------
-# a worker
+# --- a worker -------------------------------------------------------------------------------------
 def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
     with contextlib.ExitStack() as stack:
         made = FakeLeader(stack)
@@ -541,8 +536,7 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(
         assert "it has no TRAINWORKS_JOB_SECRET, and the leader has one" in "".join(at_leader.log)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# outages
+# --- outages --------------------------------------------------------------------------------------
 class Relay:
     """What lies between two hosts: forwards connections, until it is told to
     swallow what they say.
@@ -681,8 +675,8 @@ def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
             silent[-1].recv(1)
         assert [line for line in heard.log if "dropped" in line] == [
             (
-                "dropped a connection from 127.0.0.1: too many connections; more from that address are"
-                " not logged"
+                "dropped a connection from 127.0.0.1: too many connections;"
+                " more from that address are not logged"
             )
         ]
 
@@ -774,8 +768,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -
             assert "were not prepared" not in "".join(outcome.text for outcome in heard.outcomes)
 
 
-# ---------------------------------------------------------------------------------------------
-# real launchers, loopback
+# --- real launchers, loopback ---------------------------------------------------------------------
 @contextlib.contextmanager
 def hosts(
     tmp_path: Path,
@@ -947,10 +940,10 @@ def test_a_second_host_of_the_same_name_changes_nothing(tmp_path: Path) -> None:
         assert (leader.wait(), worker.wait()) == (143, 143)
 
 
-# -------------------------------------------------------------------------------
-# jobs that may go on with fewer hosts
+# --- jobs that may go on with fewer hosts ---------------------------------------------------------
 TORCHRUN = """#!/bin/sh
-# A stand-in for torchrun that starts its rank again: what matters here is what the launchers tell each other.
+# A stand-in for torchrun that starts its rank again:
+# what matters here is what the launchers tell each other.
 echo "words: $*"
 while [ "${1#--}" != "$1" ]; do shift; done
 while true; do
@@ -1041,8 +1034,7 @@ def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
     assert time.monotonic() - made[0].started < TIME_OUT
 
 
-# ----------------------------------------------------------------------------------------
-# launchers of other versions
+# --- launchers of other versions ------------------------------------------------------------------
 def test_a_host_with_an_older_launcher_is_told_so_and_not_of_a_secret() -> None:
     """An older launcher sends no number of the protocol."""
     with (

@@ -92,26 +92,25 @@ def test_what_does_not_count_changes_nothing_and_what_must_count_is_an_error() -
     assert made.now.name == "STOPPING"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# the leader
+# --- the leader -----------------------------------------------------------------------------------
 OF_LEADER = """
-event           GATHERING       RUNNING         STOPPING        FINISHED        LINGERING       LEAVING
-ready           -               -               -               -               -               -
-suspect         -+suspect 0     -+suspect 0     -+suspect 0     -               -               -
-ended well      -               -               -               -               -               -
-ended badly     FINISHED        FINISHED        -               -               -               -
-stopping        STOPPING+stop   STOPPING+stop   -               -               -               -
-bye             -               -               -               -               -               LEFT+left
-alive           -               -               -               -               -               -
-go              -               -               -               -               -               -
-finish          -               -               -               -               -               -
-closed          -               FINISHED        -               -               -               LEFT+left
-own ready       -               -               -               -               -               -
-own suspect     -+suspect 0     -+suspect 0     -+suspect 0     -               -               -
-own well        -               -               -               -               -               -
-own badly       FINISHED        FINISHED        -               -               -               -
-own stopping    STOPPING+stop   STOPPING+stop   -               -               -               -
-own leave       error           error           error           LEAVING         error           error
+event           GATHERING      RUNNING        STOPPING     FINISHED  LINGERING  LEAVING
+ready           -              -              -            -         -          -
+suspect         -+suspect 0    -+suspect 0    -+suspect 0  -         -          -
+ended well      -              -              -            -         -          -
+ended badly     FINISHED       FINISHED       -            -         -          -
+stopping        STOPPING+stop  STOPPING+stop  -            -         -          -
+bye             -              -              -            -         -          LEFT+left
+alive           -              -              -            -         -          -
+go              -              -              -            -         -          -
+finish          -              -              -            -         -          -
+closed          -              FINISHED       -            -         -          LEFT+left
+own ready       -              -              -            -         -          -
+own suspect     -+suspect 0    -+suspect 0    -+suspect 0  -         -          -
+own well        -              -              -            -         -          -
+own badly       FINISHED       FINISHED       -            -         -          -
+own stopping    STOPPING+stop  STOPPING+stop  -            -         -          -
+own leave       error          error          error        LEAVING   error      error
 """.replace("suspect 0", "suspect_0")
 
 
@@ -173,24 +172,23 @@ def test_what_an_event_does_to_the_leader(
         assert [one.replace(" ", "_") for one in heard.said[before:]] == said
 
 
-# ----------------------------------------------------------------------------------------------------------
-# the worker
+# --- the worker -----------------------------------------------------------------------------------
 OF_WORKER = """
-event           JOINING         PREPARING       READY           BOUND           FINISHED        LEAVING
-go              .               -               BOUND+go        -               -               -
-stop            .               -+stop          -+stop          -+stop          -               -
-without         .               -+restart       -+restart       -+restart       -               -
-finish          .               FINISHED        FINISHED        FINISHED        -               -
-alive           .               -               -               -               -               -
-ready           .               -               -               -               -               -
-welcome         .               -               -               -               -               -
-closed          .               JOINING         JOINING         FINISHED        .               LEFT+left
-own ready       -               READY           -               -               -               -
-own stopping    -               BOUND           BOUND           -               -               -
-own suspect     -               -               -               -               -               -
-own well        FINISHED        BOUND           BOUND           -               -               -
-own badly       FINISHED        BOUND           BOUND           -               -               -
-own leave       error           error           error           error           LEAVING         error
+event           JOINING   PREPARING  READY      BOUND      FINISHED  LEAVING
+go              .         -          BOUND+go   -          -         -
+stop            .         -+stop     -+stop     -+stop     -         -
+without         .         -+restart  -+restart  -+restart  -         -
+finish          .         FINISHED   FINISHED   FINISHED   -         -
+alive           .         -          -          -          -         -
+ready           .         -          -          -          -         -
+welcome         .         -          -          -          -         -
+closed          .         JOINING    JOINING    FINISHED   .         LEFT+left
+own ready       -         READY      -          -          -         -
+own stopping    -         BOUND      BOUND      -          -         -
+own suspect     -         -          -          -          -         -
+own well        FINISHED  BOUND      BOUND      -          -         -
+own badly       FINISHED  BOUND      BOUND      -          -         -
+own leave       error     error      error      error      LEAVING   error
 """
 
 
@@ -252,8 +250,7 @@ def test_what_an_event_does_to_a_worker(
         assert made.heard.said[before:] == said
 
 
-# ----------------------------------------------------------------------------------------------------------
-# the search
+# --- the search -----------------------------------------------------------------------------------
 OF_SEARCH = """
 event           ASKED       ANSWERED
 challenge       dropped     dropped

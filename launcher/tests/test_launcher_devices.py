@@ -30,8 +30,7 @@ from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.asked import checks_of
 from trainworks_launcher.supervise import supervisor
 
-# -----------------------------------------------------------------------------------------------------------------
-# EFA
+# --- EFA ------------------------------------------------------------------------------------------
 NAMES = ("rdmap16s27", "rdmap32s27", "rdmap48s27")
 
 
@@ -125,9 +124,8 @@ def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
     here = choose_fabric(manifest(), ("efa_0",), "ml.fabric.xlarge", 1, rdma)
     why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
     assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
-    newer = manifest()._replace(
-        fabric=()
-    )  # of an image whose libfabric needs no such variable, and still aborts
+    # Of an image whose libfabric needs no such variable, and still aborts.
+    newer = manifest()._replace(fabric=())
     assert choose_fabric(newer, ("efa_0",), "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
     for kind, value in (
         ("ml.fast.xlarge", "1"),
@@ -189,8 +187,7 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# GPUs
+# --- GPUs -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("value", "count", "visible"),
     [
@@ -257,8 +254,7 @@ def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
     assert (asked.gpus, asked.row_gpus, asked.visible_gpus) == (1, 0, ("0",))
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# NUMA
+# --- NUMA -----------------------------------------------------------------------------------------
 class Sockets(NamedTuple):
     """A host's own listing of its GPUs and NUMA nodes, and what this process may use."""
 
@@ -374,8 +370,7 @@ def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
         plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=given, manifest=image))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# CPU limits
+# --- CPU limits -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("membership", "files", "quota"),
     [

@@ -18,21 +18,26 @@ from trainworks_launcher.contract.values import Json
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys, time
+
 words = sys.argv[1:]
 if {mpi}:
     count = int(words[words.index("-np") + 1])
-    command = words[next(at for at, word in enumerate(words) if word.endswith("python") or "python3" in word):]
+    while not (words[0].endswith("python") or "python3" in words[0]):
+        words = words[1:]
+    command = words
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 else:
-    count = next(int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node="))
-    command = words[words.index("--no-python") + 1:]
+    option = "--nproc-per-node="
+    count = next(int(word[len(option) :]) for word in words if word.startswith(option))
+    command = words[words.index("--no-python") + 1 :]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 def start():
-    return [
-        subprocess.Popen(command, env=dict(os.environ, **dict(zip(names, (str(rank), str(rank), str(count))))))
-        for rank in range(count)
-    ]
+    ranks = []
+    for rank in range(count):
+        values = (str(rank), str(rank), str(count))
+        ranks.append(subprocess.Popen(command, env=dict(os.environ, **dict(zip(names, values)))))
+    return ranks
 
 ranks = start()
 {end}
@@ -124,7 +129,8 @@ ranks[2].wait()
 time.sleep(1)
 ranks[0].send_signal(signal.SIGUSR1)
 [rank.wait() for rank in ranks]
-print("The first process to do so was:\\n\\n   Process name: [prterun-algo-1-1@1,0]\\n   Exit code:    14\\n")
+print("The first process to do so was:\\n")
+print("   Process name: [prterun-algo-1-1@1,0]\\n   Exit code:    14\\n")
 sys.exit(14)
 """
     script = (
@@ -144,12 +150,15 @@ def test_a_rank_that_somebody_ends_by_sigterm_is_the_first_to_fail(
     """Its starter ends the others for that, and one of them fails of it."""
     end = """
 ranks[2].wait()
-for rank in ranks: rank.terminate()
+for rank in ranks:
+    rank.terminate()
 [rank.wait() for rank in ranks]
 if words[0].startswith("--n"):
-    print("Root Cause (first observed failure):\\n  rank      : 2 (local_rank: 2)\\n  exitcode  : -15 (pid: 1)")
+    print("Root Cause (first observed failure):")
+    print("  rank      : 2 (local_rank: 2)\\n  exitcode  : -15 (pid: 1)")
 else:
-    print("mpirun noticed that process rank 2 with PID 1 on node algo-1 exited on signal 15 (Terminated).")
+    noticed = "mpirun noticed that process rank 2 with PID 1 on node algo-1"
+    print(noticed, "exited on signal 15 (Terminated).")
 sys.exit(1)
 """
     script = (

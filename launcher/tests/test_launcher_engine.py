@@ -55,11 +55,13 @@ GLOO = (
     + """
 import os, sys, torch
 import torch.distributed as distributed
+
 distributed.init_process_group("gloo")
 one = torch.ones(1)
 distributed.all_reduce(one)
 rank = distributed.get_rank()
-print("rank", rank, "of", distributed.get_world_size(), "sum", int(one), os.environ["SM_CURRENT_HOST"], flush=True)
+size, host = distributed.get_world_size(), os.environ["SM_CURRENT_HOST"]
+print("rank", rank, "of", size, "sum", int(one), host, flush=True)
 if "--fail" in sys.argv and rank == 3:
     sys.exit(42)
 distributed.barrier()

@@ -391,16 +391,16 @@ def test_why_one_process_ended(
         ),
         (
             (
-                "DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process"
-                " exiting prematurely."
+                "DistBackendError: NCCL error\n"
+                "ncclRemoteError: possibly due to a remote process exiting prematurely."
             ),
             True,
         ),
         ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", True),
         (
             (
-                "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote"
-                " server crash?"
+                "torch.distributed.DistNetworkError:"
+                " Connection was likely closed. Did the remote server crash?"
             ),
             True,
         ),

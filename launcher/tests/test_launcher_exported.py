@@ -103,8 +103,8 @@ def test_the_log_level_is_the_jobs_else_the_containers(
 def test_a_log_level_that_is_none_is_refused(value: Json) -> None:
     (text,) = problems({"sagemaker_container_log_level": value})
     assert (
-        "is not a log level (hyperparameter sagemaker_container_log_level); give a number such"
-        " as 20" in text
+        "is not a log level (hyperparameter sagemaker_container_log_level);"
+        " give a number such as 20" in text
     )
 
 

@@ -175,8 +175,7 @@ USES_GREETING = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------
-# requirements
+# --- requirements ---------------------------------------------------------------------------------
 def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
@@ -349,8 +348,7 @@ def test_a_project_of_setuptools(tmp_path: Path) -> None:
     assert "GOT 2.0 old" in made.text
 
 
-# ------------------------------------------------------------------------------------------------------
-# CodeArtifact
+# --- CodeArtifact ---------------------------------------------------------------------------------
 def test_the_arn_of_a_repository() -> None:
     assert parse_repository(ARN) == Repository("eu-west-1", "123456789012", "shared", "wheels")
     assert parse_repository(ARN.replace("arn:aws:", "arn:aws-cn:")).domain == "shared"
@@ -468,8 +466,7 @@ def test_codeartifact_that_refuses_is_the_reason(tmp_path: Path, client: str) ->
     assert "Could not connect to the endpoint URL" in made.failure
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# S3
+# --- S3 -------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
     """A real S3 server with a bucket; its address."""
@@ -491,8 +488,8 @@ def store() -> Iterator[str]:
 def in_store(address: str, program: str) -> None:
     """Do something with the S3 server."""
     start = (
-        f"import boto3, sys\nclient = boto3.client('s3', endpoint_url={address!r},"
-        " region_name='us-east-1')\n"
+        "import boto3, sys\n"
+        f"client = boto3.client('s3', endpoint_url={address!r}, region_name='us-east-1')\n"
     )
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/", **AWS, "NO_PROXY": "127.0.0.1"}
     subprocess.run(

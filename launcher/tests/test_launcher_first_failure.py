@@ -21,17 +21,23 @@ from trainworks_testing.ports import free_port
 
 TORCHRUN = """#!{python}
 import os, subprocess, sys, time
+
 words = sys.argv[1:]
+
 def given(name, otherwise):
-    return int(next((word.partition("=")[2] for word in words if word.startswith(name + "=")), otherwise))
+    for word in words:
+        if word.startswith(name + "="):
+            return int(word.partition("=")[2])
+    return otherwise
+
 count, node, nodes = given("--nproc-per-node", 1), given("--node-rank", 0), given("--nnodes", 1)
-command = words[words.index("--no-python") + 1:]
+command = words[words.index("--no-python") + 1 :]
 ranks = {{}}
 for local in range(count):
     rank = node * count + local
     names = dict(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(nodes * count))
     ranks[rank] = subprocess.Popen(command, env=dict(os.environ, **names))
-while all(rank.poll() is None for rank in ranks.values()) or not any(rank.poll() for rank in ranks.values()):
+while not any(rank.poll() for rank in ranks.values()):
     if all(rank.poll() == 0 for rank in ranks.values()):
         sys.exit(0)
     time.sleep(0.05)
@@ -39,8 +45,9 @@ first = next(number for number, rank in ranks.items() if rank.poll())
 for rank in ranks.values():
     rank.terminate()
 codes = [rank.wait() for rank in ranks.values()]
-print("Root Cause (first observed failure):\\n  rank      : %d (local_rank: 0)\\n  exitcode  : %d"
-      % (first, ranks[first].returncode), file=sys.stderr)
+print("Root Cause (first observed failure):", file=sys.stderr)
+print("  rank      :", first, "(local_rank: 0)", file=sys.stderr)
+print("  exitcode  :", ranks[first].returncode, file=sys.stderr)
 sys.exit(1)
 """
 

@@ -29,14 +29,18 @@ ADDRESSES = tuple(
 HOSTS = ADDRESSES[:2]
 TENSORFLOW = """
 import os, socket
+
 class train:
     ClusterSpec = dict
+
 class distribute:
     class Server:
         def __init__(self, cluster, job_name, task_index):
             host, port = cluster[job_name][task_index].rsplit(":", 1)
             self.listening = socket.create_server((host, int(port)))
-            print(job_name, task_index, "serves, GPUs:", repr(os.environ["CUDA_VISIBLE_DEVICES"]), flush=True)
+            devices = os.environ["CUDA_VISIBLE_DEVICES"]
+            print(job_name, task_index, "serves, GPUs:", repr(devices), flush=True)
+
         def join(self):
             while True:
                 with self.listening.accept()[0] as connection:
@@ -47,15 +51,19 @@ class distribute:
 """
 MXNET = """
 import os, signal
+
 role, root = os.environ["DMLC_ROLE"], os.environ["DMLC_PS_ROOT_URI"]
-print(role, "of", os.environ["DMLC_NUM_SERVER"], "at", root, os.environ["DMLC_PS_ROOT_PORT"], flush=True)
+servers, port = os.environ["DMLC_NUM_SERVER"], os.environ["DMLC_PS_ROOT_PORT"]
+print(role, "of", servers, "at", root, port, flush=True)
 if role != "worker":
     print(role, "serves", flush=True)
     signal.pause()
 """
 XLA_SPAWN = """
 import os, sys
-print("spawn", *sys.argv[1:], {name: os.environ[name] for name in os.environ if name.startswith(("XRT_", "GPU_NUM"))})
+
+own = {name: os.environ[name] for name in os.environ if name.startswith(("XRT_", "GPU_NUM"))}
+print("spawn", *sys.argv[1:], own)
 """
 CLUSTER = """
 import json, os, signal, socket, sys

@@ -42,8 +42,8 @@ ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=12
 """Text with everything that JSON can carry: NUL, halves of surrogate pairs, right-to-left marks."""
 
 ODD_WORDS = words("""
-    a=b - -- ' " $(id) `id` \\ .. / None null true True [] {} NaN Infinity -1 0 1e400 algo-1 eth0 ßßß 日本 ٣ ²
-    s3://bucket/code.tar.gz""")
+    a=b - -- ' " $(id) `id` \\ .. / None null true True [] {} NaN Infinity -1 0 1e400
+    algo-1 eth0 ßßß 日本 ٣ ² s3://bucket/code.tar.gz""")
 LONG = ["9" * 30, "9" * 5000, "[" * 3000, "x" * 300, "a." * 200, '{"a":' * 500 + "1" + "}" * 500]
 ODD_TEXT = st.sampled_from(["", " ", "\n", "\0", "\ud800", "\udcff", *ODD_WORDS, *LONG])
 TEXT = ODD_TEXT | ANY_TEXT
@@ -67,13 +67,15 @@ DEEP: st.SearchStrategy[Json] = st.sampled_from([80, 101, 150]).map(
 SWITCHES = [
     f"sagemaker_{name}_enabled"
     for name in words("""
-        mpi torch_distributed torch_distribute distributed_dataparallel pytorch_ddp pytorch_xla_multi_worker
-        parameter_server multi_worker_mirrored_strategy toolkit_native_launcher""")
+        mpi torch_distributed torch_distribute distributed_dataparallel pytorch_ddp
+        pytorch_xla_multi_worker parameter_server multi_worker_mirrored_strategy
+        toolkit_native_launcher""")
 ]
 OPTION_WORDS = words("""
-    --mca -mca --gmca --prtemca -x --NCCL_DEBUG INFO --bind-to core --map-by ppr:2:node -np 4 --host algo-9 -verbose
-    --oversubscribe --tag-output pml ucx btl ^openib btl_vader_single_copy_mechanism none btl_tcp_if_include = A
-    btl_tcp_if_exclude oob_tcp_if_include orte_abort_on_non_zero_status plm_rsh_agent A=B A=C SM_CURRENT_HOST
+    --mca -mca --gmca --prtemca -x --NCCL_DEBUG INFO --bind-to core --map-by ppr:2:node
+    -np 4 --host algo-9 -verbose --oversubscribe --tag-output pml ucx btl ^openib
+    btl_vader_single_copy_mechanism none btl_tcp_if_include = A btl_tcp_if_exclude
+    oob_tcp_if_include orte_abort_on_non_zero_status plm_rsh_agent A=B A=C SM_CURRENT_HOST
     NCCL_DEBUG=WARN -- - --mca=pml=ob1 --prefix /usr -x=A=B @file --app $HOME""")
 MPI_WORDS = st.lists(
     st.sampled_from(["", "\0", "\ud800", "a\nb", *OPTION_WORDS]) | TEXT, max_size=8
@@ -318,9 +320,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         base / "code/tool",
         *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi")),
     ):
-        path.write_text(
-            "", encoding="utf-8"
-        )  # executable, and not a program: whoever starts it gets an OSError
+        # Executable, and not a program: whoever starts it gets an OSError.
+        path.write_text("", encoding="utf-8")
         path.chmod(0o755)
     document = manifest_document() | {"programs": {}}
     (base / "image.json").write_text(json.dumps(document), encoding="utf-8")
@@ -433,8 +434,7 @@ def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
     assert_plan_or_clear_refusal(outcome(machine, {**files(asked, config), **written}, {}))
 
 
-# ---------------------------------------------------------------------------------------
-# what was found, each by name
+# --- what was found, each by name -----------------------------------------------------------------
 def files(
     hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
 ) -> dict[str, bytes | None]:

@@ -73,8 +73,7 @@ BACKWARD = stack(
     MAIN,
 )
 
-# ----------------------------------------------------------------------------------------------------------
-# the odd one
+# --- the odd one ----------------------------------------------------------------------------------
 Where = tuple[tuple[Thread, ...], str, str, str]  # stacks, state, the kernel's words, a path
 WAITS: Where = (ALL_REDUCE, "S", "which waits for a lock or another thread", "")
 
@@ -135,8 +134,8 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
         (
             [WAITS, ((), "D", "which waits in the kernel (nfs_wait)", "")],
             (
-                "rank 1 on algo-1 is without a Python stack: which waits in the kernel (nfs_wait);"
-                f" {OTHER}"
+                "rank 1 on algo-1 is without a Python stack:"
+                f" which waits in the kernel (nfs_wait); {OTHER}"
             ),
             [1],
         ),
@@ -201,8 +200,10 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
     text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
     assert (
-        "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train"
-        " (train.py:38)" in text
+        "rank 2 on algo-2:\n"
+        "  get (queues.py:113)\n"
+        "  _next_data (dataloader.py:732)\n"
+        "  train (train.py:38)" in text
     )
     assert "algo-9 did not answer" in text
 
@@ -358,8 +359,7 @@ def test_rows_survive_the_way_to_the_leader() -> None:
     assert naming.read_documents("algo-2", "nonsense") == []
 
 
-# ----------------------------------------------------------------------------------------------------
-# signs of progress
+# --- signs of progress ----------------------------------------------------------------------------
 BEFORE = Look(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_REDUCE)})
 
 
@@ -557,8 +557,7 @@ def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
     assert all(signs(-1, -2, -1, -2)), "the variables are not known: it may count"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# stacks
+# --- stacks ---------------------------------------------------------------------------------------
 def test_stacks_of_py_spy() -> None:
     """A local variable of a loop counts.
 
@@ -626,8 +625,7 @@ def test_stacks_of_faulthandler() -> None:
     assert stacks.from_faulthandler("") == ()
 
 
-# -------------------------------------------------------------------------------------------------------------
-# settings
+# --- settings -------------------------------------------------------------------------------------
 def test_settings() -> None:
     def limit(**variables: str) -> float:
         return plan(environment(variables={"PATH": "/bin", **variables})).limits.hang
@@ -680,8 +678,7 @@ def test_torchs_flight_recorder_is_on_unless_the_user_says_something(
     assert files == (["/opt/ml/output/data/flight-recorder-rank-"] if found else [])
 
 
-# ------------------------------------------------------------------------------------------------------
-# a real program
+# --- a real program -------------------------------------------------------------------------------
 WAITING = """
 import os, sys
 for name in sys.argv[2].split(","):
@@ -729,9 +726,8 @@ def test_a_rank_that_polls_or_loops_makes_no_progress(
     samples something. And an endless loop, which stops at another line at each look.
     """
     write_inputs(tmp_path, script, {}, {})
-    manifest = write_manifest(
-        tmp_path / "image.json", {"python": sys.executable}
-    )  # py-spy is beside it
+    # py-spy is beside it.
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {
         "TRAINWORKS_HANG": "fail",
         "TRAINWORKS_HANG_LIMIT_SECONDS": "4",
@@ -794,8 +790,10 @@ def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> No
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
     script = (
-        f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport"
-        " cluster\ncluster.get(12)\n"
+        "import sys\n"
+        f"sys.path.insert(0, {str(package.parent)!r})\n"
+        "import cluster\n"
+        "cluster.get(12)\n"
     )
     write_inputs(tmp_path, script, {}, {})
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
@@ -943,8 +941,7 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     assert f'os.memfd_create("{signals.MEMORY}")' in text
 
 
-# ---------------------------------------------------------------------------------- a look that
-# does not end as planned
+# --- a look that does not end as planned ----------------------------------------------------------
 class _Blind:
     """Eyes that see nothing twice: the first look raises, the second one never returns.
 

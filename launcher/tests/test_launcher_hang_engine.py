@@ -129,8 +129,8 @@ if rank == 3:
 dist.all_reduce(ones)
 """,
         (
-            r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3"
-            r" others wait"
+            r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\),"
+            r" which waits for a lock.*; 3 others wait"
         ),
     ),
     "is stopped": (
@@ -142,8 +142,8 @@ if rank == 3:
 dist.all_reduce(ones)
 """,
         (
-            r"rank 3 on algo-2 is stopped \(state T, by a signal such as SIGSTOP\); 3 others wait"
-            r" in all_reduce"
+            r"rank 3 on algo-2 is stopped \(state T, by a signal such as SIGSTOP\);"
+            r" 3 others wait in all_reduce"
         ),
     ),
     "reads a FIFO": (
@@ -156,8 +156,8 @@ if rank == 3:
 dist.all_reduce(ones)
 """,
         (
-            r"rank 3 on algo-2 waits in open of algo-2\.fifo \(train\.py:\d+\); 3 others wait in"
-            r" all_reduce"
+            r"rank 3 on algo-2 waits in open of algo-2\.fifo \(train\.py:\d+\);"
+            r" 3 others wait in all_reduce"
         ),
     ),
 }
@@ -361,7 +361,8 @@ def wait_for_the_others(what):
     say("after", what)
 
 def compile_something():
-    again = "end=$(($(date +%s) + 12)); while [ $(date +%s) -lt $end ]; do cc -O2 -c big.c -o big.o || exit 1; done"
+    compile = "cc -O2 -c big.c -o big.o || exit 1"
+    again = f"end=$(($(date +%s) + 12)); while [ $(date +%s) -lt $end ]; do {compile}; done"
     subprocess.run(["sh", "-c", again], check=True)
 
 def write_a_checkpoint():
@@ -387,8 +388,10 @@ def download():
 if rank == 3:
     with open("big.c", "w") as opened:
         for number in range(3000):
-            opened.write(f"int f{number}(int *a, int n) {{ int s = 0; for (int i = 0; i < n; i++) s += a[i] * {number};"
-                         " return s; }\\n")
+            opened.write(
+                f"int f{number}(int *a, int n) {{ int s = 0;"
+                f" for (int i = 0; i < n; i++) s += a[i] * {number}; return s; }}\\n"
+            )
 for work in (compile_something, write_a_checkpoint, evaluate, download):
     if rank == 3:
         work()
@@ -437,8 +440,8 @@ def test_a_job_that_only_looks_so_is_left_alone(
         server.kill()
         if statuses != [0, 0] and (crowd := crowd_since(began)) > CROWD:
             pytest.skip(
-                f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is"
-                f" {LIMIT} s"
+                f"NOT TESTED: {crowd:.0f} threads want each processor here,"
+                f" and the limit is {LIMIT} s"
             )
         assert statuses == [0, 0], text_of(hosts)
     assert "no rank has made progress" not in text_of(hosts)
@@ -476,10 +479,20 @@ with zipfile.ZipFile("wheel-1-py3-none-any.whl", "w") as wheel:
     for number in range(500):
         wheel.writestr(f"wheel/module{number}.py", f"number = {number}\\n")
     wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: wheel\\nVersion: 1\\n")
-    wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    wheel.writestr(
+        info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    )
     wheel.writestr(info + "RECORD", "")
 while time.monotonic() < end:
-    words = ("install", "--no-index", "--upgrade", "--quiet", "--target", "installed", wheel.filename)
+    words = (
+        "install",
+        "--no-index",
+        "--upgrade",
+        "--quiet",
+        "--target",
+        "installed",
+        wheel.filename,
+    )
     subprocess.run((sys.executable, "-m", "pip", *words), check=True)
 """
     ),

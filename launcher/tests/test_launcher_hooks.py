@@ -160,9 +160,10 @@ AS_WITHOUT = {
     "forks, and the child raises": "if not os.fork(): 1 / 0\nprint(os.wait()[1])",
     "forks, and the child exits": "if not os.fork(): sys.exit(4)\nprint(os.wait()[1])",
     "spawns": (
-        "def work(): print('worked', flush=True); sys.exit(6)\nif __name__ == '__main__':\n    p ="
-        " multiprocessing.get_context('spawn').Process(target=work); p.start(); p.join();"
-        " print(p.exitcode)"
+        "def work(): print('worked', flush=True); sys.exit(6)\n"
+        "if __name__ == '__main__':\n"
+        "    p = multiprocessing.get_context('spawn').Process(target=work);"
+        " p.start(); p.join(); print(p.exitcode)"
     ),
     "has an exception without a text": (
         "class E(Exception):\n    def __str__(self): raise KeyError(1)\nraise E()"

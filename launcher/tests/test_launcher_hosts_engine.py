@@ -197,10 +197,12 @@ MEET = """
 import os
 import torch
 import torch.distributed as dist
+
 dist.init_process_group("gloo")
 met = torch.ones(1)
 dist.all_reduce(met)
-os.write(1, f"met {met.item():g} of {dist.get_world_size()} at {os.environ['MASTER_ADDR']}\\n".encode())
+size, leader = dist.get_world_size(), os.environ["MASTER_ADDR"]
+os.write(1, f"met {met.item():g} of {size} at {leader}\\n".encode())
 dist.destroy_process_group()
 """
 

@@ -196,8 +196,8 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
     assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
     assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert (
-        "the network interface 'ethwe' does not exist on this host; using 'eth0', which routes to"
-        " the leader" in made.warnings
+        "the network interface 'ethwe' does not exist on this host;"
+        " using 'eth0', which routes to the leader" in made.warnings
     )
 
 

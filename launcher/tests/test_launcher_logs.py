@@ -27,9 +27,10 @@ from trainworks_launcher.supervise.verdict import outcome_files
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys
+
 words = sys.argv[1:]
 count = next(int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node="))
-command = words[words.index("--no-python") + 1:]
+command = words[words.index("--no-python") + 1 :]
 ranks = []
 for rank in range(count):
     variables = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
@@ -39,7 +40,8 @@ signal.signal(signal.SIGTERM, lambda number, frame: [rank.kill() for rank in ran
 codes = [rank.wait() for rank in ranks]
 failed = [(rank, code) for rank, code in enumerate(codes) if code not in (0, -15)]
 for rank, code in failed[-1:]:
-    print("Root Cause (first observed failure):\\n  rank      : %d (local_rank: 0)\\n  exitcode  : %d" % (rank, code))
+    print("Root Cause (first observed failure):")
+    print("  rank      : %d (local_rank: 0)\\n  exitcode  : %d" % (rank, code))
 sys.exit(1 if failed else 0)
 """
 
@@ -81,15 +83,17 @@ def test_lines_of_eight_ranks_stay_whole_and_have_one_prefix_each(tmp_path: Path
     """
     script = """
 import os
+
 rank = int(os.environ["RANK"])
 for number in range(500):
-    line = f"größe {number} 火車 rank {rank} ".encode() * 2 + (b"\\r\\n" if number % 7 == 0 else b"\\n")
+    end = b"\\r\\n" if number % 7 == 0 else b"\\n"
+    line = f"größe {number} 火車 rank {rank} ".encode() * 2 + end
     if number == 250:
         line = b"x" * 400_000 + str(rank).encode() + b"\\n\\n"
     cut = (number * 13) % len(line)
     for piece in (line[:cut], line[cut:]):
         while piece:
-            piece = piece[os.write(1, piece):]
+            piece = piece[os.write(1, piece) :]
 """
     with ranks(tmp_path, script, 8, stderr=subprocess.DEVNULL) as made:
         assert made.wait() == 0
@@ -167,8 +171,8 @@ def test_a_prefix_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
 
 def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
     script = (
-        "print('first', flush=True)\nwith open('/dev/stdout', 'w') as again: print('again',"
-        " file=again)"
+        "print('first', flush=True)\n"
+        "with open('/dev/stdout', 'w') as again: print('again', file=again)"
     )
     with ranks(tmp_path, script, 2) as made:
         assert made.wait() == 0
@@ -202,8 +206,7 @@ def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_pat
     assert made.output == b"x" * 150_000 + b"\n"
 
 
-# ------------------------------------------------------------------------------------------------------
-# failing ranks
+# --- failing ranks --------------------------------------------------------------------------------
 def test_the_failing_rank_its_status_and_its_own_last_words(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
@@ -276,8 +279,8 @@ def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
     """Also where the text is shortened in its middle."""
     token = "ghp_" + "aB3dE5gH7j" * 4
     script = (
-        f"raise ValueError('x' * {padding} + ' cannot clone with ' + open('token').read() + ' y' *"
-        f" {padding})"
+        f"raise ValueError('x' * {padding} + ' cannot clone"
+        f" with ' + open('token').read() + ' y' * {padding})"
     )
     write_inputs(tmp_path, script, {}, {})
     (tmp_path / "code/token").write_text(token, encoding="ascii")
@@ -323,8 +326,9 @@ print("checkpoint after", len(seen), flush=True)
 
 def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
     script = (
-        "import subprocess\nchild = subprocess.Popen(['sleep', '300'], start_new_session=True,"
-        " stdout=-3, stderr=-3)\nprint('left', child.pid, 'end')"
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '300'], start_new_session=True, stdout=-3, stderr=-3)\n"
+        "print('left', child.pid, 'end')"
     )
     with ranks(tmp_path, script, 1) as made:
         assert made.wait() == 0
@@ -335,8 +339,7 @@ def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Pa
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# values by file
+# --- values by file -------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [0, 2])
 def test_sixty_hyperparameters_of_2400_characters_train(tmp_path: Path, count: int) -> None:
     """More than the platform allows in all.
@@ -364,8 +367,7 @@ print("all there")
     assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
 
 
-# ------------------------------------------------------------------------------------------------------
-# hidden failures
+# --- hidden failures ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("line", "warned"),
     [
@@ -390,11 +392,12 @@ def test_a_shell_that_hides_a_traceback_is_warned(line: str, warned: bool, tmp_p
     assert (said in made.text) is warned
 
 
-# -----------------------------------------------------------------------------------------------------------
-# long texts
+# --- long texts -----------------------------------------------------------------------------------
 STATE_DICT = """
 keys = ", ".join(f'"model.layers.{number}.mlp.down_proj.weight"' for number in range(1440))
-raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(s) in state_dict: {keys}. ")
+raise RuntimeError(
+    f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(s) in state_dict: {keys}. "
+)
 """
 
 
@@ -405,8 +408,8 @@ raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(
         (
             STATE_DICT,
             (
-                "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in"
-                " state_dict: "
+                "RuntimeError: Error(s) in loading state_dict for Llama:"
+                " Missing key(s) in state_dict: "
             ),
         ),
         ("raise ValueError('no such file: ' + 'x' * 200_000)", "ValueError: no such file: xxx"),

@@ -66,8 +66,7 @@ def program_of(made: NodePlan) -> tuple[str, ...]:
     return made.argv[made.argv.index("--") + 1 :]
 
 
-# -------------------------------------------------------------------------------------------------
-# choosing the mode
+# --- choosing the mode ----------------------------------------------------------------------------
 @pytest.mark.parametrize("switch", sorted(SWITCHES))
 def test_a_switch_chooses_its_mode(switch: str) -> None:
     assert make_job(environment({switch: "true"})).placement.mode == SWITCHES[switch]
@@ -113,8 +112,7 @@ def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected:
     assert expected in refusal(gpus(asked))
 
 
-# -------------------------------------------------------------------------------------------------
-# facts of the image
+# --- facts of the image ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("asked", "version", "refused"),
     [
@@ -216,8 +214,7 @@ def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
     assert not any("has no" in line and library in line for line in there.warnings)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# counts
+# --- counts ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("asked", "devices", "kind", "expected"),
     [
@@ -271,8 +268,7 @@ def test_devices_that_are_not_seen_are_said() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------
-# model parallelism
+# --- model parallelism ----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("parameters", "refused"),
     [
@@ -571,8 +567,7 @@ def test_nccl_is_set_for_smp_by_the_version_of_torch(
     assert (env.get("NCCL_PROTO"), env.get("NCCL_ALGO")) == expected
 
 
-# ----------------------------------------------------------------------------------------------------
-# data parallelism
+# --- data parallelism -----------------------------------------------------------------------------
 @pytest.mark.parametrize("asked", [SMDDP, DDP])
 def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> None:
     made = gpus(asked, programs=MappingProxyType(SMDDP_PROGRAMS))
@@ -619,8 +614,7 @@ def test_smddp_takes_the_instance_type_that_the_sdk_knows() -> None:
     assert plan(made).env["SAGEMAKER_INSTANCE_TYPE"] == "ml.other.xlarge"
 
 
-# -------------------------------------------------------------------------------------------------
-# torchrun on Neuron
+# --- torchrun on Neuron ---------------------------------------------------------------------------
 def test_neuron_cores_are_the_processes_of_torchrun() -> None:
     made = plan(
         environment(
@@ -651,8 +645,7 @@ def test_torchrun_starts_programs_that_are_not_pythons(program: str) -> None:
     assert argv[-1].endswith(program)
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# XLA
+# --- XLA ------------------------------------------------------------------------------------------
 def test_xla_is_for_scripts_on_gpus() -> None:
     text = refusal(environment({**XLA, "sagemaker_program": "run.sh"}, hosts=TWO))
     expected = (
@@ -663,8 +656,7 @@ def test_xla_is_for_scripts_on_gpus() -> None:
     assert [words for words in expected if words not in text] == []
 
 
-# ---------------------------------------------------------------------------------------------------
-# parameter servers
+# --- parameter servers ----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("framework", "components", "beside"),
     [
@@ -713,8 +705,7 @@ def test_the_schedulers_port_is_a_port(port: Json) -> None:
         assert "is not a TCP port (hyperparameter _ps_port)" in refusal(made)
 
 
-# ----------------------------------------------------------------------------------------------
-# heterogeneous clusters
+# --- heterogeneous clusters -----------------------------------------------------------------------
 def clusters(
     hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object
 ) -> Environment:
@@ -858,8 +849,8 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
             ["train"],
             "algo-2",
             (
-                "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 processes on this host, 16 in all,"
-                " train.py"
+                "mode mpi, host algo-2 (2 of 2, 4 in the job),"
+                " 8 processes on this host, 16 in all, train.py"
             ),
         ),
         (

@@ -292,8 +292,8 @@ def test_efa_without_a_plugin_is_said(tmp_path: Path) -> None:
         (tmp_path / "plugin").mkdir(exist_ok=True)
         (tmp_path / "plugin" / "libnccl-net.so").touch()
     line = (
-        "this host has EFA, but the image has no aws-ofi-nccl: NCCL talks TCP between hosts, even"
-        " where EFA"
+        "this host has EFA, but the image has no aws-ofi-nccl:"
+        " NCCL talks TCP between hosts, even where EFA"
     )
     assert said[0][0].startswith(line)
     assert said[1] == []

@@ -82,8 +82,8 @@ def test_the_cause_stands_first() -> None:
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "RuntimeError: Distributed package doesn't have NCCL built in",
         (
-            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an"
-            " NVIDIA GPU"
+            "RuntimeError: Found no NVIDIA driver on your system."
+            " Please check that you have an NVIDIA GPU"
         ),
     ],
 )
@@ -109,8 +109,9 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
 
 def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
     message = (
-        "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize"
-        " mismatch: weight.\n"
+        "RuntimeError: Error(s) in loading state_dict for Net:\n"
+        "\tMissing key(s): bias.\n"
+        "\tsize mismatch: weight.\n"
     )
     text = failure_of(
         what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")
@@ -183,8 +184,8 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
         ),
         (
             (
-                "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9"
-                " (Killed)."
+                "mpirun noticed that process rank 3 with PID 0"
+                " on node algo-2 exited on signal 9 (Killed)."
             ),
             (3, -9),
         ),
@@ -202,8 +203,9 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
         ),
         (
             (
-                "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc:"
-                " [[1,1],3]\n  Errorcode: 7\n"
+                "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
+                "  Proc: [[1,1],3]\n"
+                "  Errorcode: 7\n"
             ),
             (3, 7),
         ),
@@ -231,15 +233,19 @@ def test_mpiruns_words_name_the_first_failing_rank_and_its_status(
         ("nothing", ""),
         (
             (
-                "inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote"
-                " host:   algo-2\n"
+                "inability to find the\n"
+                "daemon executable, or\n"
+                "  Local host:    algo-1\n"
+                "  Remote host:   algo-2\n"
             ),
             "algo-2",
         ),
         (
             (
-                "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on"
-                " node algo-1\n  Remote daemon: [[1,0],1] on node algo-3\n"
+                "ORTE has lost communication with a remote daemon.\n"
+                "\n"
+                "  HNP daemon   : [[1,0],0] on node algo-1\n"
+                "  Remote daemon: [[1,0],1] on node algo-3\n"
             ),
             "algo-3",
         ),
@@ -255,8 +261,9 @@ def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: 
 def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None:
     """hyperpodrun prints -256 for a rank that ended with 1."""
     words = (
-        f"Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : {printed}"
-        " (pid: 5)\n"
+        "Root Cause (first observed failure):\n"
+        "  rank : 0 (local_rank: 0)\n"
+        f"  exitcode : {printed} (pid: 5)\n"
     )
     assert report_of(words.encode()) == Report(0, code, starter="torchrun")
 
@@ -265,8 +272,10 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     """It comes through the rank's own standard error, where an exit takes its time."""
     dashes = "-" * 74 + "\n"
     abort = (
-        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n\nNOTE: it"
-        " failed\n"
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
+        "  Errorcode: 1\n"
+        "\n"
+        "NOTE: it failed\n"
     )
     log = (
         "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"

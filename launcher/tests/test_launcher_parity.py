@@ -37,8 +37,7 @@ needs_peer = pytest.mark.skipif(
 )
 
 
-# ----------------------------------------------------------------------------------
-# inputs on the disk
+# --- inputs on the disk ---------------------------------------------------------------------------
 def write(base: Path, case: Case) -> dict[str, str]:
     """The case as the platform would mount it; its variables."""
     for directory in ("input/config", "code", "other"):
@@ -145,8 +144,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return found
 
 
-# ------------------------------------------------------------------------------
-# inputs, made by chance
+# --- inputs, made by chance -----------------------------------------------------------------------
 NAMES = (
     "epochs",
     "batch-size",
@@ -328,8 +326,7 @@ def generate(chance: random.Random) -> Case:
     return Case(hyperparameters, config, channels, variables)
 
 
-# -----------------------------------------------------------------------------------------------
-# tests
+# --- tests ----------------------------------------------------------------------------------------
 @needs_peer
 @pytest.mark.engine
 def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path) -> None:

@@ -19,29 +19,61 @@ ORACLE = """
 import json, sys
 from pip._internal.network.session import PipSession
 from pip._internal.req.req_file import RequirementsFileParser, get_line_parser
+
 rows = []
 for each in RequirementsFileParser(PipSession(), get_line_parser(None)).parse(sys.argv[1], False):
     opts, control = each.opts, each.opts.format_control
     hashes = [f"{kind}:{value}" for kind, values in (opts.hashes or {}).items() for value in values]
-    rows.append([
-        each.lineno, (getattr(each, "requirement", "") or "").strip(), bool(getattr(each, "is_editable", False)),
-        bool(each.constraint), sorted(hashes),
-        opts.index_url or "", opts.extra_index_urls or [], opts.find_links or [], opts.trusted_hosts or [],
-        bool(opts.no_index), bool(opts.pre), bool(opts.prefer_binary), bool(opts.require_hashes),
-        sorted(control.no_binary if control else ()), sorted(control.only_binary if control else ()),
-    ])
+    rows.append(
+        [
+            each.lineno,
+            (getattr(each, "requirement", "") or "").strip(),
+            bool(getattr(each, "is_editable", False)),
+            bool(each.constraint),
+            sorted(hashes),
+            opts.index_url or "",
+            opts.extra_index_urls or [],
+            opts.find_links or [],
+            opts.trusted_hosts or [],
+            bool(opts.no_index),
+            bool(opts.pre),
+            bool(opts.prefer_binary),
+            bool(opts.require_hashes),
+            sorted(control.no_binary if control else ()),
+            sorted(control.only_binary if control else ()),
+        ]
+    )
 print(json.dumps(rows))
 """
 SETTINGS = """
 import json, sys
 from pip._internal.commands import create_command
+
 found = create_command("install").parse_args([])[0]
-print(json.dumps([
-    found.index_url, found.extra_index_urls, found.find_links, found.no_index, found.trusted_hosts, found.pre,
-    found.cert or "", found.client_cert or "", found.timeout, found.retries, found.proxy or "",
-    sorted(found.format_control.no_binary), sorted(found.format_control.only_binary), found.constraints,
-    found.target_dir or "", found.prefix_path or "", found.ignore_dependencies, found.build_isolation,
-]))
+print(
+    json.dumps(
+        [
+            found.index_url,
+            found.extra_index_urls,
+            found.find_links,
+            found.no_index,
+            found.trusted_hosts,
+            found.pre,
+            found.cert or "",
+            found.client_cert or "",
+            found.timeout,
+            found.retries,
+            found.proxy or "",
+            sorted(found.format_control.no_binary),
+            sorted(found.format_control.only_binary),
+            found.constraints,
+            found.target_dir or "",
+            found.prefix_path or "",
+            found.ignore_dependencies,
+            found.build_isolation,
+        ]
+    )
+)
 """
 FILES = {
     "requirements.txt": (

@@ -165,8 +165,8 @@ os.chmod(made, 0o755)
 subprocess.run([made], check=True)
 """
 NO_EXEC = (
-    "set -e; for place in {}; do mount --bind $place $place; mount -o remount,bind,noexec $place;"
-    " done; "
+    "set -e; for place in {}; do mount --bind $place $place;"
+    " mount -o remount,bind,noexec $place; done; "
 )
 
 
@@ -201,8 +201,10 @@ def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
     long.mkdir()
     script = """
         import multiprocessing.connection, os, tempfile
+
         multiprocessing.connection.Listener(family="AF_UNIX").close()
-        print("with", os.environ["TMPDIR"], "below", os.path.dirname(os.environ["TRAINWORKS_RUNTIME_DIRECTORY"]))
+        below = os.path.dirname(os.environ["TRAINWORKS_RUNTIME_DIRECTORY"])
+        print("with", os.environ["TMPDIR"], "below", below)
     """
     write_inputs(tmp_path, textwrap.dedent(script), {}, {})
     with Launcher(tmp_path, variables={"TMPDIR": str(long)}) as made:
@@ -271,9 +273,8 @@ def test_a_home_that_somebody_else_prepared_is_not_taken(room: Path) -> None:
     ended = train(room, where, {"TMPDIR": str(room / "tmp")})
     assert ended.returncode == 0, ended.stderr
     assert f"caches in {trap}" not in ended.stdout
-    shutil.rmtree(
-        f"/tmp/trainworks-home-{STRANGER}", ignore_errors=True
-    )  # the next place in the order
+    # The next place in the order.
+    shutil.rmtree(f"/tmp/trainworks-home-{STRANGER}", ignore_errors=True)
 
 
 @as_root
@@ -366,8 +367,7 @@ def test_a_checkpoint_directory_is_made_too(
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
 
 
-# ------------------------------------------------------------------------------------------------
-# which places are kept
+# --- which places are kept ------------------------------------------------------------------------
 DOCKER = """\
 110 80 0:43 / / rw,relatime - overlay overlay rw,lowerdir=/a,upperdir=/b
 111 110 0:46 / /proc rw - proc proc rw
@@ -544,8 +544,7 @@ def test_each_result_goes_to_the_first_place_that_keeps_it(
     assert lost.format(*[tmp_path] * 2) in found.warning if lost else found.warning == ""
 
 
-# -----------------------------------------------------------------------------------------------------------
-# full disks
+# --- full disks -----------------------------------------------------------------------------------
 FILL = """
 import os
 with open(os.environ["SM_MODEL_DIR"] + "/model.pt", "wb", buffering=0) as opened:

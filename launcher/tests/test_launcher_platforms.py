@@ -65,8 +65,7 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
     return plan(made._replace(**changes))  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# recognition
+# --- recognition ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("variables", "config", "platform", "words"),
     [
@@ -110,16 +109,17 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
     from launcher_support import LAUNCHER
 
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom trainworks_launcher.given.environment"
-        " import read_environment\nread_environment({'PATH': '/usr/bin'})\nprint(*(name for name in"
-        " sys.modules if name.startswith('trainworks_launcher.given.platforms.')))"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from trainworks_launcher.given.environment import read_environment\n"
+        "read_environment({'PATH': '/usr/bin'})\n"
+        "print(*(name for name in sys.modules if"
+        " name.startswith('trainworks_launcher.given.platforms.')))"
     )
     words = [sys.executable, "-IS", "-c", program, str(LAUNCHER)]
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.split() == []
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# hosts
+# --- hosts ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("variables", "hostname", "hosts", "host"),
     [
@@ -210,8 +210,7 @@ def test_incomplete_platform_is_refused_with_all_that_is_missing(
     assert refused.value.status == 64
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Slurm
+# --- Slurm ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("listed", "hosts"),
     [
@@ -334,8 +333,7 @@ def test_gpus_that_slurm_gives(variables: dict[str, str], gpus: int | None) -> N
     assert described({**SLURM_NODE, **variables}).gpus == gpus
 
 
-# --------------------------------------------------------------------------------------------------------
-# command line
+# --- command line ---------------------------------------------------------------------------------
 def test_program_of_the_command_line_needs_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,8 +75,8 @@ def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) 
     status, text = report(words(tmp_path, hyperparameters={"epochs": 3}))
     assert status == 0
     assert (
-        "mode torch_distributed, host algo-1 (1 of 2), 8 processes on this host, 16 in all,"
-        " train.py;" in text
+        "mode torch_distributed, host algo-1 (1 of 2),"
+        " 8 processes on this host, 16 in all, train.py;" in text
     )
     assert "hosts are ml.p4d.24xlarge" in " ".join(text.split())
     assert "  algo-2     8  9 10 11 12 13 14 15\n" in text
@@ -351,8 +351,7 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------
-# advice
+# --- advice ---------------------------------------------------------------------------------------
 def test_one_host_with_smddp(tmp_path: Path) -> None:
     advice = advice_of(run(words(tmp_path, SMDDP, count=1)))
     assert "use torch_distributed" in advice["smddp on one host"]
@@ -473,8 +472,7 @@ def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------
-# any input
+# --- any input ------------------------------------------------------------------------------------
 KEYS = st.sampled_from(
     (
         *(
@@ -541,8 +539,7 @@ def test_any_dict_gets_an_answer_and_never_a_traceback(
     shutil.rmtree(folder)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# tips
+# --- tips -----------------------------------------------------------------------------------------
 PAGE_OF_TIPS = (LAUNCHER.parent / "docs" / "tips.md").read_text(encoding="utf-8")
 
 

@@ -17,8 +17,9 @@ def dies(after: str = "", before: str = "", death: str = DIES) -> str:
     before and after that.
     """
     return (
-        f"{IMPORTS}os.write(2, {before.encode()!r})\natexit.register(os.write, 2,"
-        f" {after.encode()!r})\n{death}"
+        f"{IMPORTS}os.write(2, {before.encode()!r})\n"
+        f"atexit.register(os.write, 2, {after.encode()!r})\n"
+        f"{death}"
     )
 
 
@@ -41,8 +42,9 @@ IN_A_CHILD = (
 )
 BAR = "\r 33%|###2      | 1/3 [00:00<00:01,  1.9it/s]"
 CUDA = (
-    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be"
-    " asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+    "CUDA error: an illegal memory access was encountered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call,"
+    " so the stacktrace below might be incorrect.\n"
 )
 ABORTS = (
     "terminate called after throwing an instance of 'c10::Error'\n  what():  "
@@ -50,8 +52,8 @@ ABORTS = (
     + "frame #0: c10::Error::Error"
 )
 ABSL = (
-    "F1126 10:00:00.1 1234 rendezvous.cc:123] Check failed: status.ok() INTERNAL: no peer\n***"
-    " Check failure stack"
+    "F1126 10:00:00.1 1234 rendezvous.cc:123] Check failed: status.ok() INTERNAL: no peer\n"
+    "*** Check failure stack"
 )
 MPI_ABORT = lines(
     "-" * 74,
@@ -65,8 +67,10 @@ THREAD = (
     "sys.exit('configuration error: lr must be positive')"
 )
 ARGPARSE = (
-    "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr',"
-    " required=True)\np.parse_args()"
+    "import argparse\n"
+    "p = argparse.ArgumentParser()\n"
+    "p.add_argument('--lr', required=True)\n"
+    "p.parse_args()"
 )
 IGNORED = (
     "class Iterator:\n    def __del__(self): assert False, 'can only test a child process'\n"
@@ -93,8 +97,8 @@ ENDS = {
     ),
     "clearml": (
         dies(
-            "2026-11-26 10:00:00,100 - clearml.Task - WARNING - ### TASK STOPPED - USER ABORTED"
-            " ###\n"
+            "2026-11-26 10:00:00,100 - clearml.Task -"
+            " WARNING - ### TASK STOPPED - USER ABORTED ###\n"
         ),
         NAN,
     ),
@@ -117,8 +121,8 @@ ENDS = {
     ),
     "semaphores": (
         dies(
-            "resource_tracker.py:224: UserWarning: 6 leaked semaphores\n "
-            " warnings.warn('resource')\n"
+            "resource_tracker.py:224: UserWarning: 6 leaked semaphores\n"
+            "  warnings.warn('resource')\n"
         ),
         NAN,
     ),
@@ -173,8 +177,8 @@ ENDS = {
     ),
     "exception in except": (
         (
-            "try: raise ValueError('bad config')\nexcept ValueError: raise RuntimeError('cannot"
-            " start')"
+            "try: raise ValueError('bad config')\n"
+            "except ValueError: raise RuntimeError('cannot start')"
         ),
         "RuntimeError: cannot start",
     ),

@@ -35,10 +35,13 @@ LEADER, WORKER = "127.0.0.1", "127.0.0.2"
 HOSTS = (LEADER, WORKER)
 WAIT_FOR_TERM = """
 import os, signal, sys
+
 def stop(number, frame):
-    # Not with print(), which may be what the signal interrupts: "reentrant call", and the script fails.
+    # Not with print(), which may be what the signal interrupts:
+    # "reentrant call", and the script fails.
     os.write(1, f"saw {signal.Signals(number).name}\\n".encode())
     sys.exit(STATUS)
+
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
 while True:
@@ -97,8 +100,9 @@ def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:
 
 def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
     script = (
-        "import os\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('my own"
-        " words')\nraise SystemExit(3)"
+        "import os\n"
+        "open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('my own words')\n"
+        "raise SystemExit(3)"
     )
     (tmp_path / "output").mkdir()
     made = run(tmp_path, script)
@@ -272,9 +276,10 @@ def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(
     tmp_path: Path,
 ) -> None:
     script = (
-        "import subprocess\nfor _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh',"
-        " '-c', 'exit 0'])\nsubprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon"
-        " $$ end; exec sleep 300 >&- 2>&-'])\n"
+        "import subprocess\n"
+        "for _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'exit 0'])\n"
+        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end;"
+        " exec sleep 300 >&- 2>&-'])\n"
     )
     made = run(tmp_path, script)
     assert made.status == 0
@@ -476,8 +481,7 @@ def test_plan_prints_json_and_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists()
 
 
-# ----------------------------------------------------------------------------------------------------------
-# two hosts
+# --- two hosts ------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def two_hosts(
     tmp_path: Path,
@@ -714,8 +718,7 @@ def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: P
     ]
 
 
-# -------------------------------------------------------------------------------------------------------------
-# PID 1
+# --- PID 1 ----------------------------------------------------------------------------------------
 def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -> None:
     """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the
     script, the status is the script's.
@@ -728,17 +731,21 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
     if probe.returncode:
         pytest.skip(f"no PID namespace can be made here: {probe.stderr.decode().strip()}")
     script = (
-        "import os, subprocess, sys, time\nprint('parent is', os.getppid(), flush=True)\ndef"
-        " state(pid):\n    try: return"
-        " open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]\n    except OSError:"
-        " return 'reaped'\ndef zombies(): return [pid for pid in os.listdir('/proc') if"
-        " pid.isdecimal() and state(pid) == 'Z']\nsubprocess.run(['sh', '-c', 'sleep 0 & exec"
-        " true'])\norphan = subprocess.run(['sh', '-c', 'setsid sh -c \"exit 0\" & echo $!'],"
-        " stdout=subprocess.PIPE)\n"
+        "import os, subprocess, sys, time\n"
+        "print('parent is', os.getppid(), flush=True)\n"
+        "def state(pid):\n"
+        "    try: return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]\n"
+        "    except OSError: return 'reaped'\n"
+        "def zombies(): return [pid for pid in os.listdir('/proc')"
+        " if pid.isdecimal() and state(pid) == 'Z']\n"
+        "subprocess.run(['sh', '-c', 'sleep 0 & exec true'])\n"
+        "orphan = subprocess.run(['sh', '-c',"
+        " 'setsid sh -c \"exit 0\" & echo $!'], stdout=subprocess.PIPE)\n"
         + WAIT_FOR_TERM.replace(
             "    sys.exit(STATUS)",
-            "    while zombies(): time.sleep(0.01)\n    print('no zombies', flush=True)\n   "
-            " sys.exit(5)",
+            "    while zombies(): time.sleep(0.01)\n"
+            "    print('no zombies', flush=True)\n"
+            "    sys.exit(5)",
         )
     )
     write_inputs(tmp_path, script, {}, {})
@@ -770,8 +777,7 @@ def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None
     assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
 
 
-# ------------------------------------------------------------------------------- what the end of a
-# job may not wait for
+# --- what the end of a job may not wait for -------------------------------------------------------
 AUDITED = """
 import os, runpy, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -793,8 +799,9 @@ def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> N
     opened = tmp_path / "opened"
     program = (sys.executable, "-ISc", AUDITED, str(opened), *TRAIN[2:])
     script = (
-        "import subprocess\nsubprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon"
-        " $$ end; exec sleep 300 >&- 2>&-'])\n"
+        "import subprocess\n"
+        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end;"
+        " exec sleep 300 >&- 2>&-'])\n"
     )
     write_inputs(tmp_path, script, {}, {})
     with Launcher(tmp_path, program=program) as made:

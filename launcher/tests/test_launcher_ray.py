@@ -80,15 +80,18 @@ with socket.create_server(("", int(options["--port"]))) as listening:
 """
 PROGRAM = """
 import os, socket, sys
+
 print("starts with", os.environ["RAY_ADDRESS"], flush=True)
 host, port = os.environ["RAY_ADDRESS"].split(":")
 if "--die" in sys.argv:
     import signal
+
     with socket.create_connection((host, int(port))) as head:
         head.sendall(sys.argv[sys.argv.index("--die") + 1].encode())
         if "--late" not in sys.argv:
             signal.pause()
-    raise type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})("its node has died")
+    ActorDiedError = type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})
+    raise ActorDiedError("its node has died")
 sys.exit(int(sys.argv[sys.argv.index("--status") + 1]))
 """
 
@@ -273,8 +276,8 @@ def job(
     programs = {
         "ray": f'exec {sys.executable} {tmp_path}/stand_in.py "$@"',
         "python": (
-            f'[ "$1" != -I ] || shift\nPYTHONPATH="{tmp_path}/library:$PYTHONPATH" exec'
-            f' {sys.executable} "$@"'
+            '[ "$1" != -I ] || shift\n'
+            f'PYTHONPATH="{tmp_path}/library:$PYTHONPATH" exec {sys.executable} "$@"'
         ),
     }
     for name, line in programs.items():

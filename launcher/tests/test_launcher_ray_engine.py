@@ -26,22 +26,28 @@ ASKED = {"sagemaker_ray_enabled": "true"}
 DEATH_SECONDS = 30
 TASKS = """
 import os, ray
+
 ray.init()
+
 @ray.remote(scheduling_strategy="SPREAD")
 def where(number):
     return os.environ["SM_CURRENT_HOST"]
+
 @ray.remote
 class Counter:
     count = 0
+
     def add(self):
         self.count += 1
         return self.count
+
 counter = Counter.remote()
 print("counted", [ray.get(counter.add.remote()) for _ in range(3)][-1])
 found = set()
 while len(found) < 2:
     found.update(ray.get([where.remote(number) for number in range(8)]))
-print("tasks on", *sorted(found), {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}, flush=True)
+resources = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+print("tasks on", *sorted(found), resources, flush=True)
 """
 TRAIN = """
 import os, time
@@ -57,12 +63,16 @@ def loop(config):
     for _ in range(20):
         inputs = torch.randn(16, 4)
         loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
-        steps.zero_grad(); loss.backward(); steps.step()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
     weights = [torch.zeros(1, 4) for _ in range(dist.get_world_size())]
     dist.all_gather(weights, model.module.weight.data)
     same = all(torch.equal(weights[0], other) for other in weights)
     with open(os.path.join(os.environ["SHARED"], "rank-%d" % dist.get_rank()), "w") as told:
-        told.write(f"{os.environ[os.environ['HOST_BY']]} {dist.get_backend()} {same} {float(loss) < 3.0}")
+        told.write(
+            f"{os.environ[os.environ['HOST_BY']]} {dist.get_backend()} {same} {float(loss) < 3.0}"
+        )
     time.sleep(3)  # in which Ray Train's cleaner asks for its controller three times
 
 TorchTrainer(
@@ -76,6 +86,7 @@ print("trained", flush=True)
 DIES = """
 import os, pathlib, signal, sys, time
 import ray
+
 what = sys.argv[sys.argv.index("--what") + 1]
 again = os.environ["TRAINWORKS_RESTART_COUNT"]
 ray.init()
@@ -99,7 +110,9 @@ class Actor:
         dies()
 
 def on_the_worker(function, *given):
-    other = next(row["NodeID"] for row in ray.nodes() if "node:__internal_head__" not in row["Resources"])
+    other = next(
+        row["NodeID"] for row in ray.nodes() if "node:__internal_head__" not in row["Resources"]
+    )
     at = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(other, soft=False)
     return function.options(scheduling_strategy=at).remote(*given)
 

@@ -53,8 +53,7 @@ def test_the_ranks_of_nvidias_recorded_faults_are_named(fault: str) -> None:
     assert all("EXPERT_MODEL_PARALLEL_GROUP" in line for line in found.lines)
 
 
-# -------------------------------------------------------------------------------------------------
-# records of our own
+# --- records of our own ---------------------------------------------------------------------------
 Made = tuple[str, int, str, str]  # group, number, call, state
 WORLD, PAIR = "0", "7"
 
@@ -125,8 +124,8 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
             [(DONE, WAITS)] * 4,
             [
                 (
-                    f"every rank has called {SIZES}, which does not end: look at the network and the"
-                    " GPUs"
+                    f"every rank has called {SIZES}, which does not end:"
+                    " look at the network and the GPUs"
                 )
             ],
             (),
@@ -230,8 +229,7 @@ def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one
     )
 
 
-# ------------------------------------------------------------------------------------------------------
-# ranks are asked
+# --- ranks are asked ------------------------------------------------------------------------------
 RANK = """
 import os, select, sys
 pipe, file, record = sys.argv[1:4]
@@ -301,8 +299,7 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
         without.remove()
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# RAS
+# --- RAS ------------------------------------------------------------------------------------------
 TABLE = """
 Job summary
 ===========

@@ -274,9 +274,8 @@ def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: i
 
 @pytest.mark.parametrize("name", PLATFORMS["counted"].marks)
 def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
-    number = (
-        "32,32" if name == "NEURON_PJRT_PROCESSES_NUM_DEVICES" else "2"
-    )  # a number for each process
+    # A number for each process.
+    number = "32,32" if name == "NEURON_PJRT_PROCESSES_NUM_DEVICES" else "2"
     for value in (number, "", "a,b", "a b"):
         (problem,) = described({name: value}).problems
         assert "set TRAINWORKS_HOSTS=a,b" in problem.advice
@@ -306,8 +305,7 @@ def test_a_host_that_is_twice_in_a_hostfile_has_all_its_slots() -> None:
     assert platforms.describe(twice).processes_per_host == 4
 
 
-# --------------------------------------------------------------------------------------------------
-# Slurm's MPI server
+# --- Slurm's MPI server ---------------------------------------------------------------------------
 PMIX = {
     "PMIX_NAMESPACE": "slurm.pmix.77.0",
     "PMIX_RANK": "0",
@@ -363,8 +361,7 @@ def test_an_mpi_program_in_tasks_without_pmi_is_warned(
     assert any("each of them will be rank 0 of 1" in warning for warning in read.warnings) is warned
 
 
-# ------------------------------------------------------------------------------------------
-# variables of unknown makers
+# --- variables of unknown makers ------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
@@ -492,8 +489,7 @@ def test_hyperpods_agent_brings_its_own_rendezvous(
     assert refused.problems, "for any other program the hosts are missing"
 
 
-# ------------------------------------------------------------------------------------------------
-# jobs in one directory
+# --- jobs in one directory ------------------------------------------------------------------------
 def test_each_job_of_a_scheduler_has_results_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

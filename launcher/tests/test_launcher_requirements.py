@@ -215,14 +215,13 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
     made = image.run("torch==2.13.0+cu118\n")
     assert made.status == 0, made.text
     said = (
-        "requirements.txt line 1: torch==2.13.0+cu118 is not installed: this image keeps torch"
-        " 2.13.0"
+        "requirements.txt line 1: torch==2.13.0+cu118 is not installed:"
+        " this image keeps torch 2.13.0"
     )
     assert f"trainworks: {said}\n" in made.text
 
 
-# -------------------------------------------------------------------------------------------------------
-# what is kept
+# --- what is kept ---------------------------------------------------------------------------------
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
     """An older image: as it always was, the newest wins."""
     image.document = {}
@@ -257,8 +256,7 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "symbols": "1.0"}
 
 
-# ------------------------------------------------------------------------------------------------
-# direct contradictions
+# --- direct contradictions ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("requirements", "said"),
     [
@@ -338,8 +336,8 @@ FAST = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
                     " an image with triton"
                 ),
                 (
-                    "requirements.txt line 3: pytorch of the package index is something else: ask"
-                    " for torch"
+                    "requirements.txt line 3: pytorch of the"
+                    " package index is something else: ask for torch"
                 ),
             ),
         ),
@@ -352,8 +350,8 @@ FAST = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
             f"{FAST} ; python_version < '3'\n{FAST}\n",
             (
                 (
-                    "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system;"
-                    " this is cp"
+                    "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl"
+                    " is for another Python or system; this is cp"
                 ),
             ),
         ),
@@ -422,8 +420,7 @@ def test_files_of_other_tools_are_refused_with_what_converts_them(
     assert said in image.program("-r", name).stderr
 
 
-# ----------------------------------------------------------------------------------------------------
-# without uv in it
+# --- without uv in it -----------------------------------------------------------------------------
 def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
     made = image.run("vision\n")
@@ -432,8 +429,7 @@ def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     assert image.versions() == {**PROTECTED, "vision": "1.1"}
 
 
-# --------------------------------------------------------------------------------------------
-# contradictions of others
+# --- contradictions of others ---------------------------------------------------------------------
 def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_answered(
     image: Image,
 ) -> None:
@@ -447,12 +443,15 @@ def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_an
 
 WHEEL_OF_PROJECT = """
     import zipfile
-    with zipfile.ZipFile(os.path.join(_[0], 'project-1.0-py3-none-any.whl'), 'w') as out:
-        head = 'Metadata-Version: 2.1\\nName: project\\nVersion: 1.0\\nRequires-Dist: torch==2.1\\n'
-        out.writestr('project-1.0.dist-info/METADATA', head)
-        out.writestr('project-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
-        out.writestr('project-1.0.dist-info/RECORD', '')
-    return 'project-1.0-py3-none-any.whl'"""
+
+    with zipfile.ZipFile(os.path.join(_[0], "project-1.0-py3-none-any.whl"), "w") as out:
+        head = "Metadata-Version: 2.1\\nName: project\\nVersion: 1.0\\nRequires-Dist: torch==2.1\\n"
+        out.writestr("project-1.0.dist-info/METADATA", head)
+        wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        out.writestr("project-1.0.dist-info/WHEEL", wheel)
+        out.writestr("project-1.0.dist-info/RECORD", "")
+    return "project-1.0-py3-none-any.whl"
+"""
 
 
 def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
@@ -468,11 +467,15 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
             f'[project]\nname = "{name}"\nversion = "1.0"\n'
         ),
         "backend.py": (
-            "import os, subprocess\ndef prepare_metadata_for_build_wheel(directory,"
-            f" settings=None):\n    os.mkdir(os.path.join(directory, '{name}-1.0.dist-info'))\n   "
-            f" with open(os.path.join(directory, '{name}-1.0.dist-info/METADATA'), 'w') as out:\n  "
-            f"      out.write('{head}')\n    return '{name}-1.0.dist-info'\ndef build_wheel(*_):\n "
-            f"   {build or 'raise NotImplementedError'}\n"
+            "import os, subprocess\n"
+            "def prepare_metadata_for_build_wheel(directory, settings=None):\n"
+            f"    os.mkdir(os.path.join(directory, '{name}-1.0.dist-info'))\n"
+            "    with open(os.path.join(directory,"
+            f" '{name}-1.0.dist-info/METADATA'), 'w') as out:\n"
+            f"        out.write('{head}')\n"
+            f"    return '{name}-1.0.dist-info'\n"
+            "def build_wheel(*_):\n"
+            f"    {build or 'raise NotImplementedError'}\n"
         ),
     }
 
@@ -502,8 +505,7 @@ def test_a_project_that_wants_another_torch(image: Image) -> None:
     assert image.versions() == {**PROTECTED, "plain": "1.0", "project": "1.0"}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# companions
+# --- companions -----------------------------------------------------------------------------------
 def test_a_companion_that_was_built_for_another_torch_is_refused(image: Image) -> None:
     refused(
         image.run("plain\ntorchvision\n"),
@@ -519,8 +521,7 @@ def test_a_companion_that_fits_is_taken_where_it_is_found(image: Image, wheels: 
     assert image.versions() == {**PROTECTED, "torchvision": "0.28.0+cpu"}
 
 
-# ----------------------------------------------------------------------------------------------
-# what cannot be compiled
+# --- what cannot be compiled ----------------------------------------------------------------------
 def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: Image) -> None:
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
     made = image.run("plain\n")
@@ -631,16 +632,17 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     assert made.status == 0, made.text
     assert image.versions()["native"] == taken
     assert (
-        "native 3.0 cannot be imported beside the requirements (ImportError: native requires"
-        " Core 2.0" in made.text
+        "native 3.0 cannot be imported beside the requirements (ImportError:"
+        " native requires Core 2.0" in made.text
     )
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
     """Nothing is asked of it: a strict job too goes on."""
     lines = (
-        "--extra-index-url https://wheels.example/cu130\n--find-links"
-        " https://wheels.example/stable.html\nplain\n"
+        "--extra-index-url https://wheels.example/cu130\n"
+        "--find-links https://wheels.example/stable.html\n"
+        "plain\n"
     )
     made = image.run(lines, TRAINWORKS_STRICT_REQUIREMENTS="on")
     assert made.status == 0, made.text
@@ -654,8 +656,7 @@ def test_a_file_in_another_encoding(image: Image) -> None:
     assert image.program("-r", "r.txt").returncode == 0
 
 
-# ------------------------------------------------------------------------------------
-# what uv reads of a project itself
+# --- what uv reads of a project itself ------------------------------------------------------------
 SELF = """
 [project]
 name = "client"
@@ -760,8 +761,7 @@ def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
     )
 
 
-# -----------------------------------------------------------------------------------------------------
-# shown beforehand
+# --- shown beforehand -----------------------------------------------------------------------------
 def made_for(document: Mapping[str, Json]) -> Environment:
     found = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
     return environment(

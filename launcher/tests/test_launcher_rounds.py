@@ -70,8 +70,7 @@ def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
     assert [lives.further() for _ in range(3)] == [True] * 3
 
 
-# -------------------------------------------------------------------------------------------------------
-# who gives up
+# --- who gives up ---------------------------------------------------------------------------------
 FURTHER, NOTHING = True, False
 FAILURE = Outcome(
     FAILED,

@@ -293,8 +293,8 @@ def test_ranks_save_while_others_have_died_of_the_stop(
             host.read_until("ready", 2)
         hosts[1].signal_process_one(signal.SIGTERM)  # the other one is only told
         hosts[0].read_until(
-            "SIGTERM: passed on; the ranks have the time that the platform of the stopped host"
-            " leaves"
+            "SIGTERM: passed on; the ranks have the time"
+            " that the platform of the stopped host leaves"
         )
         statuses, _ = wait_all(hosts)
         assert statuses == [143, 143], text_of(hosts)
@@ -363,8 +363,7 @@ def test_hosts_end_together_after_the_last_one(
             assert (host.base / "model/model").read_text(encoding="ascii") == "complete"
 
 
-# ---------------------------------------------------------------------------------------------
-# torchrun that goes on
+# --- torchrun that goes on ------------------------------------------------------------------------
 TRAIN = (
     GLOO_ENDS
     + """
@@ -611,8 +610,7 @@ def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_pat
         assert host.failure.startswith("stopped by SIGTERM")
 
 
-# ------------------------------------------------------------------------------------------------
-# what ends beside it
+# --- what ends beside it --------------------------------------------------------------------------
 def pids_of(host: Host, name: str) -> list[int]:
     """The processes of a host whose program has this name, the oldest first:
     their numbers begin again some time.

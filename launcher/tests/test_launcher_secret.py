@@ -35,6 +35,7 @@ signal.pause()
 """
 THIEF = """
 import sys, os
+
 for name in os.listdir("/proc"):
     if name.isdecimal() and int(name) != os.getpid():
         try:
@@ -47,7 +48,8 @@ for name in os.listdir("/proc"):
         except OSError:
             continue
         try:
-            print("READ", name, "secret" if sys.argv[1] in open(f"/proc/{name}/environ").read() else "no", repr(words))
+            known = sys.argv[1] in open(f"/proc/{name}/environ").read()
+            print("READ", name, "secret" if known else "no", repr(words))
         except OSError as error:
             print("REFUSED", name, error.strerror, repr(words))
         try:

@@ -21,25 +21,31 @@ PID_ONE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
 
 SAVES = """
 import os, signal, sys
+
 if HANDLER_AFTER:
     print("imports", flush=True)
     open(HANDLER_AFTER).read()
+
 def save(number, frame):
-    os.write(1, f"saved at {int(number)} in {'worker' if os.getpid() != first else 'rank'}\\n".encode())  # in one piece
+    who = "worker" if os.getpid() != first else "rank"
+    os.write(1, f"saved at {int(number)} in {who}\\n".encode())  # in one piece
     if os.getpid() != first:
         os._exit(0)
     if number != LAST:
         return
     os.kill(worker, signal.SIGKILL)
     sys.exit(0)
+
 first = os.getpid()
 for number in NUMBERS:
     signal.signal(number, save)
 worker = os.fork()  # as a data loader does it: with its parent's handlers
 if worker == 0:
-    while True: signal.pause()
+    while True:
+        signal.pause()
 print("ready", flush=True)
-while True: signal.pause()
+while True:
+    signal.pause()
 """
 
 
@@ -54,8 +60,7 @@ def send(made: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
     os.kill(made.process_one() if prefix else made.process.pid, number)
 
 
-# ------------------------------------------------------------------------------------------------
-# passed on, no stop
+# --- passed on, no stop ---------------------------------------------------------------------------
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(
     tmp_path: Path, prefix: tuple[str, ...]
@@ -136,8 +141,7 @@ def test_a_signal_that_comes_while_the_host_is_probed_waits_too(tmp_path: Path) 
     assert made.text.count("saved at") == 1
 
 
-# ------------------------------------------------------------------------------------------------------
-# stops like TERM
+# --- stops like TERM ------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_hangup_stops_the_job_as_term_does(
@@ -165,25 +169,30 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
     assert "SIGHUP" not in made.text
 
 
-# -----------------------------------------------------------------------------------------------
-# the launcher is killed
+# --- the launcher is killed -----------------------------------------------------------------------
 LEAVES = """
 import os, signal, subprocess
+
 pids = [os.getpid()]
+
 def child(*words, **more):
     pids.append(subprocess.Popen(words, **more).pid)
+
 child("sleep", "1000")
 child("env", "-i", "/bin/sleep", "1000")
 child("sleep", "1000", start_new_session=True)
-shell = subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
+orphan = "setsid sleep 1000 > /dev/null 2>&1 & echo $!"
+shell = subprocess.run(["sh", "-c", orphan], stdout=subprocess.PIPE)
 pids.append(int(shell.stdout))  # an orphan
 worker = os.fork()
 if worker == 0:
     os.setsid()
-    while True: signal.pause()
+    while True:
+        signal.pause()
 pids.append(worker)
 os.write(1, f"pids {' '.join(map(str, pids))} ready\\n".encode())
-while True: signal.pause()
+while True:
+    signal.pause()
 """
 
 

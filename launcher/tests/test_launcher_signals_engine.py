@@ -42,8 +42,8 @@ MODES: dict[str, dict[str, Json]] = {
 STARTERS = {
     "own torchrun": f"{PREFIX}/bin/torchrun --standalone --nproc-per-node 2 train.py",
     "own mpirun": (
-        f"{PREFIX}/bin/mpirun --allow-run-as-root --oversubscribe -np 2 {PREFIX}/bin/python"
-        " train.py"
+        f"{PREFIX}/bin/mpirun --allow-run-as-root"
+        f" --oversubscribe -np 2 {PREFIX}/bin/python train.py"
     ),
 }
 SAVES = """
@@ -109,8 +109,7 @@ def test_ranks_of_the_scripts_own_starter_get_it_too(
     assert made.text.count(f"saved at {int(signal.SIGUSR1)}") == 2
 
 
-# -----------------------------------------------------------------------------------------------
-# the launcher is killed
+# --- the launcher is killed -----------------------------------------------------------------------
 def pids_in(text: str) -> list[int]:
     lines = [line.partition("pids ")[2].split() for line in text.splitlines() if "pids " in line]
     return [int(word) for words in lines for word in words if word.isdecimal()]
@@ -147,8 +146,9 @@ def test_mpiruns_ranks_on_both_hosts_end_with_a_launcher(
 ) -> None:
     """Hosts without a PID namespace: as Slurm starts tasks, without a container."""
     script = (
-        "import os, signal\nos.write(1, b'pids %d ready\\n' % os.getpid())\nwhile True:"
-        " signal.pause()\n"
+        "import os, signal\n"
+        "os.write(1, b'pids %d ready\\n' % os.getpid())\n"
+        "while True: signal.pause()\n"
     )
     hosts = []
     with contextlib.ExitStack() as stack:

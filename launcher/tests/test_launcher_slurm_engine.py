@@ -33,6 +33,7 @@ TORCH = (
 import os, sys, torch
 from torch import nn
 import torch.distributed as dist
+
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
@@ -41,19 +42,24 @@ steps = torch.optim.SGD(model.parameters(), lr=float(sys.argv[sys.argv.index("--
 for _ in range(20):
     inputs = torch.randn(16, 4)
     loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
-    steps.zero_grad(); loss.backward(); steps.step()
+    steps.zero_grad()
+    loss.backward()
+    steps.step()
 weights = [torch.zeros(1, 4) for _ in range(world)]
 dist.all_gather(weights, model.module.weight.data)
 same = all(torch.equal(weights[0], other) for other in weights)
-print("trained rank", rank, "of", world, "on", os.environ["SLURMD_NODENAME"], "equal", same, "loss", float(loss) < 3.0)
+node = os.environ["SLURMD_NODENAME"]
+print("trained rank", rank, "of", world, "on", node, "equal", same, "loss", float(loss) < 3.0)
 dist.destroy_process_group()
 """
 )
 MPI = """
 import os
 from mpi4py import MPI
+
 world = MPI.COMM_WORLD
-print("rank", world.rank, "of", world.size, "sum", world.allreduce(world.rank), "node", os.environ["SLURMD_NODENAME"])
+total, node = world.allreduce(world.rank), os.environ["SLURMD_NODENAME"]
+print("rank", world.rank, "of", world.size, "sum", total, "node", node)
 """
 FAILS = """
 import os, sys, time
@@ -175,8 +181,8 @@ def test_a_cancelled_job_stops_every_rank(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str], signal: tuple[str, ...]
 ) -> None:
     script = (
-        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved',"
-        " flush=True)))\n"
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved', flush=True)))\n"
     )
     script += "print('waits', flush=True)\nwhile True: signal.pause()\n"
     (tmp_path / "train.py").write_text(script)
@@ -259,11 +265,13 @@ def test_the_batch_script_of_the_page(
 
 REQUEUED = """
 import os, pathlib, signal
+
 begun = os.environ.get("TRAINWORKS_RESUME_FROM", "nothing")
 print(f"node {os.environ['SLURM_NODEID']} begins with {begun}", flush=True)
 if begun == "nothing":
     if os.environ["SLURM_NODEID"] == "1":
-        pathlib.Path(os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"], "step-3.ckpt").write_text("weights")
+        folder = os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"]
+        pathlib.Path(folder, "step-3.ckpt").write_text("weights")
         os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
 """

@@ -80,8 +80,8 @@ def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(given: list[str]) -> 
 
 
 REAL = (
-    "import os, sys\nprint(sys.argv[1:], os.environ.get('TRAINWORKS_HOSTNAME'),"
-    " os.environ.get('LD_PRELOAD'))\n"
+    "import os, sys\n"
+    "print(sys.argv[1:], os.environ.get('TRAINWORKS_HOSTNAME'), os.environ.get('LD_PRELOAD'))\n"
 )
 CALLER = "import subprocess, sys\nsys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
 

@@ -123,8 +123,8 @@ def test_a_firewall_that_answers_no_is_named(network: Network, tmp_path: Path) -
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
     assert "the data path to algo-1 does not work" in hosts[1].text
     assert (
-        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port"
-        " 7777" in hosts[1].text
+        "rank 0's store on algo-1 does not work:"
+        f" algo-2 tried {network.address('algo-1')} port 7777" in hosts[1].text
     )
 
 

@@ -152,8 +152,7 @@ def test_a_line_of_shell_of_a_job_without_a_command_line_is_read_too() -> None:
         plan(made._replace(drivers=Drivers(command="torchrun --nproc-per-node 2 train.py")))
 
 
-# ------------------------------------------------------------------------------------------------------
-# idle and alone
+# --- idle and alone -------------------------------------------------------------------------------
 EIGHT = NO_GPU._replace(gpus=8)
 
 
@@ -219,18 +218,25 @@ def test_an_image_without_neuron_is_refused_on_its_cores() -> None:
         plan(made._replace(manifest=made.manifest._replace(components=without)))
 
 
-# -------------------------------------------------------------------------------------------- a
-# starter inside a script
+# --- a starter inside a script --------------------------------------------------------------------
 STARTER = """
 import os, subprocess, sys
+
 # As torchrun: ranks with numbers of their own below it.
-count = int(sys.argv[sys.argv.index("--nproc-per-node") + 1] if "--nproc-per-node" in sys.argv
-            else next(word.partition("=")[2] for word in sys.argv if word.startswith("--nproc-per-node=")))
-place = next(i for i, word in enumerate(sys.argv) if word in ("--no-python", "--") or word.endswith("rank.py"))
+option = "--nproc-per-node"
+for i, word in enumerate(sys.argv):
+    if word == option:
+        count = int(sys.argv[i + 1])
+    elif word.startswith(option + "="):
+        count = int(word.partition("=")[2])
+    elif word in ("--no-python", "--") or word.endswith("rank.py"):
+        place = i
+        break
 words = [word for word in sys.argv[place:] if word not in ("--no-python",)]
+size = {**os.environ, "WORLD_SIZE": str(count)}
 words = words if os.access(words[0], os.X_OK) else [sys.executable, *words]
 ranks = [
-    subprocess.Popen(words, env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)})
+    subprocess.Popen(words, env={**size, "RANK": str(rank), "LOCAL_RANK": str(rank)})
     for rank in range(count)
 ]
 sys.exit(max(rank.wait() for rank in ranks))

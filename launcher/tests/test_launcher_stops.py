@@ -48,8 +48,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-# ------------------------------------------------------------------------------------------
-# before the supervisor runs
+# --- before the supervisor runs -------------------------------------------------------------------
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
 def test_a_stop_signal_while_the_host_is_probed_ends_the_job_at_once(
@@ -101,8 +100,7 @@ def test_a_noted_stop_signal_starts_nothing(tmp_path: Path) -> None:
     assert text == "stopped by SIGTERM before the program was started"
 
 
-# ------------------------------------------------------------------------------------------------
-# stops and checkpoints
+# --- stops and checkpoints ------------------------------------------------------------------------
 SAVES_OR_NOT = """
 import os, signal, sys
 def stop(number, frame):
@@ -164,8 +162,7 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     )
 
 
-# ---------------------------------------------------------------------------------
-# the platform's time, its restarts
+# --- the platform's time, its restarts ------------------------------------------------------------
 BATCH = {
     "AWS_BATCH_JOB_NUM_NODES": "1",
     "AWS_BATCH_JOB_NODE_INDEX": "0",

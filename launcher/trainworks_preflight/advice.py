@@ -39,8 +39,8 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
         yield Advice("no distribution", "switch one on, or use one host", why)
     if mode in SMDDP_MODES and open_library:
         why = (
-            "smddp of this image is NCCL on GPUs and gloo on CPUs, on every instance type, on one"
-            " host or more"
+            "smddp of this image is NCCL on GPUs and gloo on CPUs,"
+            " on every instance type, on one host or more"
         )
         yield Advice("smddp", "expect the speed of torch_distributed", why)
     elif mode in SMDDP_MODES:

@@ -106,8 +106,8 @@ def check(parsed: Parsed) -> Result:
         Problem(
             f"{name} has {row.architecture} processors, and the image is for {built_for}",
             "option --instance-type",
-            f"take an image for {row.architecture} (its --image-manifest says so), or another"
-            " instance type",
+            f"take an image for {row.architecture} (its --image-manifest says so),"
+            " or another instance type",
         )
         for name, row in rows.items()
         if row and row.architecture != built_for
@@ -118,8 +118,8 @@ def check(parsed: Parsed) -> Result:
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
         assumption=(
-            f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's"
-            " table"
+            f"image {environment.manifest.name!r}, by its manifest;"
+            " instance types by preflight's table"
             if "--image-manifest" in parsed
             else (
                 "no --image-manifest is given: the image is assumed to have every program and"
@@ -135,8 +135,8 @@ def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
     if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
         text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
         found.append(
-            f"{text} {names.HYPERPARAMETERS_LIMIT}; put them into a file of the source directory or"
-            " a channel"
+            f"{text} {names.HYPERPARAMETERS_LIMIT};"
+            " put them into a file of the source directory or a channel"
         )
     for name, value in sent.items():
         length = len(json.dumps(value))

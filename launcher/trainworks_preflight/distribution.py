@@ -169,8 +169,8 @@ def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> lis
     ]
     if "enabled" not in table:
         text = (
-            "'enabled' is missing, and the SDK takes that for False: the job would not be"
-            " distributed"
+            "'enabled' is missing, and the SDK takes that for False:"
+            " the job would not be distributed"
         )
         problems.append(Problem(text, _where(*place), "add 'enabled': True"))
     elif not isinstance(table["enabled"], bool):
@@ -223,8 +223,8 @@ class _Translator:
                     self.problems.append(Problem(text, _where(name), "keep one of them"))
             if given.get(GROUPS) and len(self._named) > 1:
                 text = (
-                    "the SDK does not send instance_groups with torch_distributed: every host takes"
-                    " part"
+                    "the SDK does not send instance_groups with torch_distributed:"
+                    " every host takes part"
                 )
                 self.warnings.append(text)
         return made
@@ -291,8 +291,8 @@ class _Translator:
             return {}
         if not parameters:
             text = (
-                "'parameters' is missing or empty, and without them model parallelism is not"
-                " switched on"
+                "'parameters' is missing or empty,"
+                " and without them model parallelism is not switched on"
             )
             self.problems.append(
                 Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}")

@@ -582,8 +582,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "5000 counts that start late": (
         lambda: Holder({"table": dict.fromkeys(range(5000), 0)}, counts_late, reads_table),
         (
-            "attribute 'held' of module the root module (Holder) has more than 4096 items or 256"
-            " containers"
+            "attribute 'held' of module the root module (Holder)"
+            " has more than 4096 items or 256 containers"
         ),
     ),
     "an object that a step makes in a class": (

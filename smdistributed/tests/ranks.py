@@ -31,8 +31,8 @@ HERE = Path(__file__).parent
 LIMIT = 300.0
 """Seconds after which a test gives up on a job: no promise, and far above what any takes."""
 LOST = (
-    ": so says multiprocessing if its server of forks was killed, whatever the rank's own"
-    " status was"
+    ": so says multiprocessing if its server of forks was killed,"
+    " whatever the rank's own status was"
 )
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

@@ -106,8 +106,7 @@ class Net(nn.Module):
         return self.last(self.body(self.first(x)))
 
 
-# ---- state on the module
-# ---------------------------------------------------------------------------------------------
+# --- state on the module --------------------------------------------------------------------------
 
 
 class Curriculum(Body):
@@ -391,8 +390,7 @@ class Gain(Body):
         return super().forward(x)
 
 
-# ---- state outside of modules
-# ----------------------------------------------------------------------------------------
+# --- state outside of modules ---------------------------------------------------------------------
 
 
 class Config(dict[str, Any]):
@@ -517,8 +515,7 @@ class CachedTable(Body):
         return super().forward(x + table(x.shape[0]))
 
 
-# ---- what goes from layer to layer
-# -----------------------------------------------------------------------------------
+# --- what goes from layer to layer ----------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -810,8 +807,7 @@ class WritesResult(Net):
         return self.last(y)
 
 
-# ---- loops
-# -----------------------------------------------------------------------------------------------------------
+# --- loops ----------------------------------------------------------------------------------------
 
 
 def accumulates(job: Job, model: Any) -> list[float]:

@@ -235,8 +235,7 @@ def test_mistakes() -> None:
     ]
 
 
-# -- Why it is not torch's checkpoint_wrapper
-# -------------------------------------------------------------------------
+# --- Why it is not torch's checkpoint_wrapper -----------------------------------------------------
 
 
 def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:

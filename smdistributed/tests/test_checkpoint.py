@@ -86,8 +86,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
 
 
-# -- One object
-# -------------------------------------------------------------------------------------------------------
+# --- One object -----------------------------------------------------------------------------------
 
 
 def _names(path: str, tensor: bool) -> None:
@@ -125,8 +124,7 @@ def test_names_with_tensor_parallelism(tmp_path: Path) -> None:
     assert files(tmp_path) == ["full", "plain_0_0", "plain_0_1", "v3_0_0_0", "v3_0_1_0"]
 
 
-# -- Resuming
-# ---------------------------------------------------------------------------------------------------------
+# --- Resuming -------------------------------------------------------------------------------------
 
 
 def _save(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list[float], list[str]]:
@@ -140,9 +138,8 @@ def _save(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list[f
         path, tag="steps3", partial=True, model=model, optimizer=optimizer, user_content=content
     )
     smp.save_checkpoint(path, tag="whole.pt", partial=False, model=model, user_content={"steps": 3})
-    smp.save_checkpoint(
-        path, tag="steps3", model=model, optimizer=optimizer, user_content=content
-    )  # again
+    # Again.
+    smp.save_checkpoint(path, tag="steps3", model=model, optimizer=optimizer, user_content=content)
     owner = [str(value) for value in model.owner.items()]
     return [train(number) for number in range(3, 7)], owner
 
@@ -252,8 +249,7 @@ def test_another_pipeline_degree_needs_a_full_checkpoint(tmp_path: Path) -> None
         assert losses == pytest.approx(alone[0], abs=1e-12)
 
 
-# -- Hugging Face
-# -----------------------------------------------------------------------------------------------------
+# --- Hugging Face ---------------------------------------------------------------------------------
 
 
 def _like_the_trainer(path: str) -> list[float]:
@@ -337,8 +333,7 @@ def test_names_are_translated(tmp_path: Path) -> None:
     Tied().double().load_state_dict(torch.load(tmp_path / "own.pt"))
 
 
-# -- What can go wrong
-# ------------------------------------------------------------------------------------------------
+# --- What can go wrong ----------------------------------------------------------------------------
 
 
 def _kept(path: str) -> None:

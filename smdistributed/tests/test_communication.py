@@ -68,9 +68,8 @@ def _ranks_and_groups() -> dict[str, Any]:
 def _objects() -> None:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init(
-        {"pipeline_parallel_degree": 2, "ddp": True}
-    )  # mp groups (0, 1) and (2, 3), dp groups (0, 2) and (1, 3)
+    # The mp groups are (0, 1) and (2, 3), the dp groups (0, 2) and (1, 3).
+    smp.init({"pipeline_parallel_degree": 2, "ddp": True})
     me = smp.rank()
     objects = [
         None,

@@ -20,7 +20,14 @@ import smdistributed.modelparallel.torch as smp
 import torch
 from torch import nn
 
-smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+smp.init(
+    {
+        "pipeline_parallel_degree": 2,
+        "microbatches": 4,
+        "auto_partition": False,
+        "default_partition": 0,
+    }
+)
 with smp.partition(1):
     second = nn.Linear(4, 4)
 model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 4), second, nn.Linear(4, 4)))

@@ -71,9 +71,8 @@ def test_messages_of_a_peer_keep_their_order_whoever_reads(
 
 def test_what_arrives_while_nobody_waits_is_read(links: list[Transport]) -> None:
     large = torch.randn(4 << 20)
-    links[1].send(
-        0, "large", [large]
-    )  # more than the system buffers: returns when it has been read
+    # More than the system buffers: returns when it has been read.
+    links[1].send(0, "large", [large])
     until(lambda: not links[0].inbox.empty())
     tensor = links[0].inbox.get(timeout=0)[3][0]
     assert tensor is not None

@@ -36,8 +36,13 @@ assert flag.tolist() == [1]
 
 MISSING = """
 import smdistributed.modelparallel.torch
-for name in ("from apex import amp", "import apex.optimizers", "from amp_C import multi_tensor_adam",
-             "import torch._seven"):
+
+for name in (
+    "from apex import amp",
+    "import apex.optimizers",
+    "from amp_C import multi_tensor_adam",
+    "import torch._seven",
+):
     try:
         exec(name)
     except ImportError:

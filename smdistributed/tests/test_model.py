@@ -183,8 +183,8 @@ def test_what_cannot_be_divided_is_refused() -> None:
     expected = {
         "before init": "call smp.init()",
         "ddp": (
-            "the model (DistributedDataParallel) is torch's DistributedDataParallel. Wrap the plain"
-            " module"
+            "the model (DistributedDataParallel) is torch's DistributedDataParallel."
+            " Wrap the plain module"
         ),
         "ddp inside": "module '0' (DistributedDataParallel)",
         "script": "module '0' (RecursiveScriptModule) is a ScriptModule",

@@ -91,9 +91,7 @@ def _unsupported() -> dict[str, str]:
             getattr(smp.nn, name)(hidden_size=4)
         said[name] = str(caught.value)
         smp.tp_register_with_module(torch.nn.TransformerEncoderLayer, getattr(smp.nn, name))
-    from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import (
-        hf_gpt2_transformer_init_hook,
-    )
+    from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import hf_gpt2_transformer_init_hook
 
     with pytest.raises(SMPUnsupportedError) as caught:
         hf_gpt2_transformer_init_hook(None)

@@ -78,8 +78,7 @@ def model_loss(model: Any, data: torch.Tensor) -> Any:
     return loss_of(model(data))
 
 
-# -- Every optimizer of torch, also on a rank that owns nothing
-# -------------------------------------------------------
+# --- Every optimizer of torch, also on a rank that owns nothing -----------------------------------
 
 
 def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
@@ -162,8 +161,7 @@ def test_lbfgs_is_refused_on_a_split_model() -> None:
         run_ranks(2, _lbfgs)
 
 
-# -- The object
-# -------------------------------------------------------------------------------------------------------
+# --- The object -----------------------------------------------------------------------------------
 
 
 def _object() -> None:
@@ -221,7 +219,9 @@ def _scripts_own() -> list[float]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
-    class Own:  # as the fp16 optimizer of AWS's older GPT scripts: its own masters around a torch optimizer
+    class Own:
+        """As the fp16 optimizer of AWS's older GPT scripts: masters around a torch optimizer."""
+
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             self.optimizer = optimizer
             self.overflow = False
@@ -272,8 +272,7 @@ def test_a_scripts_own_optimizer_keeps_its_methods() -> None:
     assert first == sorted(first, reverse=True)
 
 
-# -- State
-# ------------------------------------------------------------------------------------------------------------
+# --- State ----------------------------------------------------------------------------------------
 
 
 def _state(wait: bool) -> list[float]:
@@ -336,8 +335,7 @@ def test_state_goes_to_and_from_one_process(wait: bool) -> None:
     assert first == pytest.approx(want[3:], abs=1e-12)
 
 
-# -- Sharding
-# ---------------------------------------------------------------------------------------------------------
+# --- Sharding -------------------------------------------------------------------------------------
 
 
 def _sharded(shard: bool) -> dict[str, Any]:
@@ -399,8 +397,7 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
         assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
 
 
-# -- LAMB, NovoGrad and Adam
-# ---------------------------------------------------------------------------------------
+# --- LAMB, NovoGrad and Adam ----------------------------------------------------------------------
 
 
 def lamb_reference(steps: int, **options: Any) -> list[torch.Tensor]:

@@ -41,8 +41,7 @@ def wrapped(config: dict[str, Any], dtype: torch.dtype, places: tuple[int, int] 
     return smp.DistributedModel(model), train
 
 
-# -- The scale
-# --------------------------------------------------------------------------------------------------------
+# --- The scale ------------------------------------------------------------------------------------
 
 
 def scales(arguments: dict[str, Any], steps: str) -> list[float]:
@@ -66,9 +65,8 @@ def test_the_dynamic_scale() -> None:
     assert scales({"init_scale": 64, "delayed_shift": 2, "scale_window": 3}, "x.x...xx") == [
         64, 64, 32, 32, 32, 64, 64, 32,
     ]  # fmt: skip
-    assert scales({"init_scale": 64, "delayed_shift": 2, "consecutive_hysteresis": True}, "x.x.xx") == [
-        64, 64, 64, 64, 64, 32,
-    ]  # fmt: skip
+    renewed = {"init_scale": 64, "delayed_shift": 2, "consecutive_hysteresis": True}
+    assert scales(renewed, "x.x.xx") == [64, 64, 64, 64, 64, 32]
 
 
 def test_the_scale_is_saved() -> None:
@@ -102,8 +100,7 @@ def test_wrong_arguments_of_the_scale(arguments: Any, error: str) -> None:
         LossScaler.of(*arguments)
 
 
-# -- Training
-# ---------------------------------------------------------------------------------------------------------
+# --- Training -------------------------------------------------------------------------------------
 
 
 def alone(
@@ -215,8 +212,7 @@ def test_masters_add_up_updates_that_are_too_small_for_the_weights() -> None:
     assert first[-1] < first[0]
 
 
-# -- Overflow
-# ---------------------------------------------------------------------------------------------------------
+# --- Overflow -------------------------------------------------------------------------------------
 
 
 def _overflow() -> dict[str, Any]:
@@ -285,8 +281,7 @@ def test_the_model_takes_the_scale_of_an_optimizer_that_was_wrapped_before_it() 
     run_ranks(1, _optimizer_first)
 
 
-# -- Without a pipeline, and several replicas
-# -------------------------------------------------------------------------
+# --- Without a pipeline, and several replicas -----------------------------------------------------
 
 
 def _replicas() -> dict[str, Any]:
@@ -329,8 +324,7 @@ def test_masters_are_on_the_replica_that_owns_the_shard() -> None:
             assert torch.allclose(one["masters"][index], master, atol=1e-4)
 
 
-# -- Tensor parallelism
-# -----------------------------------------------------------------------------------------------
+# --- Tensor parallelism ---------------------------------------------------------------------------
 
 
 def _tensor() -> dict[str, Any]:
@@ -384,8 +378,7 @@ def test_clip_counts_split_parameters_once() -> None:
             )
 
 
-# -- GradScaler
-# -------------------------------------------------------------------------------------------------------
+# --- GradScaler -----------------------------------------------------------------------------------
 
 
 def _scaler() -> list[tuple[bool, float]]:

@@ -259,10 +259,10 @@ def nests(self: Any, h: torch.Tensor, notes: Any) -> Any:
 WAYS: dict[str, Callable[[Any, torch.Tensor, Any], torch.Tensor]] = {
     function.__name__: function
     for function in (
-        run, keeps, keeps_and_forgets, lists, clears, hooked, counts, uses_count, sets, freezes, switches,
-        writes_in_place, notes_loss, has_aux, averages, averages_in_place, differentiates, has_variable, nests,
-        rebinds, sets_class, uses_number_in_dict, uses_log, logs, keeps_in_slots, writes_plain_tensor, bypasses,
-        deletes,
+        run, keeps, keeps_and_forgets, lists, clears, hooked, counts, uses_count, sets, freezes,
+        switches, writes_in_place, notes_loss, has_aux, averages, averages_in_place,
+        differentiates, has_variable, nests, rebinds, sets_class, uses_number_in_dict, uses_log,
+        logs, keeps_in_slots, writes_plain_tensor, bypasses, deletes,
     )
 }  # fmt: skip
 

@@ -434,8 +434,7 @@ def test_replicas_run_in_one_order() -> None:
     assert len(ranks[0][0]) == 3 * 4 * 3
 
 
-# ---- tail calls, from the source
-# -------------------------------------------------------------------------------------
+# --- tail calls, from the source ------------------------------------------------------------------
 
 
 class Head(nn.Module):

@@ -83,8 +83,7 @@ def _story(ended: list[Ended]) -> str:
     )
 
 
-# -- Our own
-# ----------------------------------------------------------------------------------------------------------
+# --- Our own --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("saved", ["partial", "full"])
@@ -194,8 +193,7 @@ def test_hugging_face_trainer(smp: Mapping[str, object] | None, tmp_path: Path) 
     assert max(resumed[8:]) < 0.9 * first[0]
 
 
-# -- Public ones
-# ------------------------------------------------------------------------------------------------------
+# --- Public ones ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -264,13 +262,21 @@ PUBLIC_SCRIPTS = {
     ),
     "gpt2 fp16": Public(
         DLC, "bf6b026b993e", f"{RESOURCES}/gpt2/train_gpt_simple.py", PIPELINE,
-        f"{HALVES} --fp16 1 --max_steps 40 --checkpoint_freq 20 --save_final_full_model 1 --validation_freq 20",
+        f"{HALVES} --fp16 1 --max_steps 40 --checkpoint_freq 20 --save_final_full_model 1"
+        " --validation_freq 20",
         f"{HALVES} --fp16 1 --max_steps 44 --load_partial 1",
     ),
-    "gpt2 train.py": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE, f"{LAYERS} --model_type gpt2"),
-    "bloom": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE, f"{LAYERS} --model_type bloom"),
+    "gpt2 train.py": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE,
+        f"{LAYERS} --model_type gpt2",
+    ),
+    "bloom": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE,
+        f"{LAYERS} --model_type bloom",
+    ),
     "flan-t5": Public(
-        ASE, "653a1f4da", f"{EXAMPLES}/flan-t5/train.py", PIPELINE, f"{LAYERS} --model_type flan_t5 --flash_attention 0"
+        ASE, "653a1f4da", f"{EXAMPLES}/flan-t5/train.py", PIPELINE,
+        f"{LAYERS} --model_type flan_t5 --flash_attention 0",
     ),
     "gpt-neox": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", PIPELINE, LAYERS),
     "gpt-neox tensor": Public(
@@ -279,11 +285,13 @@ PUBLIC_SCRIPTS = {
     ),
     "gpt2 sharded": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", SHARDED,
-        f"{WHOLE} --checkpoint_freq 6 --bf16 1", f"{WHOLE} --bf16 1 --max_steps 18 --load_partial 1",
+        f"{WHOLE} --checkpoint_freq 6 --bf16 1",
+        f"{WHOLE} --bf16 1 --max_steps 18 --load_partial 1",
     ),
     "gpt2 sharded, with its own full checkpoint": Public(
         ASE, "2cbfea648", f"{EXAMPLES}/gpt2/train_gpt_simple.py", SHARDED,
-        f"{WHOLE} --checkpoint_freq 6 --save_final_full_model 1", f"{WHOLE} --max_steps 18 --load_partial 1",
+        f"{WHOLE} --checkpoint_freq 6 --save_final_full_model 1",
+        f"{WHOLE} --max_steps 18 --load_partial 1",
     ),
     "gpt-neox sharded": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", SHARDED,
@@ -293,11 +301,16 @@ PUBLIC_SCRIPTS = {
         ASE, "653a1f4da", f"{EXAMPLES}/flan-t5/train.py", SHARDED,
         f"{WHOLE} --use_distributed_transformer 0 --model_type flan_t5 --flash_attention 0",
     ),
-    "gpt-neo": Public(ASE, "8e973eccc", f"{EXAMPLES}/gpt-neo/train_gptneo_simple.py", PIPELINE, LAYERS),
-    "gpt-j": Public(
-        ASE, "471969099", f"{EXAMPLES}/gpt-j/train_gptj_simple.py", PIPELINE, f"{LAYERS} --hidden_width 128"
+    "gpt-neo": Public(
+        ASE, "8e973eccc", f"{EXAMPLES}/gpt-neo/train_gptneo_simple.py", PIPELINE, LAYERS,
     ),
-    "gpt2 custom": Public(ASE, "53dedee14", f"{EXAMPLES}/gpt2-custom/train_gpt_custom.py", PIPELINE, LAYERS),
+    "gpt-j": Public(
+        ASE, "471969099", f"{EXAMPLES}/gpt-j/train_gptj_simple.py", PIPELINE,
+        f"{LAYERS} --hidden_width 128",
+    ),
+    "gpt2 custom": Public(
+        ASE, "53dedee14", f"{EXAMPLES}/gpt2-custom/train_gpt_custom.py", PIPELINE, LAYERS,
+    ),
 }  # fmt: skip
 
 
@@ -306,8 +319,8 @@ def test_a_public_script_runs_unchanged(name: str, tmp_path: Path) -> None:
     script = PUBLIC_SCRIPTS[name]
     if script.file is None or not script.file.exists():
         pytest.skip(
-            f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how"
-            " to get it"
+            f"NOT TESTED: {script.file or f'{PUBLIC} is not set'};"
+            " smdistributed/README.md says how to get it"
         )
     lines = [[(start * 7 + step) % 97 for step in range(33)] for start in range(64)]
     text = "".join(

@@ -28,8 +28,7 @@ def config(degree: int, **more: Any) -> dict[str, Any]:
     return {"ddp": True, "sharded_data_parallel_degree": degree, "sdp_gradient_clipping": 0, **more}
 
 
-# -- Equal to one process
-# ---------------------------------------------------------------------------------------------
+# --- Equal to one process -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,8 +157,7 @@ def test_a_plain_backward_pass_sums_and_is_clipped(norm: float) -> None:
             assert torch.allclose(ours.double(), theirs.double(), rtol=0, atol=1e-10)
 
 
-# -- Equal to fully_shard
-# ---------------------------------------------------------------------------------------------
+# --- Equal to fully_shard -------------------------------------------------------------------------
 
 
 def network(width: int = 16, layers: int = 4) -> nn.Module:
@@ -216,8 +214,7 @@ def test_equals_fully_shard_to_the_last_bit(name: str) -> None:
         assert len(equal) == 8 + 8
 
 
-# -- Memory
-# -----------------------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 WIDTH, LAYERS = 1024, 16  # 4 MiB a layer
 
@@ -231,9 +228,8 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    smp.DistributedModel(
-        network(8, 2)
-    )  # what is imported and connected with the first one is not the next one's
+    # What is imported and connected with the first one is not the next one's.
+    smp.DistributedModel(network(8, 2))
     forget()
     # -3 is M_MMAP_THRESHOLD: what is freed goes back at once.
     assert ctypes.CDLL(None).mallopt(-3, 1 << 16)
@@ -310,8 +306,7 @@ def test_delayed_parameters_have_the_values_of_a_plain_construction() -> None:
         assert equal == [True] * 6
 
 
-# -- Half precision and clipping
-# --------------------------------------------------------------------------------------
+# --- Half precision and clipping ------------------------------------------------------------------
 
 
 def _half(name: str) -> dict[str, Any]:
@@ -433,8 +428,7 @@ def test_an_optimizer_with_norms_and_a_scaler_equal_data_parallelism(scaled: boo
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
-# -- Checkpoints
-# ------------------------------------------------------------------------------------------------------
+# --- Checkpoints ----------------------------------------------------------------------------------
 
 
 def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
@@ -552,8 +546,7 @@ def test_one_process_goes_on_from_a_full_checkpoint(tmp_path: Path) -> None:
         assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=1e-10), name
 
 
-# -- Ranks that take different ways, and blocks that are not used as blocks
-# --------------------------------------------
+# --- Ranks that take different ways, and blocks that are not used as blocks -----------------------
 
 
 class Block(nn.Module):
@@ -690,8 +683,7 @@ def test_a_rank_is_told_what_it_may_not_do_with_blocks(way: str, words: str) -> 
         assert words in error
 
 
-# -- Refused
-# ----------------------------------------------------------------------------------------------------------
+# --- Refused --------------------------------------------------------------------------------------
 
 
 def _refused() -> list[str]:

@@ -30,11 +30,15 @@ SMDDP_JOB = {
 
 QUIET = """
 import os, sys
+
 before = dict(os.environ)
 import torch
 import torch.distributed as dist
-ours = sorted(name for name in sys.modules if name.startswith(("smdistributed", "trainworks_smdistributed")))
-print(json.dumps([dist.is_available() and "smddp" in dist.Backend.backend_list, ours, dict(os.environ) == before]))
+
+packages = ("smdistributed", "trainworks_smdistributed")
+ours = sorted(name for name in sys.modules if name.startswith(packages))
+registered = dist.is_available() and "smddp" in dist.Backend.backend_list
+print(json.dumps([registered, ours, dict(os.environ) == before]))
 """
 
 
@@ -424,8 +428,16 @@ transformers.set_seed(1)
 words = torch.arange(64).reshape(8, 8) % 16
 data = [{"input_ids": row, "labels": row} for row in words]
 model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=16, n_positions=8))
-arguments = TrainingArguments(sys.argv[1], max_steps=8, per_device_train_batch_size=2, logging_steps=1, report_to=[],
-                              save_strategy="no", learning_rate=0.02, disable_tqdm=True)
+arguments = TrainingArguments(
+    sys.argv[1],
+    max_steps=8,
+    per_device_train_batch_size=2,
+    logging_steps=1,
+    report_to=[],
+    save_strategy="no",
+    learning_rate=0.02,
+    disable_tqdm=True,
+)
 assert arguments.parallel_mode.value == "sagemaker_data_parallel", arguments.parallel_mode
 assert arguments.world_size == 2
 trainer = Trainer(model, arguments, train_dataset=data)
@@ -437,7 +449,9 @@ assert losses[-1] < losses[0] * 0.9, losses
 
 accelerator = Accelerator()
 assert accelerator.num_processes == 2 and accelerator.state.backend == "smddp"
-model, optimizer = accelerator.prepare(torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=0.1))
+model, optimizer = accelerator.prepare(
+    torch.nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=0.1)
+)
 accelerator.backward(model(torch.ones(2, 2)).sum())
 gathered = accelerator.gather(torch.tensor([accelerator.process_index]))
 assert gathered.tolist() == [0, 1]

@@ -380,12 +380,10 @@ def test_what_is_replaced() -> None:
         "early": "Block",
         "attention": "MultiheadAttention",
     }
-    assert (
-        first["early"] == "DistributedLinear"
-    )  # its own class was registered too late, what is in it was not
-    assert (
-        first["attention"] == "NonDynamicallyQuantizableLinear"
-    )  # torch reads its weight directly
+    # Its own class was registered too late, what is in it was not.
+    assert first["early"] == "DistributedLinear"
+    # Torch reads its weight directly.
+    assert first["attention"] == "NonDynamicallyQuantizableLinear"
     lines = first["text"].splitlines()
     assert lines == [
         (
@@ -393,8 +391,8 @@ def test_what_is_replaced() -> None:
             " another module"
         ),
         (
-            "tied.head (Linear) is not split over tensor ranks: its weight is shared with another"
-            " module"
+            "tied.head (Linear) is not split over tensor ranks:"
+            " its weight is shared with another module"
         ),
         "hooked (Linear) is not split over tensor ranks: it has hooks or a forward of its own",
         "normed (Linear) is not split over tensor ranks: it has hooks or a forward of its own",
@@ -466,9 +464,8 @@ def _late(width: int) -> dict[str, Any]:
             model = nn.Sequential(first, second)
             first.weight.data.normal_(0, 0.3)  # as transformers writes
             with torch.no_grad():
-                second.weight.uniform_(-0.9, 0.9).erfinv_().mul_(0.1).clamp_(
-                    -0.1, 0.1
-                )  # several operations
+                # Several operations.
+                second.weight.uniform_(-0.9, 0.9).erfinv_().mul_(0.1).clamp_(-0.1, 0.1)
                 second.weight[3].fill_(0.25)  # a part of it
                 second.bias.mul_(2)
             nn.init.orthogonal_(first.weight[:8])

@@ -49,7 +49,8 @@ elif words[0] == "info":
 elif words[0] == "images":
     import json
 
-    print(json.dumps([dict(names=["localhost/" + name.replace("%", "/")]) for name in os.listdir(folder + "/images")]))
+    names = [name.replace("%", "/") for name in os.listdir(folder + "/images")]
+    print(json.dumps([dict(names=["localhost/" + name]) for name in names]))
 elif words[0] == "inspect":
     if words[-1].startswith("trainworks/base:"):
         print(describe(dict()))
@@ -65,7 +66,8 @@ elif words[0] == "run":
     os.execv("/bin/sh", ["sh", "-c", script, mark, "printf", "%s", text])
 elif words[0] == "build":
     tags = [words[number + 1] for number, word in enumerate(words) if word == "--tag"]
-    labels = dict(words[number + 1].split("=", 1) for number, word in enumerate(words) if word == "--label")
+    values = [words[number + 1] for number, word in enumerate(words) if word == "--label"]
+    labels = dict(value.split("=", 1) for value in values)
     write("running/%d" % os.getpid(), "")
     print("[1/1] STEP 1/2: FROM x AS y\\n[1/1] STEP 2/2: RUN true\\nup", flush=True)
     import fcntl

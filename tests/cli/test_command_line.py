@@ -576,10 +576,14 @@ def test_a_second_interrupt_while_python_shuts_down_changes_nothing(
     )
     stand_in.chmod(0o755)
     (tmp_path / "sitecustomize.py").write_text(
-        "import atexit, pathlib, sys\nfolder ="
-        f" pathlib.Path({str(tmp_path)!r})\n@atexit.register\ndef wait():\n    if"
-        " sys.argv[0].endswith('build.py'):  # not the Python that it asks for pip's settings\n   "
-        "     (folder / 'ending').write_text('')\n        (folder / 'end').read_text()\n"
+        "import atexit, pathlib, sys\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "@atexit.register\n"
+        "def wait():\n"
+        "    if sys.argv[0].endswith('build.py'):"
+        "  # not the Python that it asks for pip's settings\n"
+        "        (folder / 'ending').write_text('')\n"
+        "        (folder / 'end').read_text()\n"
     )
     environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, str(root / "build.py"), *CPU]
@@ -609,8 +613,10 @@ def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Pat
     package.mkdir()
     os.mkfifo(tmp_path / "ready")
     (package / "__init__.py").write_text(
-        f"import signal\nopen({str(tmp_path / 'ready')!r}, 'w').close()\nwhile True:\n   "
-        " signal.pause()\n"
+        "import signal\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "while True:\n"
+        "    signal.pause()\n"
     )
     argv = [sys.executable, str(root / "build.py"), "--list"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

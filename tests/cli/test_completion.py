@@ -22,7 +22,8 @@ BIN = Path(sys.executable).parent
 PRESS_TAB = """
 eval "$({register})"
 cd "$1"
-COMP_LINE="$2"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9; COMP_WORDS=($2); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+COMP_LINE="$2"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9
+COMP_WORDS=($2); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 {function} "${{COMP_WORDS[0]}}" "${{COMP_WORDS[COMP_CWORD]}}"
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """

@@ -154,8 +154,12 @@ def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> No
 
 
 UV_LOCK = (
-    'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "app"\nversion = "1"\nsource = {'
-    ' SOURCE = "." }\n'
+    "version = 1\n"
+    'requires-python = ">=3.11"\n'
+    "[[package]]\n"
+    'name = "app"\n'
+    'version = "1"\n'
+    'source = { SOURCE = "." }\n'
 )
 APP = '[project]\nname = "app"\nversion = "1"\n'
 
@@ -396,12 +400,18 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
         tmp_path,
         {
             "requirements.txt": (
-                "# head\nPandas>=2 ; python_version > '3' # tail\n-r more/other.txt\n--pre\nsix==1"
-                " \\\n  --hash=sha256:00\n--extra-index-url https://me:${TOKEN}@h.example/simple\n"
+                "# head\n"
+                "Pandas>=2 ; python_version > '3' # tail\n"
+                "-r more/other.txt\n"
+                "--pre\n"
+                "six==1 \\\n"
+                "  --hash=sha256:00\n"
+                "--extra-index-url https://me:${TOKEN}@h.example/simple\n"
             ),
             "more/other.txt": (
-                "-c limits.txt\n-r ../requirements.txt\neinops @"
-                " https://h.example/einops-1.tar.gz\n"
+                "-c limits.txt\n"
+                "-r ../requirements.txt\n"
+                "einops @ https://h.example/einops-1.tar.gz\n"
             ),
             "more/limits.txt": "-r deeper.txt\nnumpy<2\n",
             "more/deeper.txt": "scipy<1.14\n",
@@ -409,17 +419,15 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     )
     assert wanted.problems == []
     file = tmp_path / "requirements.txt"
-    assert (
-        wanted.lines
-        == [
-            f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
-            f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",  # pip installs what a file of constraints includes
-            f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
-            f"--pre  #@ {file} line 4",
-            f"six==1    --hash=sha256:00  #@ {file} line 5",
-            f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
-        ]
-    )
+    assert wanted.lines == [
+        f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
+        # pip installs what a file of constraints includes.
+        f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",
+        f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
+        f"--pre  #@ {file} line 4",
+        f"six==1    --hash=sha256:00  #@ {file} line 5",
+        f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
+    ]
     assert wanted.constraints == ["numpy<2"]
     assert (wanted.variables, wanted.hashed) == ({"TOKEN"}, True)
 
@@ -612,8 +620,9 @@ def test_a_file_of_another_tool_gets_the_command_that_converts_it(
 
 LOCK = ExtensionLock(
     pins=(
-        "--extra-index-url https://h.example/simple\nsix==1.17.0 \\\n   "
-        f" --hash=sha256:{'0' * 64}\n"
+        "--extra-index-url https://h.example/simple\n"
+        "six==1.17.0 \\\n"
+        f"    --hash=sha256:{'0' * 64}\n"
     ),
     local={"mine": "1.0"},
     commits={"git+https://h.example/lib@main": "0123456789" * 4},
@@ -867,8 +876,7 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
     assert added(found, base) == found[2:]
 
 
-# -------------------------------------------------------------------------------------
-# which Python code says it is for
+# --- which Python code says it is for -------------------------------------------------------------
 OTHER = ">=3.12"
 HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
 

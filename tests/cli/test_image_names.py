@@ -119,8 +119,8 @@ def test_an_image_is_itself(
             (USUAL,),
             f"buildah has no image {TCP}",
             (
-                f"`{BUILD} --without aws-ofi-nccl --without gdrcopy --without libfabric-cuda`"
-                " builds it"
+                f"`{BUILD} --without aws-ofi-nccl --without"
+                " gdrcopy --without libfabric-cuda` builds it"
             ),
         ),
         (

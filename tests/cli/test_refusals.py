@@ -79,7 +79,8 @@ help extand
 --framework pytorch --cuda cu121 --until plan --without open-mpi
 --framework pytorch --cuda cu121 --until plan --without smp
 --framework pytorch --cuda cu121 --until plan --with rmm-python --without rmm
---framework pytorch --cuda cpu --until plan --with nonsense --with rmm --with gdrcopy --without torch --without nothing
+--framework pytorch --cuda cpu --until plan --with nonsense --with rmm --with gdrcopy \
+--without torch --without nothing
 --framework keras --cuda cpu
 --only pytorch
 --only torch

@@ -72,8 +72,13 @@ def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> N
     before = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     append(
         copied / "images" / "components.toml",
-        '\n[[component]]\nname = "htop"\nsummary = "htop, to look at processes"\ndebian ='
-        ' ["htop"]\nwithout = "no htop"\nsource = "Debian archive: htop"\n',
+        "\n"
+        "[[component]]\n"
+        'name = "htop"\n'
+        'summary = "htop, to look at processes"\n'
+        'debian = ["htop"]\n'
+        'without = "no htop"\n'
+        'source = "Debian archive: htop"\n',
     )
     (copied / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
     asked = "docs/tables/components.md is not what the facts say: run `make docs`\n"

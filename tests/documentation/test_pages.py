@@ -139,9 +139,8 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
     page = root / "launcher" / "README.md"
     settings, statuses = rows(page, "Settings"), rows(page, "Exit status")
     # Each constant of names.py is followed by the text that documents it.
-    section = (
-        inspect.getsource(names).partition(" variables that are read\n")[2].partition("\n# ---")[0]
-    )
+    _, _, after = inspect.getsource(names).partition("\n# --- variables that are read -")
+    section, _, _ = after.partition("\n# --- ")
     constants = re.findall(r'^\w+ = "(\w+)"\n"""(.*?)"""$', section, re.DOTALL | re.MULTILINE)
     own = {
         name for name, _ in constants if name.startswith("TRAINWORKS_") and name != "TRAINWORKS_"
@@ -159,8 +158,7 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
     }
 
 
-# ----------------------------------------------------------------------------------------------
-# the launcher's seconds
+# --- the launcher's seconds -----------------------------------------------------------------------
 WAITS = (
     "contract/names.py",
     "contract/looking.py",

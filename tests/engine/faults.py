@@ -13,8 +13,9 @@ ALWAYS = 1000
 
 BUILDAH = """\
 #!{python}
-# Runs the real buildah. Its next runs and builds end as they do when the kernel moves a page at the wrong moment:
-# fcntl(F_ADD_SEALS) is refused with EBUSY, by a seccomp filter that buildah's processes inherit.
+# Runs the real buildah. Its next runs and builds end as they do when the kernel moves a page at the
+# wrong moment: fcntl(F_ADD_SEALS) is refused with EBUSY, by a seccomp filter that buildah's
+# processes inherit.
 import ctypes, os, platform, struct, sys
 from pathlib import Path
 
@@ -27,7 +28,8 @@ if sys.argv[1] in ("run", "build") and number:
     steps = [(0x20, 0, 0, 0), (0x15, 0, 3, fcntl), (0x20, 0, 0, 24), (0x15, 0, 1, seals)]
     steps += [(6, 0, 0, refuse), (6, 0, 0, allow)]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program)))
+    packed = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
+    filter = ctypes.create_string_buffer(packed)
     libc = ctypes.CDLL(None)
     assert libc.prctl(38, 1, 0, 0, 0) == 0
     assert libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(filter))) == 0
@@ -36,8 +38,8 @@ os.execv({program!r}, sys.argv)
 
 LOSING = """\
 #!/bin/sh
-# Runs the real buildah. Its next runs lose what the command printed, as they do on a busy machine: buildah's process
-# that hands the output on ends before it has read it.
+# Runs the real buildah. Its next runs lose what the command printed, as they do on a busy machine:
+# buildah's process that hands the output on ends before it has read it.
 number=$(cat {left})
 if [ "$1" = run ] && [ "$number" -gt 0 ]; then
     echo $((number - 1)) >{left}

@@ -146,8 +146,8 @@ def test_an_unknown_engine_has_a_nearest_name() -> None:
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:
     code = (
-        "import sys; from trainworks.engine import create; create('docker'); print('docker' in"
-        " sys.modules)"
+        "import sys; from trainworks.engine import create;"
+        " create('docker'); print('docker' in sys.modules)"
     )
     done = subprocess.run(
         (sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=300

@@ -69,8 +69,8 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
     "said",
     [
         (
-            "  /tmp/build/csrc/softmax.cu:21:10: fatal error: cuda_profiler_api.h: No such file or"
-            " directory"
+            "  /tmp/build/csrc/softmax.cu:21:10: fatal error:"
+            " cuda_profiler_api.h: No such file or directory"
         ),
         '  kernel.cu(7): error: identifier "blockDimm" is undefined',
         "csrc/x.cpp:3:1: error: expected unqualified-id before 'return'",
@@ -127,8 +127,8 @@ def test_a_dead_daemon_is_named_with_the_step_it_died_in() -> None:
     error = explain(
         failure(
             reason=(
-                "failed to receive status: rpc error: code = Unavailable desc = error reading from"
-                " server: EOF"
+                "failed to receive status: rpc error:"
+                " code = Unavailable desc = error reading from server: EOF"
             )
         ),
         alive=lambda: "the docker daemon at unix:///x does not answer",
@@ -142,8 +142,8 @@ def test_a_dead_daemon_is_named_with_the_step_it_died_in() -> None:
 
 def test_words_of_a_command_are_not_taken_for_its_output() -> None:
     reason = (
-        "executor failed running [/bin/sh -c echo connection refused no space left on device]: exit"
-        " code: 1"
+        "executor failed running [/bin/sh -c echo connection"
+        " refused no space left on device]: exit code: 1"
     )
     error = explain(failure(reason=reason, lines=("something else",)), alive=str, space=str)
     assert isinstance(error, BuildError)

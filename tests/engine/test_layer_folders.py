@@ -71,8 +71,8 @@ def test_folders_have_what_the_engine_streams(engine: Engine, tag: str, tmp_path
         listed = list(layers)
     if not all(isinstance(layer.archive, LayerFolder) for layer in listed):
         pytest.skip(
-            "NOT TESTED: this daemon's layers cannot be read here (another driver, another machine,"
-            " not root)"
+            "NOT TESTED: this daemon's layers cannot be read here (another driver,"
+            " another machine, not root)"
         )
     read = contents(iter(listed))
     with subprocess.Popen(("docker", "save", tag), stdout=subprocess.PIPE) as child:

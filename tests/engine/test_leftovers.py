@@ -26,8 +26,11 @@ SAY_OWNER = "from trainworks.engine.leftovers import owner; print(owner(), flush
 START_A_CHILD = """
 import os, subprocess
 from trainworks.engine.leftovers import OWNER, owner
+
 waits = ("sh", "-c", "echo $$; read nothing")
-child = subprocess.Popen(waits, env={**os.environ, OWNER: owner()}, stdin=subprocess.PIPE, start_new_session=True)
+child = subprocess.Popen(
+    waits, env={**os.environ, OWNER: owner()}, stdin=subprocess.PIPE, start_new_session=True
+)
 input()
 """
 

@@ -81,8 +81,8 @@ def test_stream_hands_on_lines_and_the_rest_without_newline() -> None:
 
 def test_stream_does_not_wait_for_a_daemon_that_keeps_the_pipe() -> None:
     code = (
-        "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True);"
-        " print('done')"
+        "import subprocess, sys; subprocess.Popen(['sleep',"
+        " '60'], start_new_session=True); print('done')"
     )
     lines: list[str] = []
     began = start_clock()

@@ -34,7 +34,8 @@ def dockerfile(number: int, wheel: str) -> str:
     ).render()
     return f"""\
 FROM {BASE} AS stage
-RUN echo {number} && mkdir -p /opt/venv/lib && echo {wheel} > /opt/venv/lib/wheel && ln -s wheel /opt/venv/lib/link \\
+RUN echo {number} && mkdir -p /opt/venv/lib && echo {wheel} > /opt/venv/lib/wheel \\
+    && ln -s wheel /opt/venv/lib/link \\
     && {as_layer}
 FROM {BASE}
 RUN mkdir -p /opt/venv/lib && echo {number} > /opt/venv/lib/other

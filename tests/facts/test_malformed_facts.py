@@ -83,17 +83,25 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
         "images/pytorch.toml",
         "",
         (
-            '[[target]]\nversion = "2.4.1"\ncuda = "cu121"\nbase = "debian12"\nstack ='
-            ' "packages-2026.11"\nversions = {}\nsize_budget_megabytes = 1\nsource = "copied by'
-            ' mistake"\n'
+            "[[target]]\n"
+            'version = "2.4.1"\n'
+            'cuda = "cu121"\n'
+            'base = "debian12"\n'
+            'stack = "packages-2026.11"\n'
+            "versions = {}\n"
+            "size_budget_megabytes = 1\n"
+            'source = "copied by mistake"\n'
         ),
     ),
     (
         LOCK,
         "",
         (
-            '[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 ='
-            f' "{"1" * 64}"\n'
+            "[[package]]\n"
+            'name = "torch"\n'
+            'version = "2.4.1"\n'
+            'file = "torch-2.4.1-x.whl"\n'
+            f'sha256 = "{"1" * 64}"\n'
         ),
     ),
     ("images/lock/pytorch-1.0.0-cu121-py311-debian12.toml", "", "package = []\n"),
@@ -127,8 +135,12 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
         "images/artifacts.toml",
         "",
         (
-            '\n[[artifact]]\nname = "boost"\nversion = "1"\nurl ='
-            ' "https://example.com/..%2F..%2Fetc%2Fpasswd"\nsource = "test"\n'
+            "\n"
+            "[[artifact]]\n"
+            'name = "boost"\n'
+            'version = "1"\n'
+            'url = "https://example.com/..%2F..%2Fetc%2Fpasswd"\n'
+            'source = "test"\n'
         ),
     ),
     ("images/components.toml", 'name = "cmake"', 'name = "cmake"\nbuilds_with = ["metis"]'),

@@ -65,9 +65,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         for partial in (True, False):
             what = f"{'partial' if partial else 'full'} checkpoint"
             found = job(2, "resumed", folder=f"{folder}/{partial}", partial=partial)
-            count = (
-                6 if partial else 4
-            )  # a full checkpoint has no optimizer: the fourth loss is the model's
+            # A full checkpoint has no optimizer: the fourth loss is the model's.
+            count = 6 if partial else 4
             figures[what] = near(
                 what, worst([each[:count] for each in found], alone[:count]), 1e-10
             )

@@ -20,8 +20,11 @@ MIB = 64
 
 ASK = """
 import ctypes, sys
+
 library, first = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
-library.fi_getinfo(library.fi_version(), None, None, ctypes.c_uint64(1 << 54), None, ctypes.byref(first))
+library.fi_getinfo(
+    library.fi_version(), None, None, ctypes.c_uint64(1 << 54), None, ctypes.byref(first)
+)
 """
 """Lets libfabric load its providers: with CUDA it first looks for GPUs, and
 says how many there are.

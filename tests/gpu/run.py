@@ -44,13 +44,19 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 LOOK = """
 import json, sys
 from trainworks_launcher.checks import gpus
+
 found = {"python": sys.version.split()[0], "driver": gpus.ask(60.0).driver, "devices": []}
 try:
     import torch
+
     found |= {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
     if torch.cuda.is_available():
         found["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
+        found["nccl"] = (
+            ".".join(map(str, torch.cuda.nccl.version()))
+            if torch.distributed.is_nccl_available()
+            else ""
+        )
 except ImportError:
     pass
 print("facts", json.dumps(found))

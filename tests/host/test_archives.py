@@ -43,9 +43,18 @@ def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> s
         f" {hashlib.sha256(text.encode()).hexdigest()} 1 {path}\n" for path, text in lines.items()
     )
     return (
-        "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nSuite: stable\nCodename:"
-        f" {suite}\nDate: {format_datetime(day.astimezone(UTC), usegmt=True)}\nMD5Sum:\n 0 1"
-        f" main/binary-amd64/Packages\nSHA256:\n{listed}-----BEGIN PGP SIGNATURE-----\n\nabc\n"
+        "-----BEGIN PGP SIGNED MESSAGE-----\n"
+        "Hash: SHA256\n"
+        "\n"
+        "Suite: stable\n"
+        f"Codename: {suite}\n"
+        f"Date: {format_datetime(day.astimezone(UTC), usegmt=True)}\n"
+        "MD5Sum:\n"
+        " 0 1 main/binary-amd64/Packages\n"
+        "SHA256:\n"
+        f"{listed}-----BEGIN PGP SIGNATURE-----\n"
+        "\n"
+        "abc\n"
     )
 
 

@@ -110,9 +110,18 @@ def test_a_password_in_an_address_is_not_shown() -> None:
 def test_keys_are_written_anew() -> None:
     block = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n -----END PGP PUBLIC KEY BLOCK-----"
     tree = tree_with(
-        "Types: deb\nURIs: https://a.example/x\nSuites: y\nComponents: main\nSigned-By:\n"
-        f" {block}\n\nTypes: deb\nURIs: https://b.example/x\nSuites: y\nComponents:"
-        " main\nSigned-By: /etc/apt/sources.list.d/a.sources\n",
+        "Types: deb\n"
+        "URIs: https://a.example/x\n"
+        "Suites: y\n"
+        "Components: main\n"
+        "Signed-By:\n"
+        f" {block}\n"
+        "\n"
+        "Types: deb\n"
+        "URIs: https://b.example/x\n"
+        "Suites: y\n"
+        "Components: main\n"
+        "Signed-By: /etc/apt/sources.list.d/a.sources\n",
         "sources",
     )
     foreign = read_foreign(tree)

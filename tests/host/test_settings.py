@@ -186,8 +186,8 @@ default login everybody password d
         (
             ("https://files.example/x.whl", "ssh://git@more.example/b"),
             (
-                "machine files.example login f account a password f\nmachine more.example login g"
-                " password g\n"
+                "machine files.example login f account a password f\n"
+                "machine more.example login g password g\n"
             ),
         ),
     ],

@@ -54,9 +54,14 @@ class Archive:
         packages = "".join(each.row for each in made).encode()
         path = "main/binary-amd64/Packages"
         release = (
-            f"Origin: Tests\nSuite: stable\nCodename: {SUITE}\nDate:"
-            f" {format_datetime(day, usegmt=True)}\nArchitectures: amd64 all\nComponents:"
-            f" main\nSHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} {path}\n"
+            "Origin: Tests\n"
+            "Suite: stable\n"
+            f"Codename: {SUITE}\n"
+            f"Date: {format_datetime(day, usegmt=True)}\n"
+            "Architectures: amd64 all\n"
+            "Components: main\n"
+            "SHA256:\n"
+            f" {hashlib.sha256(packages).hexdigest()} {len(packages)} {path}\n"
         )
         signed = self._gpg("--clearsign", "--output", "-", given=release.encode())
         places = ["/today"]
@@ -75,8 +80,11 @@ class Archive:
         if not tree.is_dir():
             (tree / "DEBIAN").mkdir(parents=True)
             (tree / "DEBIAN" / "control").write_text(
-                f"Package: {package}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests"
-                " <t@example.org>\nDescription: a package of the tests\n",
+                f"Package: {package}\n"
+                f"Version: {version}\n"
+                "Architecture: all\n"
+                "Maintainer: Tests <t@example.org>\n"
+                "Description: a package of the tests\n",
                 encoding="utf-8",
             )
             (tree / "usr" / "share").mkdir(parents=True)

@@ -49,8 +49,8 @@ def mirror() -> Path:
     folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
     if not list(folder.glob("aws-ofi-nccl-*.bundle")):
         pytest.skip(
-            f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py"
-            " mirror`"
+            f"NOT TESTED: {folder} has no aws-ofi-nccl;"
+            f" {MIRROR} names a folder of `build.py mirror`"
         )
     return folder
 
@@ -109,8 +109,8 @@ def tree(tmp_path: Path) -> Tree:
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         pytest.skip(
-            "NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the"
-            " probe"
+            "NOT TESTED: no C compiler here (apt install gcc),"
+            " so no ELF files can be made for the probe"
         )
     return Tree(root=tmp_path, compiler=compiler)
 

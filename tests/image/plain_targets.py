@@ -49,9 +49,15 @@ def write_targets(root: Path, facts: Facts, names: Sequence[str]) -> str:
         )
         text += f"\n[[base]]{block}"
         targets += (
-            f'\n[[target]]\nversion = "{number}"\ncuda = "{CELL}"\nbase = "{new}"\nversions ='
-            f' {{}}\nstack = "{row.stack}"\nsize_budget_megabytes ='
-            f' {row.size_budget_megabytes}\nsource = "a test"\n'
+            "\n"
+            "[[target]]\n"
+            f'version = "{number}"\n'
+            f'cuda = "{CELL}"\n'
+            f'base = "{new}"\n'
+            "versions = {}\n"
+            f'stack = "{row.stack}"\n'
+            f"size_budget_megabytes = {row.size_budget_megabytes}\n"
+            'source = "a test"\n'
         )
         file = f"{FRAMEWORK}-{number}-{CELL}-py{plan.target.python.replace('.', '')}-{new}.toml"
         lock.with_name(file).write_bytes(lock.read_bytes())

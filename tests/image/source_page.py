@@ -187,7 +187,8 @@ Description: the libraries of Debian's CUDA toolkit, where NVIDIA's images have 
 """
 RUNTIME = """FROM {base}
 COPY runtime.deb /tmp/
-RUN dpkg --install /tmp/runtime.deb && rm -f /tmp/runtime.deb /var/log/dpkg.log /var/lib/dpkg/*-old \\
+RUN dpkg --install /tmp/runtime.deb \\
+    && rm -f /tmp/runtime.deb /var/log/dpkg.log /var/lib/dpkg/*-old \\
     && ln -s cuda-11.8 /usr/local/cuda && ldconfig
 """
 

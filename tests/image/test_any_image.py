@@ -52,9 +52,10 @@ FAULTS = {
     "mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519": (
         "/root/.ssh/id_ed25519"
     ),
-    "mkdir -p /opt/cuda/lib64/stubs && cp /usr/lib/x86_64-linux-gnu/libnuma.so.1 /opt/cuda/lib64/stubs/libcuda.so.1": (
-        "/opt/cuda/lib64/stubs/libcuda.so.1"
-    ),
+    (
+        "mkdir -p /opt/cuda/lib64/stubs"
+        " && cp /usr/lib/x86_64-linux-gnu/libnuma.so.1 /opt/cuda/lib64/stubs/libcuda.so.1"
+    ): "/opt/cuda/lib64/stubs/libcuda.so.1",
     f"cp -r {PACKAGES}/six-*.dist-info {PACKAGES}/six-1.0.dist-info": "six: ",
 }
 """What a Dockerfile does, and the words that say it."""
@@ -106,8 +107,9 @@ def test_the_faults_of_another_makers_image_are_named(
 ) -> None:
     steps = "".join(f"RUN {command}\n" for command in FAULTS)
     path = (
-        "ENV LD_LIBRARY_PATH=/opt/cuda/lib64/stubs:$NOT_SET\nUSER 0\nRUN rm"
-        " /opt/venv/bin/torchrun\n"
+        "ENV LD_LIBRARY_PATH=/opt/cuda/lib64/stubs:$NOT_SET\n"
+        "USER 0\n"
+        "RUN rm /opt/venv/bin/torchrun\n"
     )
     status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + steps + path)
     assert status == ImageTestError.exit_status, said

@@ -81,9 +81,10 @@ class Days:
         )
         for number in range(self.layers):
             dockerfile += (
-                f"FROM system AS wheels{number}\nRUN mkdir -p /opt/root/opt && echo {self.other} >"
-                f" /opt/root/opt/wheel{number} \\\n    && find /opt/root -exec touch -h -d"
-                f" @{IMAGE_TIME} {{}} +\n"
+                f"FROM system AS wheels{number}\n"
+                f"RUN mkdir -p /opt/root/opt && echo {self.other}"
+                f" > /opt/root/opt/wheel{number} \\\n"
+                f"    && find /opt/root -exec touch -h -d @{IMAGE_TIME} {{}} +\n"
             )
         dockerfile += "FROM system AS image\n"
         dockerfile += "".join(
@@ -116,8 +117,9 @@ class Days:
         file = f"{PACKAGE}_{version}_all.deb"
         shutil.copyfile(self.archive.folder / file, folder / file)
         (folder / "Dockerfile").write_text(
-            f"FROM {self.base.name}\nCOPY {file} /tmp/\nRUN dpkg --install /tmp/{file} && rm -f"
-            f" /tmp/{file}\n"
+            f"FROM {self.base.name}\n"
+            f"COPY {file} /tmp/\n"
+            f"RUN dpkg --install /tmp/{file} && rm -f /tmp/{file}\n"
         )
         request = BuildRequest(name="base", context=folder, tags=(self.base.name,))
         self.engine.build(request, lambda _event: None)

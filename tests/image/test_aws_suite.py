@@ -26,10 +26,15 @@ EXPECTED = tomllib.loads((Path(__file__).parent / "aws-suite.toml").read_text(en
 
 RUN = """
 import importlib.util, io, json, unittest
-spec = importlib.util.spec_from_file_location("suite", "/suite/test/sanity/scripts/test_sanity_training.py")
+
+spec = importlib.util.spec_from_file_location(
+    "suite", "/suite/test/sanity/scripts/test_sanity_training.py"
+)
 suite = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(suite)
-done = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.defaultTestLoader.loadTestsFromModule(suite))
+done = unittest.TextTestRunner(stream=io.StringIO()).run(
+    unittest.defaultTestLoader.loadTestsFromModule(suite)
+)
 failed = {test.id().partition(".")[2]: said for test, said in (*done.failures, *done.errors)}
 print(json.dumps({"failed": failed, "run": done.testsRun}))
 """

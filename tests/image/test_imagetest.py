@@ -93,8 +93,7 @@ IMAGE = BuiltImage(
 )
 
 
-# --- the probe
-# -------------------------------------------------------------------------------------------------------
+# --- the probe ------------------------------------------------------------------------------------
 
 
 def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> Answer:
@@ -427,8 +426,7 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     ]
 
 
-# --- history
-# ----------------------------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------
 
 
 DOCKERFILE = """\
@@ -471,8 +469,7 @@ def test_a_history_has_the_steps_that_were_rendered() -> None:
         assert "history says of step 1" in promises.history_problems(steps, other)[0]
 
 
-# --- configuration
-# ---------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 
 def configured(image: BuiltImage, *, others: bool = False) -> str:
@@ -558,8 +555,7 @@ def test_variables_of_a_makers_base_image_are_its_own() -> None:
     assert configured(image, others=True) == ""
 
 
-# --- secrets
-# ---------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 
 def layer(name: str, files: Mapping[str, bytes]) -> Layer:
@@ -713,8 +709,7 @@ def test_history_labels_and_environment() -> None:
     ]
 
 
-# --- whole runs
-# ------------------------------------------------------------------------------------------------------
+# --- whole runs -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -1037,11 +1032,14 @@ def test_folder_and_environment_of_the_caller_do_not_matter(
 def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import image.test_imagetest as tests\nfrom trainworks.imagetest.results import line\nfrom"
-        " trainworks.imagetest.run import run_checks\nfrom trainworks.plan.checks import"
-        " CommandCheck\nchecks = (CommandCheck(component='a', command=('true',)),"
-        " CommandCheck(component='b', command=('false',)))\nrun_checks(tests.LocalEngine(),"
-        " tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"
+        "import image.test_imagetest as tests\n"
+        "from trainworks.imagetest.results import line\n"
+        "from trainworks.imagetest.run import run_checks\n"
+        "from trainworks.plan.checks import CommandCheck\n"
+        "checks = (CommandCheck(component='a', command=('true',)),"
+        " CommandCheck(component='b', command=('false',)))\n"
+        "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result:"
+        " print(line(result, width=1)))\n"
     )
     child = subprocess.run(
         [sys.executable, str(program)],
@@ -1081,8 +1079,7 @@ def test_upstream_versions() -> None:
     assert DebianPackageCheck(component="c", package="p").version == ""
 
 
-# --- a real image
-# ----------------------------------------------------------------------------------------------------
+# --- a real image ---------------------------------------------------------------------------------
 
 
 def copy_program(root: Path, program: Path, *, name: str = "") -> None:
@@ -1226,7 +1223,9 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
 )
 def test_a_debian_package_may_be_provided_by_one_of_another_name(name: str, package: str) -> None:
     listing = (
-        "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\nlibssl3t64\tlibcrypto3, libssl3 (="
-        " 3.5)\nmawk\tawk\nbash\t\n"
+        "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\n"
+        "libssl3t64\tlibcrypto3, libssl3 (= 3.5)\n"
+        "mawk\tawk\n"
+        "bash\t\n"
     )
     assert promises.provider_in(listing, name) == package

@@ -100,8 +100,9 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
     """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
     linked = (
-        "import sys\nif 'torch' not in sys.modules: raise ImportError('libc10.so: cannot open"
-        " shared object file')"
+        "import sys\n"
+        "if 'torch' not in sys.modules: raise ImportError('libc10.so:"
+        " cannot open shared object file')"
     )
     assert ask(tmp_path, kernels=linked, torch="") == []
     missing = "raise ImportError('libcuda_of_another.so.1: cannot open shared object file')"

@@ -190,12 +190,17 @@ def test_both_hosts_name_the_rank_that_failed_first(
 
 CALLS_MPIRUN = """
 import json, os, subprocess, sys
-RANK = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum', w.allreduce(w.rank))"
+
+RANK = '''
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print("rank", world.rank, "of", world.size, "sum", world.allreduce(world.rank))
+'''
 if os.environ["SM_CURRENT_HOST"] == "algo-1":
     with open("/tmp/hostfile", "w") as hostfile:
         hostfile.writelines(f"{host} slots=2\\n" for host in json.loads(os.environ["SM_HOSTS"]))
-    line = "/opt/amazon/openmpi/bin/mpirun --hostfile /tmp/hostfile -np 4 -N 2 -mca pml ob1 -x PATH -x LD_LIBRARY_PATH"
-    line += " -mca btl_tcp_if_exclude lo,docker0 -x NCCL_DEBUG=INFO"
+    line = "/opt/amazon/openmpi/bin/mpirun --hostfile /tmp/hostfile -np 4 -N 2 -mca pml ob1"
+    line += " -x PATH -x LD_LIBRARY_PATH -mca btl_tcp_if_exclude lo,docker0 -x NCCL_DEBUG=INFO"
     sys.exit(subprocess.run([*line.split(), "python", "-c", RANK]).returncode)
 """
 
@@ -223,14 +228,20 @@ IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")
 
 NATIVE_SETUP = """
 from setuptools import Extension, setup
-setup(name={name!r}, version="1.0", ext_modules=[Extension({name!r}, ["{name}.cpp"], language="c++")])
+module = Extension({name!r}, ["{name}.cpp"], language="c++")
+setup(name={name!r}, version="1.0", ext_modules=[module])
 """
 
 NATIVE_SOURCE = """
 #include <Python.h>
 #include <string>
-static PyObject *text(PyObject *, PyObject *) {{ return PyUnicode_FromString(std::string("compiled {name}").c_str()); }}
-static PyMethodDef methods[] = {{{{"text", text, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
+static PyObject *text(PyObject *, PyObject *) {{
+    return PyUnicode_FromString(std::string("compiled {name}").c_str());
+}}
+static PyMethodDef methods[] = {{
+    {{"text", text, METH_NOARGS, ""}},
+    {{nullptr, nullptr, 0, nullptr}},
+}};
 static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", "", -1, methods}};
 PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&module); }}
 """

@@ -78,7 +78,8 @@ LAYOUTS = {
             " $SITE/ && (echo '#!/opt/conda/bin/python'; tail -n +2 $TORCHRUN) >"
             " /opt/conda/bin/torchrun"
         ),
-        path=f"/opt/conda/bin:/opt/conda/local/bin:{SYSTEM_PATH}",  # the second is Debian's, for pip
+        # The second folder is Debian's, for pip.
+        path=f"/opt/conda/bin:/opt/conda/local/bin:{SYSTEM_PATH}",
         python="/opt/conda/bin/python3",
     ),
     # A user's own: a virtual environment that is on no PATH.

@@ -248,8 +248,13 @@ ROWS = {
     ),
     # What uv reads itself.
     "a project's extra and group": project(
-        "dependencies = ['beta']\n[project.optional-dependencies]\nall = ['mine[one]']\none ="
-        " ['delta']\n[dependency-groups]\ndev = [{include-group = 'test'}]\ntest = ['gamma']\n",
+        "dependencies = ['beta']\n"
+        "[project.optional-dependencies]\n"
+        "all = ['mine[one]']\n"
+        "one = ['delta']\n"
+        "[dependency-groups]\n"
+        "dev = [{include-group = 'test'}]\n"
+        "test = ['gamma']\n",
         *("--extra", "all", "--group", "dev"),
     ),
     "a project's overrides and constraints": project(

@@ -94,9 +94,14 @@ def archive(home: Path) -> Iterator[Server]:
             ("bookworm", "Debian", "gzip"),
         ):
             text = (
-                f"Package: {package}\nVersion: 99\nArchitecture: amd64\nFilename:"
-                f" pool/{package}.deb\nSize: 1\nSHA256: {'0' * 64}\nMaintainer: A"
-                " <a@example.org>\nDescription: a\n"
+                f"Package: {package}\n"
+                "Version: 99\n"
+                "Architecture: amd64\n"
+                f"Filename: pool/{package}.deb\n"
+                "Size: 1\n"
+                f"SHA256: {'0' * 64}\n"
+                "Maintainer: A <a@example.org>\n"
+                "Description: a\n"
             ).encode()
             release = home / "Release"
             release.write_text(

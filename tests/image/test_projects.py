@@ -47,18 +47,24 @@ WHEELS = (
 HEAD = '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\n'
 BACKEND = """
 import os, zipfile
+
 def get_requires_for_build_wheel(settings=None):
     return []
+
 def build_wheel(directory, settings=None, metadata=None):
     name = "{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(os.path.join(directory, name), "w") as wheel:
         wheel.writestr("{name}.py", "")
         info = "{name}-{version}.dist-info"
         head = "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
-        wheel.writestr(info + "/METADATA", head + "".join("Requires-Dist: %s\\n" % each for each in {requires}))
-        wheel.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        for requirement in {requires}:
+            head += "Requires-Dist: %s\\n" % requirement
+        wheel.writestr(info + "/METADATA", head)
+        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        wheel.writestr(info + "/WHEEL", tags)
         wheel.writestr(info + "/RECORD", "")
     return name
+
 build_editable = build_wheel
 """
 """A build backend of the project itself: builds need no index."""
@@ -77,7 +83,8 @@ print(*(f'{name}=={kept[name]}' for name in kept), sep='\\n')" > /tmp/kept.txt
     sh -c "$PLAIN" > /tmp/changes.json 2> /tmp/uv.txt || { cat /tmp/uv.txt; echo uv refuses; }
     tr -d '\\n' < /tmp/changes.json; echo
 fi
-python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- $WORDS && python -c "$LISTING"
+python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- $WORDS \\
+    && python -c "$LISTING"
 """
 
 
@@ -126,8 +133,8 @@ class Case:
 
 
 UV = (
-    "uv pip install --quiet --dry-run --output-format json --constraints /tmp/kept.txt --python"
-    " /opt/venv"
+    "uv pip install --quiet --dry-run --output-format"
+    " json --constraints /tmp/kept.txt --python /opt/venv"
 )
 SELF = f"""{HEAD}dependencies = ["alpha<2"]
 [project.optional-dependencies]
@@ -220,8 +227,10 @@ CASES = {
     "groups that include groups": Case(
         files={
             "pyproject.toml": (
-                f'{HEAD}dependencies = []\n[dependency-groups]\ntest = ["delta", '
-                '{include-group = "more"}]\nmore = ["beta"]\n'
+                f"{HEAD}dependencies = []\n"
+                "[dependency-groups]\n"
+                'test = ["delta", {include-group = "more"}]\n'
+                'more = ["beta"]\n'
             )
         },
         words=("-r", "pyproject.toml", "--group", "test"),
@@ -290,9 +299,13 @@ CASES = {
     "an index of its own, for one package": Case(
         files={
             "pyproject.toml": (
-                f'{HEAD}dependencies = ["delta", "private-part"]\n[[tool.uv.index]]\nname ='
-                ' "inside"\nurl = "PRIVATE"\nexplicit = true\n[tool.uv.sources]\nprivate-part ='
-                ' {index = "inside"}\n'
+                f'{HEAD}dependencies = ["delta", "private-part"]\n'
+                "[[tool.uv.index]]\n"
+                'name = "inside"\n'
+                'url = "PRIVATE"\n'
+                "explicit = true\n"
+                "[tool.uv.sources]\n"
+                'private-part = {index = "inside"}\n'
             )
         },
         words=("-r", "pyproject.toml"),
@@ -303,9 +316,13 @@ CASES = {
     "torch from an index of another build": Case(
         files={
             "pyproject.toml": (
-                f'{HEAD}dependencies = ["torch>=2.4", "gamma"]\n[[tool.uv.index]]\nname ='
-                ' "cu128"\nurl = "http://127.0.0.1:9/simple"\nexplicit ='
-                ' true\n[tool.uv.sources]\ntorch = {index = "cu128"}\n'
+                f'{HEAD}dependencies = ["torch>=2.4", "gamma"]\n'
+                "[[tool.uv.index]]\n"
+                'name = "cu128"\n'
+                'url = "http://127.0.0.1:9/simple"\n'
+                "explicit = true\n"
+                "[tool.uv.sources]\n"
+                'torch = {index = "cu128"}\n'
             )
         },
         words=("-r", "pyproject.toml"),
@@ -362,19 +379,26 @@ CASES = {
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         plain=(
-            "UV_CONSTRAINT= uv pip install -q --dry-run --output-format json --python /opt/venv -r"
-            " pylock.toml"
+            "UV_CONSTRAINT= uv pip install -q --dry-run"
+            " --output-format json --python /opt/venv -r pylock.toml"
         ),
         expected={"alpha": "2.0", "delta": "1.0"},
     ),
     "a lock with another torch": Case(
         files={
             "pylock.toml": (
-                'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "torch"\nversion ='
-                ' "2.4.1"\nwheels = [{url = "INDEXfile/torch-2.4.1-py3-none-any.whl", hashes ='
-                f' {{sha256 = "{"0" * 64}"}}}}]\n[[packages]]\nname = "delta"\nversion ='
-                ' "1.0"\nwheels = [{url = "INDEX../file/delta-1.0-py3-none-any.whl", hashes ='
-                ' {sha256 = "HASH"}}]\n'
+                'lock-version = "1.0"\n'
+                'created-by = "x"\n'
+                "[[packages]]\n"
+                'name = "torch"\n'
+                'version = "2.4.1"\n'
+                'wheels = [{url = "INDEXfile/torch-2.4.1-py3-none-any.whl",'
+                f' hashes = {{sha256 = "{"0" * 64}"}}}}]\n'
+                "[[packages]]\n"
+                'name = "delta"\n'
+                'version = "1.0"\n'
+                'wheels = [{url = "INDEX../file/delta-1.0-py3-none-any.whl",'
+                ' hashes = {sha256 = "HASH"}}]\n'
             )
         },
         words=("-r", "pylock.toml"),
@@ -385,21 +409,28 @@ CASES = {
     "a lock with companions of another torch": Case(
         files={
             "pylock.toml": (
-                'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "torch"\nversion ='
-                ' "2.11.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\nwheels ='
-                ' [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl", hashes = {sha256 ='
-                f' "{"0" * 64}"}}}}]\n[[packages]]\nname = "torchvision"\nversion ='
-                ' "0.26.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\nwheels ='
-                ' [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl", hashes ='
-                f' {{sha256 = "{"0" * 64}"}}}}]\n'
+                'lock-version = "1.0"\n'
+                'created-by = "x"\n'
+                "[[packages]]\n"
+                'name = "torch"\n'
+                'version = "2.11.0+cu128"\n'
+                'index = "https://download.pytorch.org/whl/cu128"\n'
+                'wheels = [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl",'
+                f' hashes = {{sha256 = "{"0" * 64}"}}}}]\n'
+                "[[packages]]\n"
+                'name = "torchvision"\n'
+                'version = "0.26.0+cu128"\n'
+                'index = "https://download.pytorch.org/whl/cu128"\n'
+                'wheels = [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl",'
+                f' hashes = {{sha256 = "{"0" * 64}"}}}}]\n'
             )
         },
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"torchvision": "0.28.0"},
         said=(
-            "torchvision==0.26.0+cu128 goes with another torch: the release for torch 2.13.0+cpu is"
-            " taken"
+            "torchvision==0.26.0+cu128 goes with another torch:"
+            " the release for torch 2.13.0+cpu is taken"
         ),
     ),
     "companions of another torch in a file": Case(
@@ -426,8 +457,12 @@ CASES = {
     "a script with its lock": Case(
         files={
             "train.py": (
-                '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n#'
-                ' [tool.uv.sources]\n# delta = {path = "lib"}\n# ///\n'
+                "# /// script\n"
+                '# requires-python = ">=3.9"\n'
+                '# dependencies = ["delta"]\n'
+                "# [tool.uv.sources]\n"
+                '# delta = {path = "lib"}\n'
+                "# ///\n"
             ),
             **below("lib", project_of("delta", "99.1", "alpha")),
             "lib/pyproject.toml": (
@@ -443,8 +478,12 @@ CASES = {
     "a script with sources and without a lock": Case(
         files={
             "train.py": (
-                '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n#'
-                ' [tool.uv.sources]\n# delta = {path = "lib"}\n# ///\n'
+                "# /// script\n"
+                '# requires-python = ">=3.9"\n'
+                '# dependencies = ["delta"]\n'
+                "# [tool.uv.sources]\n"
+                '# delta = {path = "lib"}\n'
+                "# ///\n"
             ),
         },
         words=("-r", "train.py"),
@@ -454,9 +493,16 @@ CASES = {
     "Poetry with a uv.lock": Case(
         files={
             "pyproject.toml": (
-                '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\ndependencies'
-                ' = ["beta"]\n[tool.poetry]\npackages = []\n[build-system]\nrequires ='
-                ' ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+                "[project]\n"
+                'name = "mine"\n'
+                'version = "1.0"\n'
+                'requires-python = ">=3.9"\n'
+                'dependencies = ["beta"]\n'
+                "[tool.poetry]\n"
+                "packages = []\n"
+                "[build-system]\n"
+                'requires = ["poetry-core"]\n'
+                'build-backend = "poetry.core.masonry.api"\n'
             )
         },
         before=("uv lock --default-index INDEX",),
@@ -548,8 +594,8 @@ CASES = {
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         refused=(
-            "requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no"
-            " wheel fits"
+            "requirements.txt line 2: flash-attn is compiled by nvcc,"
+            " which is not there, and no wheel fits"
         ),
     ),
     "an editable folder": Case(
@@ -898,10 +944,14 @@ def test_what_imports_torch_to_be_built_is_named_and_built(
 FROM_OURS = """\
 FROM {base}
 RUN echo 'alpha<2' > /tmp/own.txt
-RUN pip install --no-cache-dir --index-url {index} torch==2.0.0 > /tmp/pip.txt 2>&1; echo $? > /tmp/pip.status
-RUN uv pip install --default-index {index} torch==2.0.0 > /tmp/uv.txt 2>&1; echo $? > /tmp/uv.status
-RUN uv pip install --default-index {index} -c /tmp/own.txt torch==2.0.0 > /tmp/c.txt 2>&1; echo $? > /tmp/c.status
-RUN pip install --no-cache-dir --index-url {index} gamma && uv pip install --default-index {index} beta
+RUN pip install --no-cache-dir --index-url {index} torch==2.0.0 > /tmp/pip.txt 2>&1; \\
+    echo $? > /tmp/pip.status
+RUN uv pip install --default-index {index} torch==2.0.0 > /tmp/uv.txt 2>&1; \\
+    echo $? > /tmp/uv.status
+RUN uv pip install --default-index {index} -c /tmp/own.txt torch==2.0.0 > /tmp/c.txt 2>&1; \\
+    echo $? > /tmp/c.status
+RUN pip install --no-cache-dir --index-url {index} gamma \\
+    && uv pip install --default-index {index} beta
 RUN PIP_CONSTRAINT= pip install --dry-run --report /tmp/lifted.json --index-url {index} torch==2.0.0
 RUN UV_CONSTRAINT= UV_NO_CONFIG=1 uv pip install --dry-run --default-index {index} torch==2.0.0
 """

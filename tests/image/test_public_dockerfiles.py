@@ -61,10 +61,10 @@ F5 = (
     " librdmacm-dev libibverbs1 libibverbs-dev ibverbs-utils ibverbs-providers"
 )
 RLHF = (
-    "accelerate aiohttp bitsandbytes datasets einops flash-attn==2.8.3 grpcio>=1.74.0 isort"
-    " jsonlines optimum optree>=0.13.0 packaging pynvml>=12.0.0 ray[default]==2.48.0 tensorboard"
-    " torch torchdata torchmetrics tqdm transformers==4.57.3 transformers_stream_generator wandb"
-    " wheel"
+    "accelerate aiohttp bitsandbytes datasets einops flash-attn==2.8.3"
+    " grpcio>=1.74.0 isort jsonlines optimum optree>=0.13.0 packaging"
+    " pynvml>=12.0.0 ray[default]==2.48.0 tensorboard torch torchdata torchmetrics"
+    " tqdm transformers==4.57.3 transformers_stream_generator wandb wheel"
 )
 NANOVLM = (
     "torch numpy torchvision pillow datasets huggingface-hub transformers wandb einops accelerate"
@@ -76,9 +76,9 @@ VJEPA = (
     " scikit-image ftfy jupyter"
 )
 BEND = (
-    "biopython>=1.81 pandas>=2.0.2 scikit-learn>=1.2.2 torch>=2.0.1 tqdm>=4.65.0"
-    " transformers>=4.30.1 hydra-core>=1.3.1 wandb==0.13.5 einops torchvision hydra-joblib-launcher"
-    " webdataset"
+    "biopython>=1.81 pandas>=2.0.2 scikit-learn>=1.2.2 torch>=2.0.1"
+    " tqdm>=4.65.0 transformers>=4.30.1 hydra-core>=1.3.1"
+    " wandb==0.13.5 einops torchvision hydra-joblib-launcher webdataset"
 )
 OPENEXR = (
     "build-essential git python3-dev python3-pip libopenexr-dev libxi-dev libglfw3-dev libglew-dev"
@@ -150,21 +150,32 @@ NOT_THERE = {"libnccl-dev", "nvtop"}
 
 TRY = """
 import concurrent.futures, json, subprocess, sys
+
 rows = json.load(open("/asked.json"))
+
 def tried(name, tool):
-    words = {"uv": ("uv", "pip", "install", "--dry-run", "--output-format", "json"),
-             "pip": ("pip", "install", "--dry-run", "--quiet", "--report", "-")}[tool]
+    words = {
+        "uv": ("uv", "pip", "install", "--dry-run", "--output-format", "json"),
+        "pip": ("pip", "install", "--dry-run", "--quiet", "--report", "-"),
+    }[tool]
     try:
-        done = subprocess.run((*words, *rows[name].split()), capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            (*words, *rows[name].split()), capture_output=True, text=True, timeout=600
+        )
     except subprocess.TimeoutExpired:
         return [name, tool, 124, {}, "a build of theirs does not end"]
     changes = {}
     if done.returncode == 0 and tool == "uv":
-        changes = {each["name"]: each.get("version", "") for each in json.loads(done.stdout)["changes"]}
+        changes = {
+            each["name"]: each.get("version", "") for each in json.loads(done.stdout)["changes"]
+        }
     elif done.returncode == 0:
-        changes = {each["metadata"]["name"].lower(): each["metadata"]["version"]
-                   for each in json.loads(done.stdout)["install"]}
+        changes = {
+            each["metadata"]["name"].lower(): each["metadata"]["version"]
+            for each in json.loads(done.stdout)["install"]
+        }
     return [name, tool, done.returncode, changes, done.stderr[-3000:]]
+
 with concurrent.futures.ThreadPoolExecutor(4) as pool:
     jobs = [pool.submit(tried, name, tool) for name in rows for tool in json.loads(sys.argv[1])]
     print(json.dumps([job.result() for job in jobs]))
@@ -259,8 +270,8 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
     (tmp_path / "asked.json").write_text("{}")
     names = {name for each in DOCKERFILES.values() for name in each.apt.split()}
     command = (
-        'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null; shift 2; apt-get install -s'
-        ' -y "$@" >&2'
+        'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null;'
+        ' shift 2; apt-get install -s -y "$@" >&2'
     )
     there = sorted(names - NOT_THERE)
     assert len(NOT_THERE) == 2
@@ -283,7 +294,8 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
 
 BUILD = """\
 FROM {base}
-RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list --mount=type=secret,id=ca.pem {apt}
+RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list \\
+    --mount=type=secret,id=ca.pem {apt}
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem --mount=type=secret,id=netrc \\
     export PIP_CONFIG_FILE=/run/secrets/pip.conf NETRC=/run/secrets/netrc; \\
     if [ -s /run/secrets/ca.pem ]; then export PIP_CERT=/run/secrets/ca.pem; fi; \\
@@ -303,8 +315,8 @@ def test_three_are_built_to_their_end_and_train(
     row, settings = DOCKERFILES[name], read_host_settings(os.environ)
     quoted = " ".join(f"'{word}'" for word in row.pip.split())
     apt = (
-        "APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG; apt-get update && apt-get install -y"
-        f" {row.apt}"
+        "APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG;"
+        f" apt-get update && apt-get install -y {row.apt}"
     )
     text = BUILD.format(base=docker_image.reference, apt=apt if row.apt else "true", pip=quoted)
     (tmp_path / "Dockerfile").write_text(text)

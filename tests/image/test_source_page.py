@@ -50,9 +50,10 @@ int main(void) {
     /* Two triangles with one edge between them. */
     idx_t nodes = 6, weights = 1, parts = 2, cut, part[6];
     idx_t starts[] = {0, 2, 4, 7, 10, 12, 14}, edges[] = {1, 2, 0, 2, 0, 1, 3, 2, 4, 5, 3, 5, 3, 4};
-    int status = METIS_PartGraphKway(&nodes, &weights, starts, edges, NULL, NULL, NULL, &parts, NULL, NULL, NULL, &cut,
-                                     part);
-    printf("%d cut %d, %d\\n", status == METIS_OK, (int)cut, part[0] == part[2] && part[0] != part[3]);
+    int status = METIS_PartGraphKway(&nodes, &weights, starts, edges, NULL, NULL, NULL, &parts,
+                                     NULL, NULL, NULL, &cut, part);
+    int apart = part[0] == part[2] && part[0] != part[3];
+    printf("%d cut %d, %d\\n", status == METIS_OK, (int)cut, apart);
     return 0;
 }
 """
@@ -164,10 +165,12 @@ def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, fold
     (work / "metis.c").write_text(METIS_PROGRAM)
     (work / "rmm.cpp").write_text(RMM_PROGRAM)
     (work / "run").write_text(
-        "set -e; cd /programs\ngcc -I/opt/metis/include metis.c -L/opt/metis/lib -lmetis -lm -o"
-        " /tmp/metis && /tmp/metis\ng++ -std=c++14 -I/opt/rmm/include -I/cuda rmm.cpp"
-        " -Wl,--no-as-needed -L/opt/rmm/lib -lrmm -Wl,--allow-shlib-undefined"
-        " -L/usr/local/cuda/lib64 -lcudart -o /tmp/rmm\nldd /tmp/rmm | grep -c librmm && /tmp/rmm\n"
+        "set -e; cd /programs\n"
+        "gcc -I/opt/metis/include metis.c -L/opt/metis/lib"
+        " -lmetis -lm -o /tmp/metis && /tmp/metis\n"
+        "g++ -std=c++14 -I/opt/rmm/include -I/cuda rmm.cpp -Wl,--no-as-needed -L/opt/rmm/lib"
+        " -lrmm -Wl,--allow-shlib-undefined -L/usr/local/cuda/lib64 -lcudart -o /tmp/rmm\n"
+        "ldd /tmp/rmm | grep -c librmm && /tmp/rmm\n"
     )
     tag = f"{image.reference}-with-compiler"
     command = (

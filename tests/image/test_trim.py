@@ -20,8 +20,8 @@ from image.support import ROOT
 TRIM = ROOT / "templates/files/builder/trim-python-packages"
 
 SOURCE = (
-    "static int hidden_in_it(void) { return 40; }\nint answer(void) { return hidden_in_it() +"
-    " 2; }\n"
+    "static int hidden_in_it(void) { return 40; }\n"
+    "int answer(void) { return hidden_in_it() + 2; }\n"
 )
 
 

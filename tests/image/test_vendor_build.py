@@ -83,8 +83,8 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(
     vendor_image: BuiltByCommand,
 ) -> None:
     script = (
-        "find / -xdev -name '*efa*installer.sh'; dpkg-query -W -f '${Package} ${Status}\\n'"
-        " efa-test libfabric1"
+        "find / -xdev -name '*efa*installer.sh';"
+        " dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
     )
     done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=300)
     assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
@@ -116,9 +116,8 @@ def spoiling_server(mirror: Path) -> Iterator[Server]:
 WRONG = "f" * 64
 
 
-@pytest.mark.usefixtures(
-    "vendor_image"
-)  # the mirror is full then, and most steps are in the engine's cache
+# With vendor_image the mirror is full, and most steps are in the engine's cache.
+@pytest.mark.usefixtures("vendor_image")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

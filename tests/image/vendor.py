@@ -196,8 +196,8 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
     addresses = {source.uri for source in settings.sources if source.suite == SUITE}
     if not addresses:
         pytest.skip(
-            f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose packages are"
-            " wanted"
+            f"NOT TESTED: this machine's apt has no archive of Debian {SUITE},"
+            " whose packages are wanted"
         )
     private = folder / ".apt"
     (private / "lists" / "partial").mkdir(parents=True)

@@ -715,8 +715,8 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     )
     assert [line for line in ended.err.splitlines() if "first seen today" in line] == [
         (
-            f"warning: first seen today: {url}, sha256 {SHA256}, {len(METIS)} bytes; commit"
-            " images/lock"
+            "warning: first seen today:"
+            f" {url}, sha256 {SHA256}, {len(METIS)} bytes; commit images/lock"
         ),
         f"warning: first seen today: base image {image}, {DIGEST}; commit images/lock",
     ]

@@ -77,8 +77,12 @@ def make_tree(
         if path.stem not in recipes:
             path.unlink()
     (images / "stacks.toml").write_text(
-        f'[[stack]]\nname = "the-stack"\nsources = "{sources}"\nsource = "the'
-        ' tests"\n[stack.components]\nbuilder = "0.13.8"\n'
+        "[[stack]]\n"
+        'name = "the-stack"\n'
+        f'sources = "{sources}"\n'
+        'source = "the tests"\n'
+        "[stack.components]\n"
+        'builder = "0.13.8"\n'
         + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
         encoding="utf-8",
     )

@@ -26,8 +26,7 @@ BASE = ExtendedBase(
 )
 
 
-# -------------------------------------------------------------------------------------------------------
-# the compiler
+# --- the compiler ---------------------------------------------------------------------------------
 def test_nvcc_is_the_one_that_the_target_has_locked(facts: Facts) -> None:
     bench = workbench_of(("nvcc",), {"MAX_JOBS": "2"}, BASE, row_named(CU132, facts), facts)
     pins = dict(line.split(" ")[0].split("==") for line in bench.requirements.splitlines())
@@ -79,8 +78,7 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
         workbench_of(("git",), {}, BASE, row_named(CU132, facts), facts)
 
 
-# ------------------------------------------------------------------------------------------------------
-# what is missing
+# --- what is missing ------------------------------------------------------------------------------
 def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
     found = lacking(BARE, BASE, facts)
     assert found["compiled_by"]["deepspeed"] == "nvcc"

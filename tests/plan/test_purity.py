@@ -29,7 +29,18 @@ facts = load(Path(sys.argv[1]))
 rows = [request_for(row, facts) for row in facts.targets]
 seen = []
 watching = False
-WATCHED = ("open", "socket.", "subprocess.", "os.", "shutil.", "tempfile.", "glob.", "pathlib.", "urllib.", "import")
+WATCHED = (
+    "open",
+    "socket.",
+    "subprocess.",
+    "os.",
+    "shutil.",
+    "tempfile.",
+    "glob.",
+    "pathlib.",
+    "urllib.",
+    "import",
+)
 
 def hook(event, arguments):
     if watching and event.startswith(WATCHED):
@@ -44,7 +55,11 @@ pure, seen = seen, []
 watching = True
 Path(sys.argv[1], "build.py").read_bytes()
 watching = False
-print(json.dumps({"plans": len(first), "equal": first == second, "seen": pure, "seen of an open file": seen}))
+print(
+    json.dumps(
+        {"plans": len(first), "equal": first == second, "seen": pure, "seen of an open file": seen}
+    )
+)
 """
 
 

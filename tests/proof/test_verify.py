@@ -177,8 +177,8 @@ def test_what_is_missing_is_named_with_cosigns_type(
 ) -> None:
     assert check(tmp_path, lines[:1]) == ProofError.exit_status
     assert (
-        "no statement of the type https://cyclonedx.org/bom (cosign verify-attestation --type"
-        " cyclonedx)" in (capsys.readouterr().err)
+        "no statement of the type https://cyclonedx.org/bom"
+        " (cosign verify-attestation --type cyclonedx)" in (capsys.readouterr().err)
     )
     assert check(tmp_path, []) == ProofError.exit_status
     assert check(tmp_path, lines, image=f"sha256:{'b' * 64}") == ProofError.exit_status

@@ -208,8 +208,8 @@ def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing
     assert registries.referrers(f"{hostile.host}/released", digest) == ()
     attached = {"mediaType": "x", "digest": digest_of(b"a"), "size": 1}
     index = (
-        f'{{"schemaVersion": 2, "manifests": [{{"mediaType": "x", "digest": "{attached["digest"]}",'
-        ' "size": 1}]}'
+        '{"schemaVersion": 2, "manifests": [{"mediaType":'
+        f' "x", "digest": "{attached["digest"]}", "size": 1}}]}}'
     )
     kind = "application/vnd.oci.image.index.v1+json"
     hostile.manifests["released", digest.replace(":", "-")] = kind, index.encode()

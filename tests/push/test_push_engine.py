@@ -228,8 +228,8 @@ def test_docker_pushes_where_skopeo_is_too_old_for_the_daemon(
     (tmp_path / "old").mkdir()
     old = tmp_path / "old" / "skopeo"
     words = (
-        "Error response from daemon: client version 1.22 is too old. Minimum supported API version"
-        " is 1.24"
+        "Error response from daemon: client version 1.22 is too old."
+        " Minimum supported API version is 1.24"
     )
     old.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
     old.chmod(0o755)

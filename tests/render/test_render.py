@@ -107,8 +107,9 @@ HOW_TO_SEE = """\
 the Dockerfile or the packages of {differing} are not those of tests/golden/render/digests.txt
 to see the difference, beside the last commit:
   git worktree add --detach /tmp/before HEAD
-  .venv/bin/python /tmp/before/build.py --root /tmp/before --only {name} --until render --output /tmp/a
-  .venv/bin/python build.py --only {name} --until render --output /tmp/b
+  options="--only {name} --until render"
+  .venv/bin/python /tmp/before/build.py --root /tmp/before $options --output /tmp/a
+  .venv/bin/python build.py $options --output /tmp/b
   diff -r /tmp/a /tmp/b
 if the change is meant: `make golden`, then read `git diff tests/golden`"""
 

@@ -28,8 +28,7 @@ CU121 = "pytorch-2.4.1-cu121-py311-debian12"
 TEMPLATE = "catalogue.html.j2"
 
 
-# --- the facts
-# -------------------------------------------------------------------------------------------------------
+# --- the facts ------------------------------------------------------------------------------------
 
 
 def test_every_target_is_in_it_once_and_its_command_builds_it(facts: Facts) -> None:
@@ -215,8 +214,7 @@ def test_the_command_writes_the_file_or_says_why_not(
     assert str(tmp_path) in capsys.readouterr().err
 
 
-# --- the page
-# --------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -381,11 +379,17 @@ const linear = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2
 const luminance = rgb => { const [r, g, b] = rgb.map(linear);
   return .2126 * r + .7152 * g + .0722 * b; };
 const numbers = text => text.match(/[\\d.]+/g).map(Number);
-const behind = e => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor);
-  if (c.length < 4 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+const behind = e => {
+  for (; e; e = e.parentElement) {
+    const c = numbers(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c.slice(0, 3);
+  }
+  return [255, 255, 255];
+};
+const has_text = e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
 const found = {};
 for (const e of document.querySelectorAll('body *')) {
-  if (!e.checkVisibility() || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+  if (!e.checkVisibility() || !has_text(e)) continue;
   const [a, b] = [luminance(numbers(getComputedStyle(e).color).slice(0, 3)), luminance(behind(e))];
   const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   if (ratio < 4.5) found[e.tagName + '.' + e.className] = ratio;

@@ -23,7 +23,8 @@ CHANGED = "trainworks-test/reports:changed"
 
 DOCKERFILE = """\
 FROM {base}
-RUN /opt/venv/bin/python -B -m pip uninstall --yes networkx && dpkg --purge --force-depends media-types
+RUN /opt/venv/bin/python -B -m pip uninstall --yes networkx
+RUN dpkg --purge --force-depends media-types
 RUN mkdir /srv/new && head -c 3000000 /dev/zero > /srv/new/zeros && chmod 600 /etc/profile
 ENV NEW_VARIABLE=1
 LABEL maker=tests

@@ -34,7 +34,8 @@ from trainworks.plan.resolve import make_plan
 from trainworks.plan.variants import image_named, request_of
 
 SIMULATED = """\
-Inst libssl3 [3.0.11-1~deb12u1] (3.0.11-1~deb12u2 Debian:12.4/oldstable, Debian-Security:12/oldstable-security [amd64])
+Inst libssl3 [3.0.11-1~deb12u1] \
+(3.0.11-1~deb12u2 Debian:12.4/oldstable, Debian-Security:12/oldstable-security [amd64])
 Inst base-files [12.4+deb12u4] (12.4+deb12u12 Debian:12.12/oldstable [amd64]) []
 Inst libnew (1.0 Debian-Security:12/oldstable-security [all])
 Remv libold [2.0]
@@ -126,8 +127,7 @@ def test_an_image_without_python_has_no_distributions() -> None:
     assert installed_distributions(tree_of_files("/usr/bin/sh", venv=""), IMAGE) == ("", {})
 
 
-# --- what else an image lacks
-# ----------------------------------------------------------------------------------------
+# --- what else an image lacks ---------------------------------------------------------------------
 
 
 def locked(name: str, version: str, *, build: bool = False) -> LockedPackage:

@@ -24,10 +24,8 @@ _PIPE = subprocess.PIPE
 _UUID, _DRIVER, _ECC = "uuid", "driver_version", "ecc.errors.uncorrected.volatile.total"
 _RETIRED, _FABRIC = "retired_pages.pending", "fabric.state"
 _REMAPPED, _UNREPAIRED = "remapped_rows.pending", "remapped_rows.failure"
-_SLOW = (
-    "clocks_event_reasons.active",
-    "clocks_throttle_reasons.active",
-)  # from driver 535 on, and before
+# From driver 535 on, and before.
+_SLOW = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _USE, _MEMORY = "utilization.gpu", "memory.used"
 
 _QUESTIONS = (
@@ -198,8 +196,8 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         yield Finding(WARNING, gpus.problem, advice)
     elif gpus.status == _MISMATCH:
         what = (
-            "the NVIDIA driver was changed while the host was running: library and kernel module"
-            " differ"
+            "the NVIDIA driver was changed while the host was running:"
+            " library and kernel module differ"
         )
         yield Finding(FAILED, what, "reboot or replace the host")
     elif gpus.status == _NO_DRIVER:

@@ -58,10 +58,9 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
     """
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
     places = {name: _file_system(name) for name in directories}
+    # Source of both files: Linux, Documentation/ABI/testing/sysfs-class-net.
     flags = text_of(f"/sys/class/net/{interface}/flags").strip() if interface else ""
-    carrier = (
-        text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""
-    )  # both: sysfs-class-net
+    carrier = text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""
     return Seen(
         driver=driver or (gpus.driver if gpus is not None else ""),
         gpus=gpus,

@@ -54,8 +54,8 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
     found += [*_driver(asked, seen), *_counts(asked, seen), *_places(asked, seen)]
     if asked.interface and seen.interface_up is False:
         what = (
-            f"the network interface {asked.interface} is down, and the other hosts are reached"
-            " by it"
+            f"the network interface {asked.interface} is down,"
+            " and the other hosts are reached by it"
         )
         advice = "bring it up, or name another one; replace the host if its link is broken"
         found.append(Finding(FAILED, what, advice))
@@ -87,8 +87,8 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
     present = min(asked.gpus, len(devices)) if devices else asked.gpus
     if asked.row_gpus > present and not asked.without_cuda:
         what = (
-            f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has"
-            f" {present}"
+            f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')},"
+            f" and this container has {present}"
         )
         yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
     if (
@@ -109,8 +109,8 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if size is not None and size < least:
         what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = (
-            "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium"
-            " Memory"
+            "start the container with --shm-size, or --ipc=host;"
+            " Kubernetes: an emptyDir of medium Memory"
         )
         yield Finding(WARNING, what, advice)
     for directory, free in seen.free.items():
@@ -123,8 +123,7 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
             )
 
 
-# ------------------------------------------------------------------------------------------------------
-# between hosts
+# --- between hosts --------------------------------------------------------------------------------
 def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     """Return a warning if the clock of a host and the leader's differ.
 

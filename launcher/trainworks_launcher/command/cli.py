@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: train                        run this host's part of the training job
        train [--mode MODE] -- train.py --epochs 3
-                                    the same, with the program and its arguments; no file of a platform is needed
+                                    the same, with the program and its arguments;
+                                    no file of a platform is needed
        train --plan                 print what would be run, as JSON; run nothing
-       train explain                print every flag and variable with its origin and reason; run nothing
+       train explain                print every flag and variable, its origin and reason;
+                                    run nothing
        train check                  check this host's driver, GPUs, disk and network; run nothing
        train --version | --help | --help all
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
 The hosts of the job come from the platform that starts the command (docs/platforms):
 {platforms}
-On plain hosts: TRAINWORKS_HOSTS=a,b on all of them, and TRAINWORKS_HOST=a on the one that is called a.
+On plain hosts: TRAINWORKS_HOSTS=a,b on all of them, and TRAINWORKS_HOST=a on the host called a.
 
-Without -- PROGRAM the job is described by the platform's files below /opt/ml (moved by SAGEMAKER_BASE_DIR):
-  input/config/hyperparameters.json   {{"sagemaker_program": "train.py", "epochs": "3"}}; --epochs 3 reaches the script
-  input/config/resourceconfig.json    {{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}}; may be absent
+Without -- PROGRAM files below /opt/ml (moved by SAGEMAKER_BASE_DIR) describe the job:
+  input/config/hyperparameters.json   {{"sagemaker_program": "train.py", "epochs": "3"}};
+                                      --epochs 3 reaches the script
+  input/config/resourceconfig.json    {{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}};
+                                      may be absent
   code/                               the script, and requirements.txt to install before it
-A distribution is switched on by --mode, or by a hyperparameter, which the SDK makes of its `distribution` argument:
+A distribution is switched on by --mode, or by a hyperparameter, which the SDK makes of its
+`distribution` argument:
 {modes}
   {per_host} sets the processes of each host; the default is one per GPU
 
@@ -66,7 +71,8 @@ _OWN_WORDS = frozenset(("explain", "check", "preflight"))
 """Words that are commands of the launcher, not programs to execute; ``options`` has their rows."""
 
 _PREFLIGHT = """\
-trainworks: preflight is not part of the image: it checks a job on a laptop or in CI. In a checkout of trainworks:
+trainworks: preflight is not part of the image: it checks a job on a laptop or in CI.
+In a checkout of trainworks:
     pip install ./launcher && trainworks-preflight --help
 """
 
@@ -210,8 +216,8 @@ def _check(measures: bool) -> int:
         way = f"the launchers of this job talk on port {network.control_port} of {placement.leader}"
         known = f"with {names.JOB_SECRET_VARIABLE}: only who knows it may join or lead"
         open_ = (
-            f"without {names.JOB_SECRET_VARIABLE}: who comes first may join, or lead and start"
-            " programs"
+            f"without {names.JOB_SECRET_VARIABLE}:"
+            " who comes first may join, or lead and start programs"
         )
         print(f"{way}, {known if environment.job_secret else open_}")
     return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0

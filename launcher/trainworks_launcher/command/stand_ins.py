@@ -173,8 +173,8 @@ def corrected(
             if reaching and given == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
                 notes[
-                    f"the network interface {missing!r} does not exist on this host; mpirun gets"
-                    f" {reaching!r}"
+                    f"the network interface {missing!r} does not exist on this host;"
+                    f" mpirun gets {reaching!r}"
                 ] = None
     if 0 < ranks < slots:
         notes[

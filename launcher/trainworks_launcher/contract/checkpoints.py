@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 LAST_FILES = (
-    ".metadata",  # torch.distributed.checkpoint: written by the coordinator when every rank has written its part
+    # torch.distributed.checkpoint: its coordinator writes it after every rank has written its part.
+    ".metadata",
     "trainer_state.json",  # Trainer of transformers: after model, optimizer and random state
     "random_states_0.pkl",  # save_state of accelerate
     "_SUCCESS",  # a script's own mark, as Hadoop and Spark write it
@@ -31,10 +32,8 @@ TRACKERS = (
 )
 """File beside checkpoints, written last -> the name of the directory that its text stands for."""
 
-_SYNC_MARKS = (
-    ".sagemaker-uploading",
-    ".sagemaker-uploaded",
-)  # SageMaker puts them beside what it uploads
+# SageMaker puts them beside what it uploads.
+_SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
 _TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
 _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
 _LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)

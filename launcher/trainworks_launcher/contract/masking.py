@@ -39,9 +39,8 @@ _WORDS = frozenset(
         "token",
     )
 )
-_LAST_WORDS = frozenset(
-    ("auth", "key", "keys", "pw")
-)  # "api_key" is a secret, "num_key_value_heads" is not
+# "api_key" is a secret, "num_key_value_heads" is not.
+_LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))
 _PASS = "pass"  # "db_pass" is a secret, "forward_pass" is not
 _BEFORE_PASS = frozenset(
     (
@@ -68,17 +67,15 @@ are not somebody's or something's.
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
-_NOT_SECRET = frozenset(
-    ("PWD", "OLDPWD")
-)  # the shell's working directory; in a connection string, a password
+# The shell's working directory; in a connection string, a password.
+_NOT_SECRET = frozenset(("PWD", "OLDPWD"))
 _FRACTION = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?"
 _ASSIGNMENT = r"([A-Za-z_][A-Za-z0-9_.-]*)=.*"
-_KEY = re.compile(
-    r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*"
-)  # bounded: values may be long
+# Bounded: values may be long.
+_KEY = re.compile(r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*")
 _NEXT_PAIR = r"""(?=\s*(?:[A-Za-z][\w .-]{0,63}=|['"}\],]|\Z)|\s)"""
 _WITHOUT_QUOTES = (
     rf"""(?:[^\s,'"}}\];&]|[;&](?!{_NEXT_PAIR}))+"""  # Pwd=x;Encrypt=yes, a=x&b=y: ends at ; and &
@@ -112,8 +109,10 @@ def is_secret(name: str, value: object) -> bool:
     A fraction is a measurement where the name ends with another word, and ``PWD`` is a path except
     in a connection string.
 
-    >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543"), is_secret("api_key", "x")
-    (False, True, True)
+    >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543")
+    (False, True)
+    >>> is_secret("api_key", "x")
+    True
     >>> is_secret("password_embedding", "0.3"), is_secret("PWD", "/work"), is_secret("PWD", "x")
     (False, False, True)
     """
@@ -136,8 +135,10 @@ _TOKENS = re.compile(
     r"""
       \bhf_[A-Za-z0-9]{20,}  # Hugging Face
     | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{16,}  # GitHub, GitLab
-    | \b(?:AKIA|ASIA)[A-Z0-9]{16}(?:\W{1,3}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?  # AWS, also with the secret
-    | \bsk-(?=[\w-]*\d)[\w-]{20,} | \bnvapi-[\w-]{20,} | \bAIza[\w-]{35}  # OpenAI and others, NVIDIA, Google
+    # AWS, also with the secret
+    | \b(?:AKIA|ASIA)[A-Z0-9]{16}(?:\W{1,3}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?
+    # OpenAI and others, NVIDIA, Google
+    | \bsk-(?=[\w-]*\d)[\w-]{20,} | \bnvapi-[\w-]{20,} | \bAIza[\w-]{35}
     | \bxox[abeoprs]-[\w-]{10,} | \bpypi-AgE[\w-]+  # Slack, PyPI
     | \beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?  # a JSON web token
     | \bSharedAccessSignature=[^;\s'"]+  # Azure
@@ -190,8 +191,8 @@ def mask_options(text: str) -> str:
 
     A value that is its option's name in capitals is argparse's own stand-in for one.
 
-    >>> mask_options("Command ['mysql', '--pass', 'hunter2', '--db=x'] failed; usage: [--token TOKEN]")
-    "Command ['mysql', '--pass', '******', '--db=x'] failed; usage: [--token TOKEN]"
+    >>> mask_options("Command ['mysql', '--pass', 'hunter2'] failed; usage: [--token TOKEN]")
+    "Command ['mysql', '--pass', '******'] failed; usage: [--token TOKEN]"
     """
     return _OPTION_IN_TEXT.sub(_without_value, text) if "-" in text else text
 

@@ -7,8 +7,7 @@ because scripts rely on it. Names with the prefix ``TRAINWORKS_`` are introduced
 
 from __future__ import annotations
 
-# ----------------------------------------------------------------------------------------------
-# paths below the base
+# --- paths below the base -------------------------------------------------------------------------
 BASE_DIRECTORY = "/opt/ml"
 """Root of the platform's directories.
 
@@ -87,8 +86,7 @@ FAILURE_TEXT_LIMIT = 1024
 Source: AWS guide, your-algorithms-training-algo-output.
 """
 
-# --------------------------------------------------------------------------------------------
-# variables that are read
+# --- variables that are read ----------------------------------------------------------------------
 BASE_DIRECTORY_VARIABLE = "SAGEMAKER_BASE_DIR"
 """Path that replaces /opt/ml (as sagemaker-training)."""
 
@@ -297,8 +295,7 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
 """``1``: the job's log begins with the table of ``train explain``; default off."""
 
-# -----------------------------------------------------------------------------------------------
-# variables we hand on
+# --- variables we hand on -------------------------------------------------------------------------
 HYPERPARAMETERS_VARIABLE = "SM_HPS"
 """All hyperparameters of the user as one JSON object (as sagemaker-training)."""
 
@@ -333,8 +330,7 @@ RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.
 Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
-# ---------------------------------------------------------------------------------------------------
-# the image's files
+# --- the image's files ----------------------------------------------------------------------------
 IMAGE_MANIFEST = "/opt/trainworks/image.json"
 """The image's own plan; written by the builder."""
 
@@ -350,8 +346,7 @@ NCCL_PLUGIN = "aws-ofi-nccl"
 WITHOUT_NCCL_PLUGIN = "NCCL talks TCP between hosts, even where EFA devices are present"
 """What an image without that component costs its user."""
 
-# ------------------------------------------------------------------------------------------------
-# limits and defaults
+# --- limits and defaults --------------------------------------------------------------------------
 FETCHED_ARCHIVE = "code.tar.gz"
 """Name, in the runtime directory, of an archive of code that was fetched."""
 
@@ -501,8 +496,7 @@ LOOPBACK = "127.0.0.1"
 (``docker run`` by hand with a resource config of algo-1), and nothing outside needs it.
 """
 
-# -------------------------------------------------------------------------------------------------
-# exit status, API
+# --- exit status, API -----------------------------------------------------------------------------
 EXIT_NOT_STARTED = 64
 """The job's inputs were refused; nothing was started."""
 
@@ -529,8 +523,7 @@ shell's convention).
 EXIT_NOT_FOUND = 127
 """``docker run IMAGE program``: the program does not exist (a shell's convention)."""
 
-# -------------------------------------------------------------------------------------------
-# reserved hyperparameters
+# --- reserved hyperparameters ---------------------------------------------------------------------
 RESERVED_PREFIX = "sagemaker_"
 """Hyperparameters that start with this never reach the script's arguments (as
 sagemaker-training).

@@ -1,13 +1,14 @@
-"""What the launcher does with each signal, and the signals that come while the
-job is read and planned.
+"""The launcher's reaction to each signal, and signals that come before a job is planned.
 
 | signal | what it does |
 |---|---|
 | TERM, INT | stop the job: the ranks get the same signal |
-| HUP, QUIT | stop the job: the ranks get TERM, for that is what scripts save at; an ignored HUP (nohup) stays ignored |
-| USR1, USR2, ALRM, VTALRM, PROF, IO, PWR, STKFLT, XCPU, RTMIN to RTMAX | are passed on to the ranks; no stop |
+| HUP, QUIT | stop the job: the ranks get TERM, the signal at which scripts save |
+| HUP, ignored when the launcher starts (nohup) | stays ignored |
+| USR1, USR2, ALRM, VTALRM, PROF, IO, PWR | are passed on to the ranks; no stop |
+| STKFLT, XCPU, RTMIN to RTMAX | are passed on to the ranks; no stop |
 | CONT, WINCH, URG | nothing |
-| TSTP, TTIN, TTOU, STOP | stop the launcher alone: a scheduler that suspends a job suspends each process |
+| TSTP, TTIN, TTOU, STOP | stop the launcher alone: a scheduler suspends each process |
 | CHLD, PIPE, XFSZ | belong to the launcher; they come of its own children and files |
 | ABRT, BUS, FPE, ILL, SEGV, SYS, TRAP | are faults of the launcher, which they end |
 | KILL | ends the launcher; its guard ends the job |

@@ -83,8 +83,8 @@ def unusable(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         return (
-            f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not a"
-            " character"
+            f"has half of a surrogate pair (U+{ord(text[error.start]):04X}),"
+            " which is not a character"
         )
     return ""
 

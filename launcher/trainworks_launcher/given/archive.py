@@ -174,7 +174,7 @@ def _file_of(
         seen.add(target)
     if target not in files:
         raise ValueError(
-            f"member {'/'.join(path)!r}: it is a hard link to something that is not a file of the"
-            " archive"
+            f"member {'/'.join(path)!r}:"
+            " it is a hard link to something that is not a file of the archive"
         )
     return target

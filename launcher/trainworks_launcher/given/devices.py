@@ -34,8 +34,7 @@ def names_in(
         return ()
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# EFA
+# --- EFA ------------------------------------------------------------------------------------------
 def efa_devices(
     classes: str = "/sys/class", nodes: str = "/dev/infiniband"
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -113,8 +112,7 @@ def _line(path: str) -> str:
     return text_of(path).strip()
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# GPUs
+# --- GPUs -----------------------------------------------------------------------------------------
 def count_gpus(variables: Mapping[str, str]) -> int:
     """NVIDIA GPUs of this container: its device nodes, else the driver's list,
     else nvidia-smi, asked once.
@@ -146,8 +144,7 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# NUMA
+# --- NUMA -----------------------------------------------------------------------------------------
 def nodes_of_gpus(
     gpus: int,
     visible: Sequence[str] | None,

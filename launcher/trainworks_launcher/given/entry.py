@@ -230,8 +230,8 @@ def choose_given_program(
         point = EntryPoint(kind, name)
         if name not in code.entries:
             what = (
-                f"file not found: {name!r} in {code.directory}, and no program on PATH has this"
-                " name"
+                f"file not found: {name!r} in {code.directory},"
+                " and no program on PATH has this name"
             )
             problems.append(Problem(what, where, nearest(name, code.entries)))
         elif kind == "command" and name not in code.executable:

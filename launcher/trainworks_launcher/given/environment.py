@@ -342,9 +342,8 @@ class _Documents:
         path = Path(self.base, name)
         try:
             with looking_at("the configuration", str(path)):
-                value = decode(
-                    files.read_text(path, "utf-8-sig")
-                )  # files written by hand may begin with a mark
+                # Files written by hand may begin with a byte order mark.
+                value = decode(files.read_text(path, "utf-8-sig"))
         except FileNotFoundError:
             return NOTHING
         except (OSError, ValueError) as error:
@@ -538,8 +537,8 @@ def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
     from trainworks_launcher.given.source import imports_mpi
 
     said = (
-        "the program imports mpi4py, and srun gave its tasks no PMI: each of them will be rank 0"
-        " of 1"
+        "the program imports mpi4py, and srun gave its tasks no PMI:"
+        " each of them will be rank 0 of 1"
     )
     todo = "start it with srun --mpi=pmix, or with one task on each node and train --mode mpi"
     return [f"{said}; {todo}"] if imports_mpi(code, words) else []

@@ -159,8 +159,8 @@ def parse_manifest(document: str, where: str) -> Manifest:
                     f"the image manifest has schema {content.get('schema')!r},"
                     f" this launcher reads schema {names.IMAGE_MANIFEST_SCHEMA}",
                     where,
-                    "builder and launcher in the image are of different releases; rebuild the"
-                    " image",
+                    "builder and launcher in the image are of"
+                    " different releases; rebuild the image",
                 )
             ]
         )

@@ -137,8 +137,7 @@ def _warning(lost: Sequence[str]) -> str:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------
-# mounts
+# --- mounts ---------------------------------------------------------------------------------------
 MOUNTS = "/proc/self/mountinfo"
 """The kernel's table of this process's mounts (proc(5))."""
 
@@ -276,8 +275,7 @@ def why_not_writable(path: str) -> str:
     return f"{path} has no directory above it"
 
 
-# ------------------------------------------------------------------------------------------------
-# HOME, TMPDIR, locale
+# --- HOME, TMPDIR, locale -------------------------------------------------------------------------
 def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return a home directory for the job's processes, and a line about it.
 
@@ -335,8 +333,8 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
         return "", ""
     advice = f"mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
     said = (
-        f"files in {usable[0]} cannot be executed (it is mounted noexec), which torch.compile and"
-        " Triton do"
+        f"files in {usable[0]} cannot be executed (it is mounted noexec),"
+        " which torch.compile and Triton do"
     )
     if is_too_long(usable[0]):
         said = f"the name of {usable[0]} is too long for the sockets that programs make in it"
@@ -447,8 +445,7 @@ def _is_free_or_ours(path: str) -> bool:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------
-# making
+# --- making ---------------------------------------------------------------------------------------
 def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
     """Make the directories that are missing, and write into each of them for a moment.
 

@@ -167,8 +167,8 @@ def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, 
     """Return what is known of code that is not fetched yet."""
     baked = _look_at_directory(directory, program).entries
     note = (
-        f"the code of {address} is laid over {len(baked)} file(s) that are in {directory} already,"
-        " and wins"
+        f"the code of {address} is laid over {len(baked)} file(s)"
+        f" that are in {directory} already, and wins"
     )
     code = Code(directory, archive=address, notes=(note,) if baked else ())
     if re.fullmatch(_OBJECT, address):

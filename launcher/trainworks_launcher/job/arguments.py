@@ -169,9 +169,9 @@ STYLES: Mapping[str, Callable[[str, Json], Iterator[str]]] = MappingProxyType(
 """Style -> the words of one hyperparameter."""
 
 
-# ---------------------------------------------------------------------------------------------
-# Hydra's override grammar Source: OverrideLexer.g4 and OverrideParser.g4 of hydra-core 1.3; a test
-# has Hydra itself read what is written here.
+# --- Hydra's override grammar ---------------------------------------------------------------------
+# Source: OverrideLexer.g4 and OverrideParser.g4 of hydra-core 1.3; a test has Hydra itself read
+# what is written here.
 _KEY = r"[A-Za-z_][A-Za-z0-9_-]*"
 _PLAIN = r"[A-Za-z_][A-Za-z0-9_./-]*"
 _READ_AS_SOMETHING_ELSE = frozenset(("true", "false", "null", "inf", "nan"))

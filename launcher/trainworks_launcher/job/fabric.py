@@ -100,8 +100,8 @@ def choose_fabric(
         origin = f"{instance_type} has EFA, but no EFA device is in this container"
         if hosts > 1:
             warnings.append(
-                f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the"
-                " container"
+                f"{origin}: traffic between hosts goes over TCP;"
+                " pass the EFA devices into the container"
             )
     else:
         return _without("this host has no EFA device", inherited)
@@ -148,8 +148,8 @@ def _without_rdma(
                 yield (
                     variable.name,
                     (
-                        f"the EFA devices of {instance_type} do not read remote memory: libfabric"
-                        " aborts"
+                        f"the EFA devices of {instance_type} do"
+                        " not read remote memory: libfabric aborts"
                     ),
                 )
 

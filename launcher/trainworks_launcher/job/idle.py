@@ -35,9 +35,8 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
             " the program uses them by itself; one process for each GPU is train --mode"
             " torch_distributed"
         )
-    finds_itself = (
-        "MASTER_ADDR" in environment.platform.kept
-    )  # the script may read where the others are
+    # The script may read where the others are.
+    finds_itself = "MASTER_ADDR" in environment.platform.kept
     if alone and hosts > 1 and placement.host == placement.leader and not finds_itself:
         found.append(
             f"each of the {hosts} hosts runs the whole program: unless it shares the work itself,"

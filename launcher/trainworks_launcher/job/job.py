@@ -112,8 +112,8 @@ def _check_settings(environment: Environment) -> list[Problem]:
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
         what = f"a secret of {len(secret)} characters can be guessed"
         advice = (
-            f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand"
-            " -hex 32"
+            f"make one of at least {names.JOB_SECRET_MINIMUM},"
+            " for example with: openssl rand -hex 32"
         )
         reader.refuse(what, f"variable {names.JOB_SECRET_VARIABLE}, or its file", advice)
     return reader.problems

@@ -205,8 +205,8 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
         found.append((text, f"start a multiple of {split} processes, or change a degree"))
     elif processes > split and no_ddp:
         text = (
-            f"{processes} processes train {processes // split} copies of the model, and ddp is"
-            " false"
+            f"{processes} processes train {processes // split}"
+            " copies of the model, and ddp is false"
         )
         found.append((text, f"set ddp to true, or start {split} process(es)"))
     elif tensor > 1 and no_ddp:

@@ -89,8 +89,8 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         hang = 0.0
         if environment.variables.get(names.HANG_VARIABLE, "").strip():
             reader.warnings.append(
-                f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the"
-                " ranks"
+                f"{names.HANG_VARIABLE} has no effect:"
+                " no launcher runs on the hosts that have the ranks"
             )
     # One host has its own free port: two jobs on one machine must not meet at the default.
     default_port = platform.master_port or environment.devices.free_port or names.MASTER_PORT
@@ -166,8 +166,8 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
     devices = environment.devices
     if not given:
         leads = (
-            f"this host's own name leads to {devices.own_address or 'no address'}, which is no"
-            " address of it"
+            f"this host's own name leads to {devices.own_address or 'no address'},"
+            " which is no address of it"
         )
         return devices.reaching, f"routes to the leader; {leads}" if devices.reaching else ""
     present = [name for name in given.split(",") if name in devices.interfaces]
@@ -175,8 +175,8 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
         return given, "network_interface_name of the platform"
     if present:
         reader.warnings.append(
-            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host:"
-            " using that"
+            f"of the network interfaces {given!r} only {', '.join(present)} exist(s)"
+            " on this host: using that"
         )
         return ",".join(present), f"what exists of the platform's {given!r}"
     if not devices.reaching:

@@ -287,8 +287,8 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
         advice = "keep one of them"
         if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
             advice = (
-                "smp is not supported together with smddp: keep one of them (smp has its own data"
-                " parallelism)"
+                "smp is not supported together with smddp:"
+                " keep one of them (smp has its own data parallelism)"
             )
         reader.refuse(f"{both} are both switched on", ", ".join(asked.values()), advice)
     for name in reserved:
@@ -307,8 +307,8 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
         mode = _mode_of_tasks(environment, mode, reader)
     elif platform.served and not mode.by_mpirun:
         what = (
-            f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this"
-            " host only"
+            f"{mode.name} needs a launcher on every host,"
+            f" and {platform.platform} has one on this host only"
         )
         reader.refuse(what, platform.where, "use mpi, or a job that starts train on every host")
     elif platform.ranks_elsewhere and mode.name != "none":
@@ -421,8 +421,8 @@ def _hosts_of(
         if len(groups) > 1:
             reader.warnings.append(
                 f"the job has {len(groups)} instance groups and"
-                f" {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all hosts take part in the"
-                " distribution"
+                f" {names.DISTRIBUTION_INSTANCE_GROUPS} names none:"
+                " all hosts take part in the distribution"
             )
         return tuple(hosts)
     known = frozenset(hosts)
@@ -551,8 +551,8 @@ def _uncounted(environment: Environment, kind: str) -> list[str]:
     if row.gpus or (row.neuron_cores and not devices.neuron_devices):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
         found.append(
-            f"{kind} has {what} by the image's instance table, but no such device was found on this"
-            " host"
+            f"{kind} has {what} by the image's instance table,"
+            " but no such device was found on this host"
         )
     if devices.neuron_devices and not row.neuron_cores:
         found.append(
@@ -619,9 +619,8 @@ def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[
     except ValueError as error:
         reader.refuse(f"cannot be split into words: {error}: {value!r}", where, "close every quote")
         return ()
-    from trainworks_launcher.mpirun.dialects import (
-        dialect_of,
-    )  # only jobs with options of their own need them
+    # Only jobs with options of their own need them.
+    from trainworks_launcher.mpirun.dialects import dialect_of
     from trainworks_launcher.mpirun.flags import parse_user_options
 
     dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))

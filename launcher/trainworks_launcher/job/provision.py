@@ -44,7 +44,8 @@ def parse_repository(arn: str) -> Repository:
 
     Source: service authorization reference, resource types of AWS CodeArtifact.
 
-    >>> parse_repository("arn:aws:codeartifact:eu-west-1:123456789012:repository/shared/wheels").domain
+    >>> arn = "arn:aws:codeartifact:eu-west-1:123456789012:repository/shared/wheels"
+    >>> parse_repository(arn).domain
     'shared'
     """
     found = re.fullmatch(_ARN, arn)

@@ -66,16 +66,18 @@ def _counted(none: str, one: str, two: str) -> Mapping[str, int]:
 
 
 _BOTH_NONE = """
-    allow-run-as-root bind-to-core bycore bynode byslot continuous debug debug-daemons debug-daemons-file
-    disable-recovery display-allocation display-devel-map display-map do-not-launch enable-recovery get-stack-traces
-    leave-session-attached merge-stderr-to-stdout nolocal nooversubscribe noprefix output-proctable oversubscribe
-    pernode preload-binary report-bindings report-child-jobs-separately report-state-on-timeout show-progress s
-    tag-output timestamp-output use-hwthread-cpus v verbose V version xml
+    allow-run-as-root bind-to-core bycore bynode byslot continuous debug debug-daemons
+    debug-daemons-file disable-recovery display-allocation display-devel-map display-map
+    do-not-launch enable-recovery get-stack-traces leave-session-attached merge-stderr-to-stdout
+    nolocal nooversubscribe noprefix output-proctable oversubscribe pernode preload-binary
+    report-bindings report-child-jobs-separately report-state-on-timeout show-progress s tag-output
+    timestamp-output use-hwthread-cpus v verbose V version xml
 """
 _BOTH_ONE = """
-    N am app bind-to c cpu-list cpu-set cpus-per-proc cpus-per-rank default-hostfile host hostfile launch-agent
-    machinefile map-by max-restarts max-vm-size n np npernode npersocket output-filename path personality ppr prefix
-    preload-files rank-by rankfile report-pid report-uri stdin timeout tune wd wdir x xterm
+    N am app bind-to c cpu-list cpu-set cpus-per-proc cpus-per-rank default-hostfile host hostfile
+    launch-agent machinefile map-by max-restarts max-vm-size n np npernode npersocket
+    output-filename path personality ppr prefix preload-files rank-by rankfile report-pid
+    report-uri stdin timeout tune wd wdir x xterm
 """
 _SINGLE_COPY = "in Open MPI 5 the single-copy mechanism is a separate component (smsc)"
 _MCA_CLASSES = frozenset(("mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"))
@@ -87,9 +89,9 @@ OPEN_MPI_4 = Dialect(
     options=_counted(
         none=_BOTH_NONE
         + """
-            bind-to-socket d debug-devel display-devel-allocation display-diffable-map display-topo do-not-resolve dvm
-            enable-instant-on-support fwd-mpirun-port index-argv-by-rank novm q quiet set-cwd-to-session-dir tv
-            use-regexp
+            bind-to-socket d debug-devel display-devel-allocation display-diffable-map
+            display-topo do-not-resolve dvm enable-instant-on-support fwd-mpirun-port
+            index-argv-by-rank novm q quiet set-cwd-to-session-dir tv use-regexp
         """,
         one=_BOTH_ONE + "H cartofile cf debugger h help hnp ompi-server report-events rf xml-file",
         two="mca gmca",
@@ -119,14 +121,16 @@ OPEN_MPI_5 = Dialect(
     options=_counted(
         none=_BOTH_NONE
         + """
-            display-comm display-comm-finalize fwd-environment h help hetero-nodes no-aggregate-help no-app-prefix
-            parsable parseable soft stop-in-app stop-in-init stop-on-exec
+            display-comm display-comm-finalize fwd-environment h help hetero-nodes
+            no-aggregate-help no-app-prefix parsable parseable soft stop-in-app stop-in-init
+            stop-on-exec
         """,
         one=_BOTH_ONE
         + """
-            H amca app-pmix-prefix append-env arch bindto display display-topo dvm file forward-signals gpu-support
-            initial-errhandler mapby memory-alloc-kinds output output-directory prepend-env pset rankby rtos
-            spawn-timeout stream-buffering tmpdir unset-env with-ft
+            H amca app-pmix-prefix append-env arch bindto display display-topo dvm file
+            forward-signals gpu-support initial-errhandler mapby memory-alloc-kinds output
+            output-directory prepend-env pset rankby rtos spawn-timeout stream-buffering tmpdir
+            unset-env with-ft
         """,
         two=" ".join(sorted(_MCA_CLASSES)),
     ),

@@ -251,9 +251,8 @@ class _Parser:
             self._problem(text + (f" ({word})" if option != canonical else ""), "give it once")
         self._keyed[canonical] = values
         if canonical == "map-by" and "pe=" in value.lower():
-            self._left_out.add(
-                "bind-to"
-            )  # PE=N binds each process to N cores; Open MPI 5 refuses both
+            # PE=N binds each process to N cores; Open MPI 5 refuses both.
+            self._left_out.add("bind-to")
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
         """An option of the installed mpirun: two dashes, which both lines take for every name

@@ -22,9 +22,8 @@ import socket
 import sys
 from typing import Any
 
-_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-    "TRAINWORKS_RUNTIME_DIRECTORY"
-)
+# The names stand in contract/names.py, too: this file imports nothing of ours.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _SOCKET = "agents"  # agents.SOCKET
 _FAILED = 255  # as ssh's
 

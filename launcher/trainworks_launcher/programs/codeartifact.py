@@ -15,9 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-    "TRAINWORKS_RUNTIME_DIRECTORY"
-)
+# The name stands in contract/names.py, too: this file imports nothing of ours.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _USER = "aws"  # the name that goes with a token; source: CodeArtifact user guide, "Configure pip"
 _CONNECT_SECONDS = 10
 _ATTEMPTS = 5

@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
             why = str(error.strerror or error)
         if time.monotonic() + pause >= deadline:
             sys.stderr.write(
-                f"trainworks: cannot reach sshd on {host}, port {port}, within {seconds:g} s:"
-                f" {why}\n"
+                f"trainworks: cannot reach sshd on {host},"
+                f" port {port}, within {seconds:g} s: {why}\n"
             )
             return 1
         if not said:

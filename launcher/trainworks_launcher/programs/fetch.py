@@ -12,9 +12,8 @@ import os
 import subprocess
 import sys
 
-_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-    "TRAINWORKS_RUNTIME_DIRECTORY"
-)
+# The names stand in contract/names.py, too: this file imports nothing of ours.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _ARCHIVE = "code.tar.gz"  # names.FETCHED_ARCHIVE
 _CONNECT_SECONDS = 10
 _ATTEMPTS = 5

@@ -50,8 +50,8 @@ def main(mark: str, directory: str) -> int:
         with contextlib.suppress(OSError):
             os.write(
                 2,
-                b"trainworks: the launcher has died; the processes of its job on this host were"
-                b" killed\n",
+                b"trainworks: the launcher has died;"
+                b" the processes of its job on this host were killed\n",
             )
     import shutil
 

@@ -37,8 +37,7 @@ try:
         MANIFEST_VARIABLE,
         RUNTIME_DIRECTORY,
         RefusedError,
-        say,
-        use,
+        ThisPython,
     )
     from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
     from trainworks_launcher.programs.installing.reading import refuse_python
@@ -46,14 +45,14 @@ except ModuleNotFoundError as error:
     if error.name not in ("packaging", "tomli"):
         raise
     sys.exit(
-        f"trainworks: {sys.executable} has neither pip nor {error.name}, so nothing can be"
-        " installed for it; install pip in the image (python -m ensurepip, or python3-pip of the"
-        " distribution)"
+        f"trainworks: {sys.executable} has neither pip nor {error.name},"
+        " so nothing can be installed for it;"
+        " install pip in the image (python -m ensurepip, or python3-pip of the distribution)"
     )
 
 sys.path.pop(0)
 
-__all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_of_pip", "use"]
+__all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_of_pip"]
 """The builder uses these, too."""
 
 
@@ -67,11 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--keep", action="append", default=[], metavar="NAME==VERSION")
     given = parser.parse_args(arguments[:split])
+    python = ThisPython()
     with tempfile.TemporaryDirectory(dir=os.environ.get(RUNTIME_DIRECTORY)) as folder:
         try:
-            return Task(given, arguments[split + 1 :], Path(folder)).run()
+            return Task(python, given, arguments[split + 1 :], Path(folder)).run()
         except RefusedError as error:
-            say(str(error))
+            python.say(str(error))
             return 1
 
 

@@ -52,8 +52,8 @@ def main(document: str, command: Sequence[str]) -> int:
             )
         except (OSError, ValueError, KeyError, TypeError):
             _log(
-                "warning: all_reduce_perf left no figure on this host: see its line `Avg bus"
-                " bandwidth`"
+                "warning: all_reduce_perf left no figure on this host:"
+                " see its line `Avg bus bandwidth`"
             )
             return 0
     beside = (

@@ -31,19 +31,14 @@ import socket
 import sys
 from typing import Mapping
 
-_RUNTIME_DIRECTORY = (  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-    "TRAINWORKS_RUNTIME_DIRECTORY"
-)
+# The names stand in contract/names.py, too: this file imports nothing of ours.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
-_PLACES = (
-    "SM_MODEL_DIR",
-    "SM_OUTPUT_DIR",
-    "SM_OUTPUT_DATA_DIR",
-    "SM_OUTPUT_INTERMEDIATE_DIR",
-)  # places.RESULTS
+# places.RESULTS
+_PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -114,9 +109,8 @@ def main(arguments: list[str]) -> int:
         except OSError as error:
             if error.errno != errno.ENOEXEC or not program[0].endswith(".sh"):
                 raise
-            os.execve(
-                "/bin/sh", ("/bin/sh", *program), environment
-            )  # a script without #!, as a shell does it
+            # A script without #!, as a shell does it.
+            os.execve("/bin/sh", ("/bin/sh", *program), environment)
     except OSError as error:
         sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {place!r}: {error}\n")
         return 126 if isinstance(error, PermissionError) else 127

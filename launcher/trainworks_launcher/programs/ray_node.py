@@ -120,15 +120,13 @@ def _listening(host: str, port: int, deadline: float) -> str:
 
 def _hosts(address: str, wanted: int, deadline: float) -> int:
     """Wait, bounded, for so many hosts of Ray. Returns how many there are."""
-    from ray._raylet import (
-        GcsClient,
-    )  # a connection as ray.init() makes it takes seconds, and registers a job
+    # A connection as ray.init() makes it takes seconds, and registers a job.
+    from ray._raylet import GcsClient
 
     client = GcsClient(address=address)
     while True:
-        alive: int = sum(
-            row.state == 0 for row in client.get_all_node_info().values()
-        )  # GcsNodeInfo.ALIVE
+        # GcsNodeInfo.ALIVE.
+        alive: int = sum(row.state == 0 for row in client.get_all_node_info().values())
         if alive >= wanted or time.monotonic() + _BETWEEN_SECONDS > deadline:
             return alive
         select.select((), (), (), _BETWEEN_SECONDS)

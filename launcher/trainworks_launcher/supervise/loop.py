@@ -68,9 +68,8 @@ class Loop:
             then: Called once, with what was found; with None if the look failed, or has not
                 returned in time, or no thread can be started.
         """
-        from trainworks_launcher.contract.looking import (
-            Look,
-        )  # its threads cost a start that needs none
+        # Its threads cost a start that needs none.
+        from trainworks_launcher.contract.looking import Look
 
         receiver, sender = os.pipe()
         made: list[Look[Seen]] = []

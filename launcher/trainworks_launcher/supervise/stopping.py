@@ -113,8 +113,7 @@ class Stopping:
         by = f"stopped by {signal.Signals(self.signal).name}"
         return outcome._replace(kind=STOPPED, status=128 + self.signal, stopped=by)
 
-    # ------------------------------------------------------------------------------------------------
-    # signals that come
+    # --- signals that come ------------------------------------------------------------------------
     def from_platform(self, number: int) -> None:
         """A stop signal to this container.
 
@@ -184,12 +183,11 @@ class Stopping:
             return "the ranks have the time that the platform of the stopped host leaves"
         by_whom = self._plan.platform or "container engine"
         return (
-            f"the ranks have the time that the platform leaves ({by_whom}), and it sends KILL"
-            " itself"
+            f"the ranks have the time that the platform leaves ({by_whom}),"
+            " and it sends KILL itself"
         )
 
-    # --------------------------------------------------------------------------------- starters
-    # that would cut it short
+    # --- starters that would cut it short ---------------------------------------------------------
     def rank_ended(self, rank: Rank) -> None:
         """A rank of this host has ended in the stop.
 
@@ -221,8 +219,7 @@ class Stopping:
         if self._held.any and (not ranks or have_left_the_script(ranks, self._runtime)):
             self._held.release()
 
-    # -------------------------------------------------------------------------------------------------------------
-    # KILL
+    # --- KILL -------------------------------------------------------------------------------------
     def _grace_is_over(self) -> None:
         command = self._running.command
         if command is not None and command.running:
@@ -256,8 +253,8 @@ class Stopping:
             self._events.log(f"process {command.pid} does not end after KILL; leaving without it")
             self._running.command = None
             text = (
-                f"{name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after"
-                " KILL"
+                f"{name_of_program(self._plan)} did not end"
+                f" {names.KILL_LIMIT_SECONDS:g} s after KILL"
             )
             self._events.report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
             self._events.abandoned()

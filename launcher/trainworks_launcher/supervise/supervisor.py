@@ -72,10 +72,11 @@ if TYPE_CHECKING:
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
+# Modes that cannot start without the leader's MASTER_PORT.
 _STORE_MODES = (
     "torch_distributed",
     "ray",
-)  # modes that cannot start without the leader's MASTER_PORT
+)
 _DRAIN_SECONDS = 0.7
 _REMIND_SECONDS = 10.0
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
@@ -258,8 +259,7 @@ class _Supervisor:
             log=self._log,
         )
 
-    # -------------------------------------------------------------------------------------------------
-    # the run itself
+    # --- the run itself ---------------------------------------------------------------------------
     def run(self, stopped: Sequence[int]) -> Outcome | None:
         """Everything, in order, and cleaned up whatever happens."""
         if not self._tries.restarts:  # before another try nothing was written
@@ -277,9 +277,8 @@ class _Supervisor:
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             came = self._tries.new_signals(stopped)
-            self._stopping.signal = next(
-                (number for number in came if number in STOP_SIGNALS), 0
-            )  # starts nothing
+            # A job that is stopped already starts nothing.
+            self._stopping.signal = next((number for number in came if number in STOP_SIGNALS), 0)
             self._guard(self._begin)
             self._came(came)
             self._loop.run()
@@ -365,8 +364,8 @@ class _Supervisor:
             self._clean_up_shared_memory()
         for name in self._runtime.by_file:
             self._log(
-                f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with"
-                " its value"
+                f"{name} is too long for the kernel:"
+                f" {name}{names.FILE_SUFFIX} names a file with its value"
             )
         if self._refusal is None:
             try:
@@ -377,8 +376,8 @@ class _Supervisor:
                 )
             except OSError as error:
                 self._log(
-                    "nothing ends this job's processes if the launcher is killed: no guard:"
-                    f" {error}"
+                    "nothing ends this job's processes if the"
+                    f" launcher is killed: no guard: {error}"
                 )
         self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
@@ -425,9 +424,8 @@ class _Supervisor:
         )
         if plan.control is None:
             return control.Alone(events)
-        from trainworks_launcher.supervise.control.identity import (
-            identity_of,
-        )  # only a job of several hosts needs it
+        # Only a job of several hosts needs it.
+        from trainworks_launcher.supervise.control.identity import identity_of
 
         job = identity_of(self._environment, plan.control, plan.mode)
         secret = self._environment.job_secret
@@ -457,9 +455,8 @@ class _Supervisor:
         It is ours, or one that the program of the leader calls. Only ours has
         ranks that report to the launchers.
         """
-        from trainworks_launcher.supervise.children import (
-            agents,
-        )  # only mpirun on several hosts needs it
+        # Only mpirun on several hosts needs it.
+        from trainworks_launcher.supervise.children import agents
 
         ours, ranks = self._plan.ranks_by == "mpirun", self._running.ranks
         leads = bool(self._plan.argv) if ours else self._plan.role == "leader"
@@ -495,8 +492,8 @@ class _Supervisor:
         self._is_copy = True
         leader = self._plan.control.leader if self._plan.control is not None else ""
         self._log(
-            f"mpirun starts its ranks from host {leader} alone: the program here waits, and ends as"
-            " it does there"
+            f"mpirun starts its ranks from host {leader} alone:"
+            " the program here waits, and ends as it does there"
         )
         self._report(Outcome(SUCCEEDED, 0, self._plan.host))
 
@@ -542,8 +539,7 @@ class _Supervisor:
         else:
             self._loop.after(DAEMON_SECONDS, report)
 
-    # ----------------------------------------------------------------------------------------------------
-    # preparation
+    # --- preparation ------------------------------------------------------------------------------
     def _welcome(self) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
         again = self._phase > Phase.JOINING
@@ -638,8 +634,7 @@ class _Supervisor:
             self._heard[data_path.KIND] = self._data_path.heard
         self._data_path.begin()
 
-    # --------------------------------------------------------------------------------------------------------
-    # running
+    # --- running ----------------------------------------------------------------------------------
     def _go(self) -> None:
         """Start the command.
 
@@ -728,9 +723,8 @@ class _Supervisor:
         """What the job takes is noted from now on."""
         if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
             return
-        from trainworks_launcher.supervise.summary import (
-            account,
-        )  # the program has the first milliseconds
+        # The program has the first milliseconds.
+        from trainworks_launcher.supervise.summary import account
 
         member = self._plan.member or self._plan.host
         hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
@@ -842,8 +836,7 @@ class _Supervisor:
         self._log(why)
         self._report(self._verdict.of_ranks(self._running.tail))
 
-    # ----------------------------------------------------------------------------------------------------------
-    # ranks
+    # --- ranks ------------------------------------------------------------------------------------
     def _prefix_of(self, rank: int) -> bytes:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
@@ -977,9 +970,8 @@ class _Supervisor:
         """Torchrun took the status of a rank before this launcher saw it: it
         logs it, long before it ends itself.
         """
-        from trainworks_launcher.supervise.outcome.starters import (
-            torchrun_status,
-        )  # only a failure needs it
+        # Only a failure needs it.
+        from trainworks_launcher.supervise.outcome.starters import torchrun_status
 
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
@@ -1018,9 +1010,8 @@ class _Supervisor:
     def _judge(self, outcome: Outcome) -> Outcome:
         """The last word on the end of a try, and with it whether there is another one."""
         if outcome is self._reported and not self._stopping.signal:
-            outcome = self._of_command(
-                self._reported_code
-            )  # with what the other hosts have told since
+            # Judge again, with messages that came from other hosts since.
+            outcome = self._of_command(self._reported_code)
         judged = self._verdict.judge(outcome)
         where = self._masker.text(self._lookout.of_start)
         if where and judged.kind != SUCCEEDED:
@@ -1039,8 +1030,7 @@ class _Supervisor:
         else:
             self._finish(outcome)
 
-    # --------------------------------------------------------------------------------------------------------
-    # signals
+    # --- signals ----------------------------------------------------------------------------------
     def _signals(self, receiver: int) -> None:
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(receiver, 4096)
@@ -1107,8 +1097,7 @@ class _Supervisor:
                 self._giving_up.begin_anew()
             self._running.send_to_ranks(signal.SIGKILL)
 
-    # --------------------------------------------------------------------------------------------------------
-    # the end
+    # --- the end ----------------------------------------------------------------------------------
     def _finish(self, outcome: Outcome) -> None:
         """The job's outcome is known: end what still runs, then leave together with the others."""
         if self._phase >= Phase.ENDING:

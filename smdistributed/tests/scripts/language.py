@@ -132,9 +132,16 @@ def main():
         )
     set_seed(1)
     settings = GPT2Config(
-        vocab_size=TOKENS, n_positions=LENGTH, n_embd=32, n_layer=4, n_head=2, use_cache=False, return_dict=True,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=TOKENS,
+        n_positions=LENGTH,
+        n_embd=32,
+        n_layer=4,
+        n_head=2,
+        use_cache=False,
+        return_dict=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     with smp.model_creation(
         tensor_parallelism=smp.tp_size() > 1,
         attention_in_fp32=False,

@@ -22,16 +22,32 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     settings = GPT2Config(
-        vocab_size=64, n_positions=16, n_embd=32, n_layer=4, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        n_positions=16,
+        n_embd=32,
+        n_layer=4,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = GPT2LMHeadModel(settings)
     lines = [(torch.arange(16) + 7 * index) % 64 for index in range(64)]
     data = [{"input_ids": line, "labels": line} for line in lines]
     arguments = TrainingArguments(
-        output_dir=args.output_dir, per_device_train_batch_size=8, max_steps=args.max_steps, logging_steps=1,
-        save_steps=8, report_to=[], lr_scheduler_type="constant", max_grad_norm=0.0, learning_rate=0.005,
-    )  # fmt: skip
+        output_dir=args.output_dir,
+        per_device_train_batch_size=8,
+        max_steps=args.max_steps,
+        logging_steps=1,
+        save_steps=8,
+        report_to=[],
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        learning_rate=0.005,
+    )
     optimizer = None
     if is_sagemaker_mp_enabled():
         # Transformers 5 leaves it to the script.

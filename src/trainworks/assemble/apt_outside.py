@@ -130,13 +130,17 @@ def _run(
     mounts += " --mount=type=bind,source=question,target=/run/question"
     with private_folder() as context:
         (context / "Dockerfile").write_text(
-            f"FROM {base} AS asked\nRUN {mounts} sh /run/question\nFROM scratch\nCOPY --from=asked"
-            " /answer /\n",
+            f"FROM {base} AS asked\n"
+            f"RUN {mounts} sh /run/question\n"
+            "FROM scratch\n"
+            "COPY --from=asked /answer /\n",
             encoding="utf-8",
         )
         script = (
-            f"{_START}{{ {asking}; }} >>words 2>&1\necho $? >apt-status\nrm -rf debs/partial"
-            " debs/lock\nexit 0\n"
+            f"{_START}{{ {asking}; }} >>words 2>&1\n"
+            "echo $? >apt-status\n"
+            "rm -rf debs/partial debs/lock\n"
+            "exit 0\n"
         )
         _write(context / "question", script.encode())
         # The certificates of a bare base image are none.

@@ -64,16 +64,16 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
     for url, row in facts.locked_artifact_by_url.items():
         if url not in session.facts.locked_artifact_by_url:
             say(
-                f"warning: first seen today: {url}, sha256 {row.sha256}, {row.size} bytes; commit"
-                " images/lock"
+                "warning: first seen today:"
+                f" {url}, sha256 {row.sha256}, {row.size} bytes; commit images/lock"
             )
     for name, digest in facts.digest_by_image.items():
         if name not in session.facts.digest_by_image:
             say(f"warning: first seen today: base image {name}, {digest}; commit images/lock")
     if problems:
         what = (
-            f"{len(problems)} input{'s' if len(problems) > 1 else ''} of {plan.target.name} cannot"
-            " be recorded:"
+            f"{len(problems)} input{'s' if len(problems) > 1 else ''}"
+            f" of {plan.target.name} cannot be recorded:"
         )
         raise LockError(
             "\n  ".join((what, *problems)),

@@ -49,8 +49,8 @@ CUDA image's wheels, there are dozens.
 """
 
 ARCHIVE_HINT = (
-    "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of"
-    " other days"
+    "`build.py lock --upgrade system` locks that of today,"
+    " and TRAINWORKS_SNAPSHOT names one of other days"
 )
 
 
@@ -131,8 +131,8 @@ class ImageResult:
         return ImageTestError(
             f"{self.image.reference} {how}, and {len(failed)} of its checks failed: {names}",
             hint=(
-                "the lines above that begin with FAIL say why; the image stays in the engine's"
-                " store"
+                "the lines above that begin with FAIL say why;"
+                " the image stays in the engine's store"
             ),
             reported=True,
         )

@@ -80,11 +80,11 @@ def check_image(
         return _look_at(image, engine, removed)
     if request is None:
         raise UnknownNameError(
-            f"{reference}: the name {title or reference} does not say which components the"
-            " image has",
+            f"{reference}: the name {title or reference}"
+            " does not say which components the image has",
             hint=(
-                "build it again with the same --with and --without, and --junit FILE: that runs its"
-                " tests"
+                "build it again with the same --with and --without,"
+                " and --junit FILE: that runs its tests"
             ),
         )
     plan = make_plan(request, facts)
@@ -103,15 +103,15 @@ def check_image(
         say(line(each))
     if not as_now:
         say(
-            f"{reference} was not built from this checkout as it is now: what changed since may"
-            " fail"
+            f"{reference} was not built from this checkout as it is now:"
+            " what changed since may fail"
         )
     # That it is ours is what its own labels say: its programs run isolated, or none of them does.
     words = engine.isolates()
     if words and not static:
         say(
-            f"only its files are checked, no program of it is run: {engine.name} cannot isolate one"
-            f" ({words})"
+            "only its files are checked, no program of it is run:"
+            f" {engine.name} cannot isolate one ({words})"
         )
         static = True
     spec = replace(image_spec(plan, rendering, session), isolated="job")

@@ -150,8 +150,8 @@ class OutdatedReport:
         number = len(self.updates)
         first = [
             (
-                f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution"
-                " missing"
+                f"{number or 'no'} security update{'' if number == 1 else 's'}"
+                " of the distribution missing"
             )
         ]
         if self.ended is not None:
@@ -402,8 +402,8 @@ def newest_distributions(
                 raise HostError(
                     f"the package index of the image was not compared: {error.message}",
                     hint=(
-                        "indexes are asked with this machine's settings of pip, proxies and"
-                        " certificates"
+                        "indexes are asked with this machine's settings of pip,"
+                        " proxies and certificates"
                     ),
                 ) from error
             if newest is not None and newest > Version(version):

@@ -78,8 +78,8 @@ def _bytes(
     for number, name in enumerate(image.layers, start=1):
         if name not in stored and not damage:
             lines.append(
-                f"layer {number} of {len(image.layers)} has other bytes than its digest says,"
-                f" {name}"
+                f"layer {number} of {len(image.layers)} has"
+                f" other bytes than its digest says, {name}"
             )
     if damage:
         # Only the engine's words tell the two apart, and a person reads them in the line above.
@@ -159,8 +159,8 @@ def _told(changes: list[_Change], number: int) -> Iterator[str]:
     changes = [change for change in changes if not change.only_time] or changes
     if not changes:
         yield (
-            f"layer {number} on top changes no file: it has the folders of the image once more, or"
-            " nothing"
+            f"layer {number} on top changes no file:"
+            " it has the folders of the image once more, or nothing"
         )
     alike: dict[str, list[str]] = {}
     for change in changes:

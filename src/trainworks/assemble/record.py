@@ -22,10 +22,11 @@ from trainworks.plan.model import ImagePlan
 from trainworks.render.builds import inputs_of, inputs_of_target
 
 HEADER = """\
-# Written by `python build.py ... --record`; do not edit. The last build of each target that passed all its image tests.
-# `inputs` is the digest of all that decides the image. A build counts as built for real while that is
-# the digest of today's recipe; after a change it is shown as built from an older recipe. `seconds` is with whatever was
-# cached, and absent where the engine had the image already.
+# Written by `python build.py ... --record`; do not edit.
+# The last build of each target that passed all its image tests.
+# `inputs` is the digest of all that decides the image. A build counts as built for real while that
+# is the digest of today's recipe; after a change it is shown as built from an older recipe.
+# `seconds` is with what was cached, and absent where the engine had the image already.
 """
 
 

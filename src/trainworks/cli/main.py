@@ -92,8 +92,8 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
     near = nearest(first, (*COMMANDS, *options))
     did_you_mean = f"did you mean {near}? " if near else ""
     hint = (
-        f"{did_you_mean}`python build.py help` lists all commands; --framework and --cuda build an"
-        " image"
+        f"{did_you_mean}`python build.py help` lists all commands;"
+        " --framework and --cuda build an image"
     )
     raise CommandLineError([f"unknown command {first!r}"], hint=hint)
 

@@ -719,9 +719,13 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
     words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
     # What makes a container in another way than buildah does would not be closed: it is refused.
     wrapper.write_text(
-        f'#!/bin/sh\ncase " $* " in\n*" create "*) exec {shlex.join(words)} "$@" ;;\n*" start "* |'
-        f' *" state "* | *" kill "* | *" delete "*) exec {shlex.quote(runtime)} "$@" ;;\n*) echo'
-        ' "not known: $*" >&2; exit 125 ;;\nesac\n'
+        "#!/bin/sh\n"
+        'case " $* " in\n'
+        f'*" create "*) exec {shlex.join(words)} "$@" ;;\n'
+        '*" start "* | *" state "* | *" kill "* | *" delete "*)'
+        f' exec {shlex.quote(runtime)} "$@" ;;\n'
+        '*) echo "not known: $*" >&2; exit 125 ;;\n'
+        "esac\n"
     )
     wrapper.chmod(0o700)
     options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none"]

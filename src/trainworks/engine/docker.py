@@ -64,8 +64,8 @@ _DATED_BUILDKIT: Final = 26
 _ARCHIVE: Final = "image.tar"
 
 _HINT: Final = (
-    "start the docker daemon, or install and start an engine with `make engine`, or use `--engine"
-    " buildah`"
+    "start the docker daemon, or install and start an engine with `make engine`,"
+    " or use `--engine buildah`"
 )
 _AGAIN: Final = (
     "this is not a fault of the image: run the command again; if it fails again, read the daemon's"

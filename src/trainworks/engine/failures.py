@@ -106,8 +106,8 @@ def explain(
         return OutputError(
             f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",
             hint=(
-                "free some space there, or move the engine's storage to a larger disk, and build"
-                " again"
+                "free some space there, or move the engine's"
+                " storage to a larger disk, and build again"
             ),
         )
     fault = next((line.strip() for line in evidence if OWN_FAULT.fullmatch(line.strip())), None)

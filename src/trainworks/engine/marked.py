@@ -15,7 +15,12 @@ from typing import Final
 
 from trainworks.engine.processes import Finished
 
-_SCRIPT: Final = '"$@"; status=$?; printf "%s %d " "$0" $status; printf "%s %d " "$0" $status >&2; {}exit $status'
+_SCRIPT: Final = (
+    '"$@"; status=$?;'
+    ' printf "%s %d " "$0" $status;'
+    ' printf "%s %d " "$0" $status >&2;'
+    " {}exit $status"
+)
 
 _DRAIN: Final = "sleep 0.2; "
 """A job is run once: it ends a moment after its output."""

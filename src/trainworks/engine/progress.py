@@ -131,8 +131,8 @@ class BuildahParser:
     """
 
     _HEADING: Final = re.compile(
-        r"(?:^|\[(?P<stage>\d+)/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?:"
-        r" .+)?)$"
+        r"(?:^|\[(?P<stage>\d+)/\d+\] )STEP \d+/\d+:"
+        r" (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?: .+)?)$"
     )
     _FROM: Final = re.compile(r"FROM \S+(?: \S+)*? AS (?P<stage>\S+)$", re.IGNORECASE)
     _CACHED: Final = re.compile(r"--> Using cache [0-9a-f]{12,}$")

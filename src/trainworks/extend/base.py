@@ -59,11 +59,11 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
             )
     if image is None:
         raise UnknownNameError(
-            f"no image {reference}: {engine.name} does not have it, and it cannot be pulled from a"
-            " registry",
+            f"no image {reference}: {engine.name} does not have it,"
+            " and it cannot be pulled from a registry",
             hint=(
-                "correct the name, build it first (`build.py --list` shows ours), or log in to its"
-                " registry"
+                "correct the name, build it first (`build.py --list` shows ours),"
+                " or log in to its registry"
             ),
         )
     found = _known_python(engine, image, reference)
@@ -122,8 +122,8 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
     words = engine.isolates()
     if words:
         say(
-            f"  {reference} is asked and extended without isolation, its programs see this machine:"
-            f" {words}"
+            f"  {reference} is asked and extended without isolation,"
+            f" its programs see this machine: {words}"
         )
     try:
         with engine.container(image.reference, isolated=closed(engine)) as container:

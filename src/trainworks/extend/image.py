@@ -144,13 +144,13 @@ def plan_extension(
         raise ExtendError(
             [
                 (
-                    "--build-network: buildah has only this machine's own network, which shows builds"
-                    " what listens on it"
+                    "--build-network: buildah has only this machine's own network,"
+                    " which shows builds what listens on it"
                 )
             ],
             hint=(
-                "use `--engine docker`, or put what the build downloads into the folder of the"
-                " project"
+                "use `--engine docker`, or put what the build"
+                " downloads into the folder of the project"
             ),
         )
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)

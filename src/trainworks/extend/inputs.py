@@ -215,13 +215,13 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
         yield (
-            f"  {own} is installed when a job starts, on each host: --requirements names another"
-            " file"
+            f"  {own} is installed when a job starts, on each host:"
+            " --requirements names another file"
         )
     if (project := _project_file(source)) and not inputs.project and project in inputs.installed:
         yield f"  {project}: the lock says that the project itself is not installed"
     elif project and not inputs.project:
         yield (
-            f"  {project} is not installed: {request.entry_point} may install the project in its"
-            " own way"
+            f"  {project} is not installed:"
+            f" {request.entry_point} may install the project in its own way"
         )

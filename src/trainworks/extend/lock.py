@@ -87,8 +87,8 @@ def _parsed(text: str) -> ExtensionLock | None:
 def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase) -> None:
     """Write a lock; raises ``OutputError``."""
     head = (
-        f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve"
-        " again.\n"
+        f"{HEADER} for Python {base.version}\n"
+        f"# and what {base.reference} has; delete it to resolve again.\n"
     )
     try:
         path.write_text(f"{head}# inputs: {digest}\n{lock.text}", encoding="utf-8")
@@ -135,14 +135,11 @@ def inputs_digest(
 
 
 def _spoiled(path: Path | None) -> ExtendError:
-    return ExtendError(
-        [
-            (
-                f"the data of {path} cannot be read: take back what changed it, or delete it to resolve"
-                " again"
-            )
-        ]
+    problem = (
+        f"the data of {path} cannot be read:"
+        " take back what changed it, or delete it to resolve again"
     )
+    return ExtendError([problem])
 
 
 def _text(path: Path | None) -> str:

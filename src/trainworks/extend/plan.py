@@ -179,13 +179,13 @@ def check_names(base: str, tag: str) -> list[str]:
         )
     if not _TAGGED.fullmatch(tag):
         problems.append(
-            f"--tag {tag!r} is not the name of an image with its tag, in lower case, such as"
-            " my/image:1"
+            f"--tag {tag!r} is not the name of an image with its tag,"
+            " in lower case, such as my/image:1"
         )
     if base == tag:
         problems.append(
-            f"--tag {tag} is the base image's own name: it would be extended again by the next"
-            " build"
+            f"--tag {tag} is the base image's own name:"
+            " it would be extended again by the next build"
         )
     return problems
 
@@ -286,11 +286,15 @@ import sys
 from importlib import metadata
 from pip._vendor.packaging.version import Version
 wrong = []
-for name, _, version in (word.partition("==") for word in sys.argv[1:]):
-    found = list(metadata.distributions(name=name))
-    beside = [each.version for each in found[1:] if each.locate_file("") == found[0].locate_file("")]
-    if not found or found[0].version != version and Version(found[0].version) != Version(version) or beside:
-        wrong.append(f"{name} is {', '.join([*(each.version for each in found[:1]), *beside])}, not {version}")
+def same(installed, locked):
+    return installed == locked or Version(installed) == Version(locked)
+for name, _, locked in (word.partition("==") for word in sys.argv[1:]):
+    distributions = list(metadata.distributions(name=name))
+    # Only the first folder of the path counts, but a second version in that folder does, too.
+    first = distributions[0].locate_file("") if distributions else None
+    versions = [each.version for each in distributions if each.locate_file("") == first]
+    if len(versions) != 1 or not same(versions[0], locked):
+        wrong.append(f"{name} is {', '.join(versions)}, not {locked}")
 sys.exit(", ".join(wrong) or None)
 """
 _PIP_CHECK = """\
@@ -300,7 +304,9 @@ from pip._vendor.packaging.utils import canonicalize_name
 asked = (sys.executable, "-m", "pip", "check", "--disable-pip-version-check")
 done = subprocess.run(asked, stdout=subprocess.PIPE, universal_newlines=True)
 lines = done.stdout.splitlines() if done.returncode else []
-sys.exit(", ".join(line for line in lines if canonicalize_name(line.split(" ")[0]) in sys.argv[1:]) or None)
+names = sys.argv[1:]
+problems = [line for line in lines if canonicalize_name(line.split(" ")[0]) in names]
+sys.exit(", ".join(problems) or None)
 """
 _COMPILES = "import sys; path = sys.argv[1]; compile(open(path, 'rb').read(), path, 'exec')"
 _FOUND = (
@@ -320,8 +326,8 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
         title = (
-            f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed"
-            " as locked"
+            f"{len(words)} required"
+            f" distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
         )
         yield _command(
             f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words

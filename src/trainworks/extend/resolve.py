@@ -268,12 +268,11 @@ def check_python(files: Iterable[Path], base: ExtendedBase, program: Path, facts
         ExtendError: With all that are for another one.
     """
     installer = load_installer(program)
-    installer.use(_Described(base))
     problems: list[str] = []
     wanted: dict[str, str] = {}
     for file in files:
         try:
-            installer.refuse_python(file, is_asked_for=False)
+            installer.refuse_python(_Described(base), file, is_asked_for=False)
         except installer.RefusedError as error:
             problems += error.problems
             wanted |= error.newer
@@ -362,7 +361,7 @@ def resolve(
     given.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
     built: list[Path] = []
     try:
-        task = installer.Task(given, words, folder)
+        task = installer.Task(session, given, words, folder)
         built += [workshop.wheel_of(source) for source in order.sources]
         # uv has to be told the name of a project that says it only when it is built.
         names = {
@@ -514,7 +513,6 @@ def _session(
     environment.describe(base)
     installer = load_installer(program)
     session = Session(base, resolver, workshop, installer, environment, forbidden, said=said)
-    installer.use(session)
     resolver.learn = session.learn
     workshop.supply = supply_of(resolver, workshop, installer)
     return session
@@ -654,8 +652,8 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
     rows = json.loads(done.stdout) if done.returncode == 0 else ()
     return [
-        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two"
-        " years"
+        f"{row['name']} {row['version']} is old:"
+        f" {row['latest_version']} has been there for two years"
         for row in rows
     ]
 

@@ -353,8 +353,8 @@ class Resolver:
         file = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
         if file is None:
             raise LockError(
-                f"{name} {row.get('version', '')} has no file for Python {self._base.version} of"
-                " the base"
+                f"{name} {row.get('version', '')} has no file"
+                f" for Python {self._base.version} of the base"
             )
         address = file.get("url") or str(folder / file["path"])
         if not file.get("url"):

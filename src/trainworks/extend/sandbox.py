@@ -281,8 +281,8 @@ class Workshop:
         words = []
         if isolated:
             words.append(
-                "If the build imports torch or another package of the base: --no-build-isolation"
-                f" {isolated}."
+                "If the build imports torch or another package of the base:"
+                f" --no-build-isolation {isolated}."
             )
         if not base.compiler:
             how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"

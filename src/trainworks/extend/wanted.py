@@ -346,8 +346,8 @@ def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[s
         name = f"files/{path.name}"
         wanted.files[name] = SourceFile(path=name, content=path.read_bytes())
         wanted.lines.append(
-            f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}  #@"
-            f" {place}"
+            f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}"
+            f"  #@ {place}"
         )
     elif re.match(r"/(?:croot|tmp/build|.*/conda|opt/conda)", str(path)):
         wanted.lines.append(f"{line}  #@ {place}")  # the installer knows conda's
@@ -361,8 +361,8 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
         raise ValueError("a git address begins with git+https://, git+ssh:// or git+file://")
     if parts.password or (parts.username and parts.scheme != "ssh"):
         raise ValueError(
-            "the address has a password or token in it: give it to git (credential helper,"
-            " ~/.netrc)"
+            "the address has a password or token in it:"
+            " give it to git (credential helper, ~/.netrc)"
         )
     path, at, reference = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "")
     if at and (not _REFERENCE.fullmatch(reference) or ".." in reference):

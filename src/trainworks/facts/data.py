@@ -46,8 +46,8 @@ def data_folder(root: Path, name: str) -> Path:
                 else f"{root} is not a folder"
             ),
             hint=(
-                "--root takes a checkout of trainworks, or a folder with an images/ or templates/"
-                " of your own"
+                "--root takes a checkout of trainworks,"
+                " or a folder with an images/ or templates/ of your own"
             ),
         )
     return PACKAGED / name

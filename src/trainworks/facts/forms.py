@@ -148,8 +148,8 @@ FabricName = Annotated[
     str,
     _form(
         r"(?!PATH\Z|LD_|PYTHON|BASH_ENV\Z|ENV\Z|IFS\Z)[A-Z_][A-Z0-9_]*",
-        "the name of a variable in capitals, and not one that decides which programs and"
-        " libraries run",
+        "the name of a variable in capitals,"
+        " and not one that decides which programs and libraries run",
     ),
 ]
 FabricValue = Annotated[

@@ -49,8 +49,8 @@ WHAT: Mapping[type[Any], str] = {
     LockedArtifact: "What the files of images/artifacts.toml are, as first seen or as published.",
     LockedBaseImage: "Which images the tags of images/base-images.toml and images/bases.toml mean.",
     LockedArchive: (
-        "The state of each suite of the package archives; an image's system packages are of this"
-        " day."
+        "The state of each suite of the package archives;"
+        " an image's system packages are of this day."
     ),
 }
 

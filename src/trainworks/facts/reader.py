@@ -69,8 +69,8 @@ class Reader:
                 {key: value for key, value in table.items() if key != "check"}
             )
             self.problems.extend(
-                f"{where}: key '{place}': {value!r} has a control character (a line break, a tab,"
-                " an escape)"
+                f"{where}: key '{place}': {value!r} has a control"
+                " character (a line break, a tab, an escape)"
                 for place, value in texts
             )
         return table

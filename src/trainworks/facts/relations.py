@@ -202,8 +202,8 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
         if not FILE.pattern.fullmatch(row.file):
             yield (
-                f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a"
-                " file"
+                f"{where}: the file of its `url` is {short(row.file)},"
+                " which is not the name of a file"
             )
         if bool(row.url) == bool(row.git):
             yield f"{where}: must have either `url` or `git`"

@@ -48,14 +48,14 @@ def call(
             return None
         words = str(error.response["Error"].get("Message", ""))
         needed = (
-            f"the IAM identity needs {service}:{action}; `aws sts get-caller-identity` says who"
-            " it is"
+            f"the IAM identity needs {service}:{action};"
+            " `aws sts get-caller-identity` says who it is"
         )
         hint = (hints or {}).get(code, needed)
         if "expired" in f"{code} {words}".lower():
             hint = (
-                "AWS's session has ended: log in again (`aws sso login`, or new keys), then repeat"
-                " the command"
+                "AWS's session has ended: log in again (`aws sso login`,"
+                " or new keys), then repeat the command"
             )
         raise refuse(f"{place} refuses {action}: {code}: {words}", hint) from error
     except ParamValidationError as error:

@@ -66,9 +66,11 @@ else
     cp "$examples/sources.list" "$root/etc/apt/sources.list"
 fi
 mv "$root"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$root"/etc/dpkg/dpkg.cfg.d/slim
-rm -rf "$root"/var/log/* "$root"/var/cache/ldconfig/* "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old
+rm -rf "$root"/var/log/* "$root"/var/cache/ldconfig/*
+rm -rf "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old
 rm -f "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/etc/machine-id
-# Packages must not start their services while an image is built: with some engines nothing would end them.
+# Packages must not start their services while an image is built:
+# with some engines nothing would end them.
 printf '#!/bin/sh\nexit 101\n' > "$root"/usr/sbin/policy-rc.d
 chmod 755 "$root"/usr/sbin/policy-rc.d
 echo localhost > "$root"/etc/hostname
@@ -104,12 +106,12 @@ def bootstrap(
     tool = shutil.which(TOOL)
     if tool is None:
         raise HostError(
-            f"no registry gives the base image {base.image}, and {TOOL} is not installed to"
-            " make it",
+            f"no registry gives the base image {base.image},"
+            f" and {TOOL} is not installed to make it",
             hint=(
-                "where a registry answers, `build.py lock --upgrade system` records the digest to"
-                f" pull; else install {TOOL} with `make engine` (`apt-get install {TOOL}` on Debian"
-                " and Ubuntu)"
+                "where a registry answers,"
+                " `build.py lock --upgrade system` records the digest to pull; else install"
+                f" {TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)"
             ),
         )
     release = [source for source in settings.apt.sources if source.suite == settings.suite]

@@ -122,8 +122,8 @@ def look_at(
         words = engine.isolates()
         if words:
             looked.notes.append(
-                f"no program of it was run, only its files were read: {engine.name} cannot isolate:"
-                f" {words}"
+                "no program of it was run, only its files were read:"
+                f" {engine.name} cannot isolate: {words}"
             )
         else:
             start = time.monotonic()
@@ -196,8 +196,8 @@ def _ask_inside(
     looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", wrong, start)
     names, stock = [each["name"] for each in answer["distributions"]], answer["files"]
     title = (
-        f"{stock['packages']} system packages and {len(names)} Python distributions are as"
-        " delivered"
+        f"{stock['packages']} system packages and"
+        f" {len(names)} Python distributions are as delivered"
     )
     damaged = [line.replace("component system, ", "") for line in damages(_damaged(stock), ())]
     looked.say("files", title, damaged, start)
@@ -276,8 +276,8 @@ def _ask_torch(container: Container, python: str, looked: Looked) -> None:
         looked.notes.append(f"{python} has no torch")
     if found["cuda"] and not found["nccl"]:
         looked.notes.append(
-            "no libnccl.so.2 is found by its name: plugins and other programs than torch look for"
-            " it so"
+            "no libnccl.so.2 is found by its name:"
+            " plugins and other programs than torch look for it so"
         )
 
 

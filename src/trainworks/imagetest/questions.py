@@ -61,8 +61,9 @@ Shape = TypeVar("Shape")
 
 _START = """
 import base64, json, sys, types, zlib
-mark = sys.argv[1]
-modules, request = (json.loads(zlib.decompress(base64.b64decode(word)).decode()) for word in sys.argv[2:])
+def unpack(word):
+    return json.loads(zlib.decompress(base64.b64decode(word)).decode())
+mark, modules, request = sys.argv[1], unpack(sys.argv[2]), unpack(sys.argv[3])
 sys.argv[1:] = []
 for name, source in modules:
     sys.modules[name] = module = types.ModuleType(str(name))

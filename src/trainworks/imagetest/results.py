@@ -53,8 +53,8 @@ def title_of(check: kinds.Check) -> str:
             return f"{distribution} {version} is installed"
         case kinds.PythonImportsCheck(distributions=distributions):
             return (
-                f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be"
-                " imported"
+                f"{len(distributions)}"
+                f" distribution{'s' if len(distributions) != 1 else ''} can be imported"
             )
         case kinds.DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"

@@ -317,8 +317,8 @@ def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
     file = host.file(check.path)
     if not file.exists:
         _broken(
-            f"{check.path} does not exist: the recipe of {check.component} does not bring it to the"
-            " final stage"
+            f"{check.path} does not exist:"
+            f" the recipe of {check.component} does not bring it to the final stage"
         )
     if check.state == "directory" and not file.is_directory:
         _broken(f"{check.path} is not a directory")
@@ -334,13 +334,15 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
     command = shlex.join(check.command)
     if completed.status != 0:
         _broken(
-            f"{command}\nended with status {completed.status} and"
-            f" printed\n{_tail(completed.output)}"
+            f"{command}\n"
+            f"ended with status {completed.status} and printed\n"
+            f"{_tail(completed.output)}"
         )
     if check.expect not in completed.output:
         _broken(
-            f"{command}\nsucceeded, but {check.expect!r} is not in what it"
-            f" printed:\n{_tail(completed.output)}"
+            f"{command}\n"
+            f"succeeded, but {check.expect!r} is not in what it printed:\n"
+            f"{_tail(completed.output)}"
         )
 
 
@@ -384,9 +386,9 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
         )
     if len(versions) > 1:
         _broken(
-            f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}): one"
-            " of them is a remainder of a broken installation or comes from a second folder on"
-            " sys.path"
+            f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}):"
+            " one of them is a remainder of a broken installation"
+            " or comes from a second folder on sys.path"
         )
     try:
         fits = SpecifierSet(f"=={check.version}").contains(versions[0], prereleases=True)
@@ -449,9 +451,10 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> Non
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
-            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\nbelong to no package, no Python"
-            " distribution and no recipe: remove them in the step that makes them, or declare them"
-            " (`owns` in the recipe's front matter)"
+            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\n"
+            "belong to no package, no Python distribution and no recipe:"
+            " remove them in the step that makes them,"
+            " or declare them (`owns` in the recipe's front matter)"
         )
 
 
@@ -464,8 +467,9 @@ def test_delivered_files(
     if stock["damaged"]:
         lines = damages(stock["damaged"], subject.checks)
         _broken(
-            f"{_lines(lines, 5 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes"
-            " or replaces is declared in its front matter (`removes`)"
+            f"{_lines(lines, 5 * LINE_LIMIT)}\n"
+            "build the image again; what a recipe itself removes or"
+            " replaces is declared in its front matter (`removes`)"
         )
 
 
@@ -533,8 +537,8 @@ def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) 
             )
     if problems:
         _broken(
-            f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the"
-            " step that makes it"
+            f"{_lines(problems)}\n"
+            "every user in the container can change it: `chmod o-w` in the step that makes it"
         )
 
 
@@ -547,8 +551,9 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFil
     ]
     if problems:
         _broken(
-            f"{_lines(problems)}\nremove the setuid or setgid bit or capability in the step that"
-            " adds it, or give the reason in images/privileged-files.toml"
+            f"{_lines(problems)}\n"
+            "remove the setuid or setgid bit or capability in the step that adds it,"
+            " or give the reason in images/privileged-files.toml"
         )
 
 
@@ -641,8 +646,8 @@ def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> l
     if len(found) < len(steps):
         return [
             (
-                f"history has {len(found)} steps that make layers, and should have {len(steps)} on the"
-                " base image"
+                f"history has {len(found)} steps that make layers,"
+                f" and should have {len(steps)} on the base image"
             )
         ]
     for number, (wanted, there) in enumerate(

@@ -130,8 +130,8 @@ def _all_wanted(
             other = found.setdefault(each.file, each)
             if other.sha256 != each.sha256:
                 problems.append(
-                    f"{each.what}: {each.file} is also {other.what}, another file; use a folder for"
-                    " each"
+                    f"{each.what}: {each.file} is also {other.what}, another file;"
+                    " use a folder for each"
                 )
     return tuple(found.values()), list(dict.fromkeys(problems))  # targets share artifacts
 

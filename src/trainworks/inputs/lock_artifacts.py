@@ -350,8 +350,8 @@ def lock_archives(
             before = locked.get(state.suite)
             if before != state:
                 report(
-                    f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'}"
-                    f" {state.date}"
+                    f"  {state.suite}"
+                    f" {before.date + ' ->' if before else 'is locked as of'} {state.date}"
                 )
             locked[state.suite] = state
     before_all = {row.suite: row for row in facts.locked_archives}

@@ -220,8 +220,11 @@ def _metadata(wheel: Artifact) -> str:
         return ""
     required = ", ".join(f'"{requirement}"' for requirement in wheel.requires_dist)
     return (
-        f'\n[[dependency-metadata]]\nname = "{wheel.name}"\nversion ='
-        f' "{Version(wheel.version).public}"\nrequires-dist = [{required}]\n'
+        "\n"
+        "[[dependency-metadata]]\n"
+        f'name = "{wheel.name}"\n'
+        f'version = "{Version(wheel.version).public}"\n'
+        f"requires-dist = [{required}]\n"
     )
 
 

@@ -175,6 +175,6 @@ def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
     cost = "; ".join(dict.fromkeys(costs[name] for name in telling))
     reasons = "; ".join(dict.fromkeys(each.reason for each in left_out))
     return (
-        f"warning: {plan.tags[0]} is built without {names} ({reasons}): {cost}. To get it:"
-        f" {TO_GET_IT}"
+        f"warning: {plan.tags[0]} is built without {names} ({reasons}):"
+        f" {cost}. To get it: {TO_GET_IT}"
     )

@@ -125,8 +125,8 @@ def as_text(findings: Sequence[TargetCheck]) -> str:
     if unlocked:
         inputs = {each for finding in unlocked for each in finding.unlocked}
         lines.append(
-            f"not locked yet: {_counted(inputs, 'input')} of {_counted(unlocked)}; `build.py lock`"
-            " records them"
+            f"not locked yet: {_counted(inputs, 'input')} of {_counted(unlocked)};"
+            " `build.py lock` records them"
         )
     rendered = sum(not finding.built for finding in findings)
     wrong = sum(not finding.fits for finding in findings)

@@ -138,8 +138,8 @@ def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
             package.version
         ):
             yield (
-                f"{package.name} {package.version}: its file is {package.file}, of another package"
-                " or version"
+                f"{package.name} {package.version}:"
+                f" its file is {package.file}, of another package or version"
             )
 
 
@@ -238,8 +238,8 @@ def _cuda_problems(
         named = ", ".join(f"{name} {versions[name]}" for name in names[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield (
-            f"has {named}{more}, packages of CUDA; the target's cell {target.cell.name} is without"
-            " CUDA"
+            f"has {named}{more}, packages of CUDA;"
+            f" the target's cell {target.cell.name} is without CUDA"
         )
 
 

@@ -47,8 +47,8 @@ PIP_CHECK_ARM64 = (
     "sh",
     "-ec",
     (
-        'found=$(python -m pip check) || test -n "$found"; printf "%s\\n" "$found" | { ! grep -v -e'
-        ' "^nvidia-.* is not supported on this platform$" -e "^No broken requirements found"; }'
+        'found=$(python -m pip check) || test -n "$found"; printf "%s\\n" "$found" | { ! grep -v'
+        ' -e "^nvidia-.* is not supported on this platform$" -e "^No broken requirements found"; }'
     ),
 )
 """As ``pip check``, but NVIDIA's wheels for arm64 may name their platform
@@ -190,8 +190,8 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
     if "component" in row.values:
         return {}, [
             (
-                f"{where}: key 'component': a promise is its recipe's, and cannot name another"
-                " component"
+                f"{where}: key 'component':"
+                " a promise is its recipe's, and cannot name another component"
             )
         ]
     check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
@@ -395,8 +395,8 @@ def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
             arguments=("train", *mode, "--", "python", "-c", MEETING),
             expect="ranks that met: 2",
             why=(
-                "two ranks of torchrun meet on a host that has no network and cannot resolve its"
-                " own name"
+                "two ranks of torchrun meet on a host that has"
+                " no network and cannot resolve its own name"
             ),
             alone=True,
         )
@@ -412,8 +412,8 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
         command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
         expect="imported",
         why=(
-            "a user whom the image does not know can start the launcher and Python, and leave"
-            " results"
+            "a user whom the image does not know can start"
+            " the launcher and Python, and leave results"
         ),
     ),
     checks.CommandCheck(

@@ -95,7 +95,8 @@ def serial_number(document: Mapping[str, object]) -> str:
     """Return what a document's serial number must be: it follows from the
     content, in whatever order its keys are.
     """
-    return f"urn:uuid:{content_uuid({key: value for key, value in document.items() if key != 'serialNumber'})}"
+    content = {key: value for key, value in document.items() if key != "serialNumber"}
+    return f"urn:uuid:{content_uuid(content)}"
 
 
 def utc(time: int) -> str:

@@ -240,8 +240,8 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
         return _NOT_OURS
     if serial != serial_number(bill):
         return (
-            "the bill of materials is not what was written: its serial number does not follow from"
-            " its content"
+            "the bill of materials is not what was written:"
+            " its serial number does not follow from its content"
         )
     if not named:
         return (

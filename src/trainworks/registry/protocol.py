@@ -353,15 +353,15 @@ class Client:
             and not answer.elsewhere
         ):
             hint = (
-                "check the name; some registries need a repository to be created before the first"
-                " push"
+                "check the name; some registries need a"
+                " repository to be created before the first push"
             )
             absent = AbsentError(f"{doing}: not found at {host} ({said})", hint=hint)
             absent.certain = codes <= ABSENT
             return absent
         again = (
-            f"log in again (`docker login {host}`; for ECR see docs/ship.md), then repeat the"
-            " command"
+            f"log in again (`docker login {host}`;"
+            " for ECR see docs/ship.md), then repeat the command"
         )
         known = {
             401: (f"{host} rejects the user or password", again),
@@ -495,8 +495,8 @@ class Client:
         for each in causes:
             if isinstance(each, ssl.SSLCertVerificationError):
                 trust = (
-                    f"put its CA into {ENGINES_TRUST[0]}/{host}/ca.crt, as for docker, or set"
-                    f" {BUNDLES[0]}"
+                    f"put its CA into {ENGINES_TRUST[0]}/{host}/ca.crt,"
+                    f" as for docker, or set {BUNDLES[0]}"
                 )
                 other = "use a host name that the registry's certificate has"
                 hint = other if each.verify_code in WRONG_NAMES else trust
@@ -550,8 +550,8 @@ def without_tls(doing: str, host: str) -> RegistryError:
     return RegistryError(
         f"{doing}: {host} sends us to an address without TLS; nothing was sent there",
         hint=(
-            "the registry, or the proxy before it, announces http: addresses: set X-Forwarded-Proto"
-            " there"
+            "the registry, or the proxy before it, announces http:"
+            " addresses: set X-Forwarded-Proto there"
         ),
     )
 

@@ -185,8 +185,8 @@ def _remove(registries: Registries, place: str, image: Manifest, name: str) -> N
         removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
     if not removed:
         say(
-            f"  {place} keeps the tag {name}, under which the image was sent: the registry removes"
-            " nothing"
+            f"  {place} keeps the tag {name}, under which the image was sent:"
+            " the registry removes nothing"
         )
 
 
@@ -297,8 +297,8 @@ def promote_image(
             lost = attachments - set(_attachments(registries, place, manifest))
             if lost:
                 raise RegistryError(
-                    f"{place}@{digest} lacks {', '.join(sorted(lost))}, attached to it in {origin};"
-                    " it got no tag",
+                    f"{place}@{digest} lacks {', '.join(sorted(lost))},"
+                    f" attached to it in {origin}; it got no tag",
                     hint="repeat the command",
                 )
             if attachments:

@@ -164,8 +164,8 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
         if all(each["digest"] in there for each in added):
             if replaced:
                 say(
-                    f"  {place}:{tag} was given another image for {platform['architecture']}"
-                    " meanwhile"
+                    f"  {place}:{tag} was given another image"
+                    f" for {platform['architecture']} meanwhile"
                 )
             return not replaced
     raise RegistryError(

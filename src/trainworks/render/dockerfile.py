@@ -439,8 +439,8 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
         names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
         near = nearest(unknown[0], sorted(stages))
         raise RecipeError(
-            f"the recipe of {', '.join(names)} takes files of the stage {unknown[0]!r}, which is"
-            " missing",
+            f"the recipe of {', '.join(names)} takes files"
+            f" of the stage {unknown[0]!r}, which is missing",
             hint=f"did you mean {near}?" if near else "stages are named by `FROM IMAGE AS NAME`",
         )
     if missing:
@@ -451,8 +451,8 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
                 for path, names in recipes.items()
             ),
             hint=(
-                "files of recipes are in templates/files, launcher and smdistributed of the"
-                " checkout"
+                "files of recipes are in templates/files,"
+                " launcher and smdistributed of the checkout"
             ),
         )
 
@@ -496,8 +496,8 @@ def blaming(name: str) -> Iterator[None]:
         what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
         if isinstance(error, (RecursionError, MemoryError)):
             what = (
-                "it calls or includes itself without an end, or makes more text than fits into"
-                " memory"
+                "it calls or includes itself without an end,"
+                " or makes more text than fits into memory"
             )
         # The text of a syntax error repeats file and line, in Jinja's own words.
         what = what or (

@@ -28,9 +28,10 @@ def render_constraints(plan: ImagePlan) -> str:
     jobs, and in images built on it.
     """
     head = (
-        f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this"
-        " file.\n# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT="
-        " UV_NO_CONFIG=1 pip install ...\n"
+        f"# {plan.target.name} is built around these:"
+        " PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
+        "# To install others all the same:"
+        " RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
     )
     return head + "".join(
         f"{name}=={version}\n" for name, version in sorted(plan.protected.items())

@@ -43,8 +43,10 @@ pytestmark = pytest.mark.engine
 
 FULL = f"""\
 FROM {BASE} AS compiler
-RUN --mount=type=cache,target=/cache,id=trainworks-conformance,sharing=locked date >> /cache/runs; echo compiling
-RUN --mount=type=secret,id=token --mount=type=secret,id=other sha256sum < /run/secrets/token > /digest && echo hidden
+RUN --mount=type=cache,target=/cache,id=trainworks-conformance,sharing=locked \\
+    date >> /cache/runs; echo compiling
+RUN --mount=type=secret,id=token --mount=type=secret,id=other \\
+    sha256sum < /run/secrets/token > /digest && echo hidden
 FROM {BASE} AS tools
 RUN --mount=type=bind,source=files,target=/context cat /context/data > /data
 FROM {BASE} AS final
@@ -58,8 +60,12 @@ CMD ["by", "default"]
 """
 FILES = {
     "files/tool": (
-        '#!/bin/sh\necho "arguments: $*"\necho "answer $ANSWER mode $MODE"\ncat /given/text'
-        ' 2>/dev/null\ntest "$1" != fail || exit 5\ntest "$1" != wait || sleep 600\n'
+        "#!/bin/sh\n"
+        'echo "arguments: $*"\n'
+        'echo "answer $ANSWER mode $MODE"\n'
+        "cat /given/text 2>/dev/null\n"
+        'test "$1" != fail || exit 5\n'
+        'test "$1" != wait || sleep 600\n'
     ),
     "files/data": "data\n",
 }
@@ -341,8 +347,11 @@ def test_a_failing_step_names_component_command_status_and_lines(
     engine: Engine, tmp_path: Path
 ) -> None:
     dockerfile = (
-        f"FROM {BASE} AS ok\nRUN true\nFROM {BASE} AS bad\nCOPY --from=ok /bin/sh /x\nRUN seq 1 40;"
-        " exit 9\n"
+        f"FROM {BASE} AS ok\n"
+        "RUN true\n"
+        f"FROM {BASE} AS bad\n"
+        "COPY --from=ok /bin/sh /x\n"
+        "RUN seq 1 40; exit 9\n"
     )
     events: list[StepEvent] = []
     with pytest.raises(BuildError) as caught:
@@ -469,10 +478,17 @@ import sys
 from pathlib import Path
 from trainworks.engine import create
 from trainworks.engine.protocol import BuildRequest, Secret
+
 def say(event):
     print(event.state, event.component, event.text, flush=True)
-request = BuildRequest(name="tiny", context=Path(sys.argv[2]), tags=(), stage_components={"a": "torch"},
-                       secrets=(Secret(identifier="token", content=b"x"),))
+
+request = BuildRequest(
+    name="tiny",
+    context=Path(sys.argv[2]),
+    tags=(),
+    stage_components={"a": "torch"},
+    secrets=(Secret(identifier="token", content=b"x"),),
+)
 create(sys.argv[1]).build(request, say)
 """
 
@@ -611,8 +627,10 @@ def test_a_build_without_a_network_sees_nothing_of_this_machine(
         port = f"{server.getsockname()[1]:04X}"
         look = f"grep :{port} /proc/net/tcp; cat /proc/net/dev; ls -d /proc/[0-9]*"
         text = (
-            f"FROM {BASE} AS asked\nRUN ({look}) > /answer 2>&1\nFROM scratch\nCOPY --from=asked"
-            " /answer /\n"
+            f"FROM {BASE} AS asked\n"
+            f"RUN ({look}) > /answer 2>&1\n"
+            "FROM scratch\n"
+            "COPY --from=asked /answer /\n"
         )
         asked = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
         engine.build(asked, ignore)
@@ -684,8 +702,8 @@ def test_an_asked_container_ends_endless_output_and_endless_work(closing: Engine
 
 def test_an_asked_container_has_a_limit_of_processes(closing: Engine) -> None:
     script = (
-        f"i=0; while [ $i -lt {2 * isolation.MOST_PROCESSES} ]; do sleep 60 & i=$((i + 1)); done;"
-        " echo all"
+        f"i=0; while [ $i -lt {2 * isolation.MOST_PROCESSES} ];"
+        " do sleep 60 & i=$((i + 1)); done; echo all"
     )
     with closing.container(BASE, isolated="asked") as container:
         assert not container.run(("sh", "-c", script), timeout=PATIENCE).output.endswith("all\n")
@@ -712,9 +730,11 @@ def test_the_files_of_an_image_are_read_without_it(
     engine: Engine, tmp_path: Path, tag: str
 ) -> None:
     dockerfile = (
-        f"FROM {BASE}\nRUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a && ln -s ../etc"
-        " /kept/etc && ln -s /kept/../../../kept/a /kept/up && ln -s /none /kept/none && ln -s"
-        " loop /kept/loop\nRUN rm -r /gone && echo b >/kept/a && rm /bin/sh\n"
+        f"FROM {BASE}\n"
+        "RUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a"
+        " && ln -s ../etc /kept/etc && ln -s /kept/../../../kept/a"
+        " /kept/up && ln -s /none /kept/none && ln -s loop /kept/loop\n"
+        "RUN rm -r /gone && echo b >/kept/a && rm /bin/sh\n"
     )
     _, built = full_build(engine, tmp_path, tag, dockerfile=dockerfile)
     tree = read_tree(engine, built.reference, re.compile("/kept/a|/etc/passwd"))

@@ -431,8 +431,8 @@ def _check_counts(
             continue
         told = f"{count} hosts" if count > 1 else "more than one"
         what = (
-            f"{row.name} says that the job has one host ({made.where}), and {other.name} {told}"
-            f" ({mark})"
+            f"{row.name} says that the job has one host ({made.where}),"
+            f" and {other.name} {told} ({mark})"
         )
         advice = (
             f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and"

@@ -78,12 +78,12 @@ def describe(given: Given) -> Description:
     ):
         fewer = numbers(world) // numbers(per_host)
         what = (
-            f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or"
-            " hosts"
+            f"WORLD_SIZE={world} with {per_host} processes"
+            " on each host may count processes, or hosts"
         )
         advice = (
-            f"set NNODES to the number of hosts ({fewer}, or {world}) and NODE_RANK to this one's,"
-            " from 0"
+            f"set NNODES to the number of hosts ({fewer},"
+            f" or {world}) and NODE_RANK to this one's, from 0"
         )
         reader.refuse(what, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
@@ -107,8 +107,8 @@ def describe(given: Given) -> Description:
         index_of = ("RANK",)
         if node_rank and rank and node_rank != rank:
             what = (
-                f"RANK is {rank}, NODE_RANK is {node_rank}, and NNODES does not say how many hosts"
-                " there are"
+                f"RANK is {rank}, NODE_RANK is {node_rank},"
+                " and NNODES does not say how many hosts there are"
             )
             reader.refuse(what, "RANK", "NODE_RANK")
     if count == 1 and not reader.problems and reader.optional(*index_of) in ("", "0"):

@@ -24,9 +24,9 @@ def describe(given: Given) -> Description:
     if nodes > 1:
         what = f"the job has {nodes} nodes, and Flux does not say which ones"
         advice = (
-            f"start one task on each node, and set {names.HOSTS_VARIABLE}=a,b to the same list on"
-            f" all of them (from flux resource list) and {names.HOST_VARIABLE} to the node's own"
-            " name"
+            "start one task on each node,"
+            f" and set {names.HOSTS_VARIABLE}=a,b to the same list on all of them (from"
+            f" flux resource list) and {names.HOST_VARIABLE} to the node's own name"
         )
         reader.refuse(what, "FLUX_JOB_NNODES", advice=advice)
         return Description(problems=reader.problems)

@@ -12,8 +12,8 @@ from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous
 
 _ADVICE = (
-    "LeaderWorkerSet sets them in every pod: do not set or unset them, or set TRAINWORKS_HOSTS on"
-    " every host"
+    "LeaderWorkerSet sets them in every pod:"
+    " do not set or unset them, or set TRAINWORKS_HOSTS on every host"
 )
 
 

@@ -53,8 +53,8 @@ def _skypilot(given: Given) -> Description:
     return described_by_addresses(
         given,
         "SkyPilot",
-        "SkyPilot sets them in a task's run section: hand them on if it starts a container of"
-        " its own",
+        "SkyPilot sets them in a task's run section:"
+        " hand them on if it starts a container of its own",
         count="SKYPILOT_NUM_NODES",
         rank="SKYPILOT_NODE_RANK",
         addresses="SKYPILOT_NODE_IPS",
@@ -186,8 +186,8 @@ def _several(given: Given) -> Description:
         what = f"{pair} say that this is one of several processes, and not where the first one is"
         advice = (
             "if each runs on a host of its own, set MASTER_ADDR to the first host's address,"
-            f" NNODES={pair.size} and NODE_RANK=${pair.names[1]}; if it is a job of its own, set"
-            f" {_TO_ITSELF}"
+            f" NNODES={pair.size} and NODE_RANK=${pair.names[1]};"
+            f" if it is a job of its own, set {_TO_ITSELF}"
         )
         return Description(
             where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),)
@@ -270,9 +270,9 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         ),
         "indexed_job": _told_by_a_person(
             "a Kubernetes Indexed Job",
-            f"set {names.HOSTS_VARIABLE} in the manifest, for example JOB-[0-3].SERVICE"
-            " (docs/platforms/jobset.md); if each pod is a job of its own, set it to the pod's own"
-            " name",
+            f"set {names.HOSTS_VARIABLE} in the manifest,"
+            " for example JOB-[0-3].SERVICE (docs/platforms/jobset.md);"
+            " if each pod is a job of its own, set it to the pod's own name",
         ),
     }
 )

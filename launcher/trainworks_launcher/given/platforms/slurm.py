@@ -50,8 +50,8 @@ def describe(given: Given) -> Description:
             " host's own name"
         )
         what = (
-            f"a heterogeneous job has {components} components, and each step describes its own one"
-            " only"
+            f"a heterogeneous job has {components} components,"
+            " and each step describes its own one only"
         )
         return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
     if (
@@ -77,8 +77,8 @@ def describe(given: Given) -> Description:
         return Description(problems=reader.problems)
     if not len(hosts) == len(counts) == nodes:
         what = (
-            f"{listed!r} names {len(hosts)} node(s), {per_node!r} {len(counts)}, and the step has"
-            f" {nodes}"
+            f"{listed!r} names {len(hosts)} node(s),"
+            f" {per_node!r} {len(counts)}, and the step has {nodes}"
         )
         reader.refuse(
             what, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"

@@ -14,8 +14,8 @@ from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous
 
 _ADVICE = (
-    "give the job Volcano's plugins svc and env, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST on"
-    " every host"
+    "give the job Volcano's plugins svc and env,"
+    " or set TRAINWORKS_HOSTS and TRAINWORKS_HOST on every host"
 )
 _LEADER, _OTHERS = "MASTER", "WORKER"
 """Tasks whose pods run one program, as Volcano's plugin for PyTorch calls them."""

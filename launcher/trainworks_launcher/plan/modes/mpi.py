@@ -139,9 +139,8 @@ def plan_ranks(
     )
 
 
-_GENERIC_VERSION = (  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
-    ""
-)
+_GENERIC_VERSION = ""
+"""Of an image without a manifest: dialect_of takes Open MPI 4, whose names 5.x still accepts."""
 
 
 _INTERFACE_VARIABLE = "OMPI_MCA_btl_tcp_if_include"
@@ -221,8 +220,8 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     named = job.environment.hostname == host or job.environment.hostname_shim
     if several and dialect.major >= 5 and not named:
         why = (
-            f"this host calls itself {job.environment.hostname}: by its address mpirun knows that"
-            f" it is {host}"
+            f"this host calls itself {job.environment.hostname}:"
+            f" by its address mpirun knows that it is {host}"
         )
         rows.append(Setting("prte_do_not_resolve", "0", Origin.PLATFORM, why))
     if several and any(
@@ -232,8 +231,8 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
         why = (
-            "a peer of a rank that died waits before it aborts: the daemon of that rank tells of"
-            " its end first"
+            "a peer of a rank that died waits before it aborts:"
+            " the daemon of that rank tells of its end first"
         )
         rows.append(Setting("opal_abort_delay", "1", Origin.DEFAULT, why))
         rows += _parameters_of_agent(job, dialect)

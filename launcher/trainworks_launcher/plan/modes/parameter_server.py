@@ -132,13 +132,8 @@ def _mxnet(job: Job) -> NodePlan:
     roles = ("scheduler", "server") if job.placement.host == job.placement.leader else ("server",)
     environment = job.environment
     program = f"{environment.launcher_directory}/programs/resolve.py"
-    look_up = (
-        environment.launcher_python,
-        "-I",
-        program,
-        _SCHEDULER,
-        "--",
-    )  # its name becomes an address on the host
+    # The scheduler's host name becomes an address on the host itself.
+    look_up = (environment.launcher_python, "-I", program, _SCHEDULER, "--")
     servers = tuple(
         Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role})
         for role in roles

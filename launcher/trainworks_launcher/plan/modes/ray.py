@@ -98,8 +98,8 @@ def plan(job: Job) -> NodePlan:
     ]
     choice = Reason(
         "mode ray",
-        "Ray's head runs on the leader, a worker on each other host; the program runs on the"
-        " leader",
+        "Ray's head runs on the leader, a worker on each other host;"
+        " the program runs on the leader",
     )
     why = [choice, *(Reason(option.subject, option.why, option.origin) for option in options)]
     made = common.own_process(job, command if head else (), why, rows, warnings)
@@ -136,14 +136,14 @@ def _check_token(job: Job) -> tuple[str, ...]:
     if release(version) >= release(first):
         return ()
     what = (
-        f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}: every program that reaches its ports"
-        " can run code"
+        f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}:"
+        " every program that reaches its ports can run code"
     )
     if len(job.placement.distribution_hosts) == 1:
         return (f"{what}, also on one host; {first} is the first that asks for a token",)
     advice = (
-        f"use Ray {first} or later, or unset {names.JOB_SECRET_VARIABLE} on a network of the"
-        " job's own"
+        f"use Ray {first} or later,"
+        f" or unset {names.JOB_SECRET_VARIABLE} on a network of the job's own"
     )
     raise RefusalError([Problem(what, "mode ray, several hosts", advice)])
 
@@ -194,8 +194,8 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
     ]
     if head:
         why = (
-            f"the dashboard is for people; {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true"
-            " starts it"
+            "the dashboard is for people;"
+            f" {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true starts it"
         )
         options.append(Reason("--include-dashboard", why, words=("--include-dashboard=false",)))
     if devices.efa is not None:  # else the host is not known
@@ -250,7 +250,7 @@ def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
     what = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
     words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")
     warning = (
-        f"{what}, which is in {place} and small: start the container with more (docker run"
-        " --shm-size)"
+        f"{what}, which is in {place} and small:"
+        " start the container with more (docker run --shm-size)"
     )
     return [Reason("--plasma-directory", what, Origin.PLATFORM, words)], (warning,)

@@ -29,8 +29,8 @@ def plan(job: Job) -> NodePlan:
         )
     ]
     why = (
-        f"{job.environment.platform.platform} starts {placement.processes} tasks, each of which is"
-        " one rank"
+        f"{job.environment.platform.platform} starts {placement.processes} tasks,"
+        " each of which is one rank"
     )
     made = common.own_process(
         job, common.command(job), [Reason("mode tasks", why)], rows, _warnings(job)
@@ -51,7 +51,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
     sees = f"this task sees {gpus} GPU(s), and its host has {tasks} tasks"
     return (
         (
-            f"{sees}: a script that chooses its GPU by LOCAL_RANK fails; give every task all GPUs"
-            " of the host"
+            f"{sees}: a script that chooses its GPU by LOCAL_RANK fails;"
+            " give every task all GPUs of the host"
         ),
     )

@@ -34,13 +34,11 @@ from trainworks_launcher.plan.plan import (
     words_of,
 )
 
-_COMPILE = (  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
-    "RUN_NEURON_PARALLEL_COMPILE"
-)
+_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
+"""``1``: compile a Neuron job's graphs before it runs, as sagemaker-training."""
 
-_OWN_STORE = (  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-)
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Source: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py."""
 
 _BINDS_FROM = (2, 9)
 """From this release of torch on, torchrun has ``--numa-binding``.
@@ -198,8 +196,8 @@ def _numa_binding(job: Job) -> list[Reason]:
         return []
     listed = ", ".join(map(str, nodes))
     why = (
-        f"ranks use the CPUs of their GPU's NUMA node ({listed}); {names.NUMA_VARIABLE}=off leaves"
-        " them all CPUs"
+        f"ranks use the CPUs of their GPU's NUMA node ({listed});"
+        f" {names.NUMA_VARIABLE}=off leaves them all CPUs"
     )
     return [Reason("--numa-binding", why, words=("--numa-binding=node",))]
 
@@ -222,8 +220,8 @@ def _warnings(job: Job) -> tuple[str, ...]:
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if _is_dynamic(job) and leader != first:
         found.append(
-            f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader"
-            f" {leader}"
+            "c10d rendezvous numbers ranks by host name:"
+            f" rank 0 is on {first}, not on the leader {leader}"
         )
     version = job.environment.manifest.components.get("torch", "")
     if _is_dynamic(job) and release(version)[:2] == _NAMES_ITSELF:
@@ -304,8 +302,8 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         ),
         Reason(
             "--local-addr",
-            "the platform's name of this host, whatever it calls itself; ranks are in the order of"
-            " these names",
+            "the platform's name of this host, whatever it calls itself;"
+            " ranks are in the order of these names",
             Origin.PLATFORM,
             (f"--local-addr={own_route or job.placement.host}",),
         ),

@@ -12,7 +12,6 @@ from trainworks_launcher.programs.installing.environment import (
     is_later,
     needs_of,
     normalised,
-    say,
 )
 from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading
 from trainworks_launcher.programs.installing.standards import Requirement
@@ -57,7 +56,8 @@ class Answer:
         Raises RefusedError with all lines that ask for what the image cannot give.
         """
         lines = [*reading.lines, *reading.looked_at]
-        there = distributions()
+        self._python = python = reading.python
+        there = distributions(python)
         protected, companions = manifest.get("protected", {}), manifest.get("companions", {})
         self.kept = {
             name: there[name].version if name in there else version
@@ -70,7 +70,7 @@ class Answer:
             (owner, each)
             for owner in self.kept
             if owner in there
-            for each in needs_of(there[owner])
+            for each in needs_of(python, there[owner])
         ]
         for line in lines:
             name, place = line.name, line.place
@@ -98,10 +98,10 @@ class Answer:
                 ):
                     newer[name] = str(specifier)
                     refused.append(
-                        f"{place}: {asked}, and this image has {name} {have}: choose an image with"
-                        f" {asked}"
+                        f"{place}: {asked}, and this image has {name} {have}:"
+                        f" choose an image with {asked}"
                     )
-                elif not _holds(line.wanted, build_of(name, have)):
+                elif not _holds(line.wanted, build_of(python, name, have)):
                     what = "an address" if line.wanted.url else asked
                     self.said.append(
                         f"{place}: {what} is not installed: this image keeps {name} {have}"
@@ -158,7 +158,7 @@ class Answer:
             exact = [
                 each.version for each in line.wanted.specifier if re.match(r"===?[^*]+$", str(each))
             ]
-            own = build_of(framework, self.kept.get(framework, "")).partition("+")[2]
+            own = build_of(self._python, framework, self.kept.get(framework, "")).partition("+")[2]
             builds = {version.partition("+")[2] for version in exact} - {"", own}
             is_answered = framework in self.excluded and (exact or line.wanted.url)
             if not is_answered and not builds:
@@ -166,8 +166,8 @@ class Answer:
             asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
             have = f"{framework} {self.kept.get(framework, '')}"
             self.said.append(
-                f"{line.place}: {asked} goes with another {framework}: the release for {have} is"
-                " taken"
+                f"{line.place}: {asked} goes with another {framework}:"
+                f" the release for {have} is taken"
             )
             if line in self.lines:
                 name = Requirement(line.name)
@@ -190,7 +190,9 @@ class Answer:
             and address.startswith(host.group())
             and address.rstrip("/") != own
         ):
-            say(f"{line.place}: {address} is not needed: it has another build than this image")
+            self._python.say(
+                f"{line.place}: {address} is not needed: it has another build than this image"
+            )
             self.lines.remove(line)
             self.left.append(line.place)
 

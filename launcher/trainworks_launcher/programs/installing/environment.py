@@ -42,11 +42,11 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-class Here:
+class ThisPython:
     """The Python that is installed for: the one that runs this file.
 
-    The builder installs for a Python that it may not run, and gives another one
-    of these to ``use``.
+    The builder installs for a Python that it may not run. It hands in an object of its own with
+    these methods (``trainworks.extend.resolve.Session``).
     """
 
     words: tuple[str, ...] = ("--python", sys.executable)
@@ -108,70 +108,62 @@ class Here:
         return import_error(*modules)
 
 
-_HERE: list[Any] = [Here()]
+def distributions(python: Any) -> dict[str, metadata.Distribution]:
+    """Return the installed distributions by name; of two with one name the one that is imported.
+
+    Args:
+        python: The Python that is installed for: ``ThisPython``, or the builder's own.
+    """
+    installed: dict[str, metadata.Distribution] = {}
+    for distribution in python.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            installed.setdefault(normalised(name), distribution)
+    return installed
 
 
-def here() -> Any:
-    """Return the Python that is installed for."""
-    return _HERE[-1]
+def versions(python: Any) -> dict[str, str]:
+    """Return the version of each installed distribution, by name."""
+    installed = distributions(python)
+    return {name: distribution.version for name, distribution in installed.items()}
 
 
-def use(place: Any) -> None:
-    """Install for another Python from now on."""
-    _HERE[:] = [place]
+def applying(python: Any, text: str) -> Any:
+    """Return a requirement whose marker is true for a Python.
 
-
-def say(text: str) -> None:
-    """Tell a line."""
-    here().say(text)
-
-
-def distributions() -> dict[str, metadata.Distribution]:
-    """Return what the Python has, by name; of two of one name the first is imported."""
-    found: dict[str, metadata.Distribution] = {}
-    for each in here().distributions():
-        if each.metadata["Name"]:
-            found.setdefault(normalised(each.metadata["Name"]), each)
-    return found
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what the Python has."""
-    return {name: each.version for name, each in distributions().items()}
-
-
-def applying(text: str) -> Any:
-    """Return a requirement that applies to this machine.
-
-    None for another, and for what is not a requirement.
+    None for one that is for another system, and for a text that is no requirement.
     """
     try:
-        wanted = Requirement(text)
+        requirement = Requirement(text)
     except ValueError:
         return None
-    return (
-        wanted
-        if wanted.marker is None or wanted.marker.evaluate({**here().markers(), "extra": ""})
-        else None
-    )
+    if requirement.marker is None:
+        return requirement
+    applies = requirement.marker.evaluate({**python.markers(), "extra": ""})
+    return requirement if applies else None
 
 
-def needs_of(each: metadata.Distribution) -> Iterator[Any]:
-    """Yield what a distribution requires on this machine."""
-    return filter(None, map(applying, each.requires or ()))
+def needs_of(python: Any, distribution: metadata.Distribution) -> Iterator[Any]:
+    """Yield what a distribution requires for a Python."""
+    for text in distribution.requires or ():
+        requirement = applying(python, text)
+        if requirement is not None:
+            yield requirement
 
 
-def losing() -> dict[str, Any]:
-    """Return the distributions that lack what they require, in a version that
-    they accept: name to the first one.
+def losing(python: Any) -> dict[str, Any]:
+    """Return the distributions that lack a requirement, or have it in a version that they refuse.
+
+    Returns:
+        Name to the first requirement that is not met.
     """
-    found = distributions()
+    installed = distributions(python)
     lacking: dict[str, Any] = {}
-    for name, each in found.items():
-        for wanted in needs_of(each):
-            other = found.get(normalised(wanted.name))
-            if other is None or not wanted.specifier.contains(other.version, prereleases=True):
-                lacking.setdefault(name, wanted)
+    for name, distribution in installed.items():
+        for requirement in needs_of(python, distribution):
+            other = installed.get(normalised(requirement.name))
+            if other is None or not requirement.specifier.contains(other.version, prereleases=True):
+                lacking.setdefault(name, requirement)
     return lacking
 
 
@@ -183,19 +175,21 @@ def is_later(version: str, have: str) -> bool:
         return False
 
 
-def build_of(name: str, version: str) -> str:
+def build_of(python: Any, name: str, version: str) -> str:
     """Return the version with its build that a module says of itself, such as ``VERSION+cu121``.
 
-    Or the version.
+    The version alone, where the module says none.
     """
     try:
-        path = Path(str(distributions()[name].locate_file(f"{name}/version.py")))
-        said = re.search(
-            r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", path.read_text(errors="replace")
-        )
+        distribution = distributions(python)[name]
+        path = Path(str(distribution.locate_file(f"{name}/version.py")))
+        text = path.read_text(errors="replace")
     except (KeyError, OSError):
         return version
-    return said.group(1) if said and said.group(1).startswith(f"{version}+") else version
+    assignment = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text)
+    if assignment is not None and assignment.group(1).startswith(f"{version}+"):
+        return assignment.group(1)
+    return version
 
 
 def elsewhere(home: str) -> Mapping[str, str]:
@@ -210,21 +204,22 @@ def import_error(*modules: str) -> str:
 
     ``""`` for success.
     """
-    words, nothing = (
-        (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}"),
-        subprocess.DEVNULL,
-    )
+    command = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
     try:
         with tempfile.TemporaryDirectory(dir=os.environ.get(RUNTIME_DIRECTORY)) as home:
-            given: Any = {"stdin": nothing, "timeout": _IMPORT_SECONDS, "env": elsewhere(home)}
-            done = subprocess.run(words, capture_output=True, check=False, **given)
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_IMPORT_SECONDS,
+                env=elsewhere(home),
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
-    said = [
-        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
-    ]
-    return (
-        ""
-        if done.returncode == 0
-        else (said or [f"import ended with status {done.returncode}"])[-1]
-    )
+    if done.returncode == 0:
+        return ""
+    words = done.stderr.decode("utf-8", "replace").strip()
+    if not words:
+        return f"import ended with status {done.returncode}"
+    return words.splitlines()[-1].strip()

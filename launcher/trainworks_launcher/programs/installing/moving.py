@@ -25,11 +25,9 @@ from trainworks_launcher.programs.installing.environment import (
     MANIFEST_VARIABLE,
     RefusedError,
     distributions,
-    here,
     is_later,
     losing,
     normalised,
-    say,
     versions,
 )
 from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
@@ -154,15 +152,18 @@ class Installation:
     """Calls of uv for this Python, one after the other.
 
     Attributes:
+        python: The Python that is installed for.
         folder: A private one, for uv's files.
         before: The versions before the first one.
         pinned: Names of which a line of the user's own asks for one version.
         pip: The options that ``pip install`` would have.
     """
 
-    def __init__(self, uv: str, folder: Path) -> None:
+    def __init__(self, python: Any, uv: str, folder: Path) -> None:
         """folder: a private one, for uv's files."""
-        self.before, self._lacking = versions(), losing()
+        self.python = python
+        self.before = versions(python)
+        self._lacking = losing(python)
         self._uv, self.folder = uv, folder
         self.pinned: set[str] = set()
         self.pip = settings_of_pip()
@@ -171,7 +172,7 @@ class Installation:
         self.options = more
         if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
             way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
-            say(f"{uv_settings_of_user()} is not used: {way}")
+            python.say(f"{uv_settings_of_user()} is not used: {way}")
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
@@ -232,7 +233,7 @@ class Installation:
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
-        return int(here().install(self, (*self.options, *words), quiet=quiet))
+        return int(self.python.install(self, (*self.options, *words), quiet=quiet))
 
     def first(
         self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading
@@ -289,7 +290,7 @@ class Installation:
             if not dead:
                 return status
             for line in dead:
-                say(
+                self.python.say(
                     f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip"
                     " does"
                 )
@@ -312,7 +313,7 @@ class Installation:
                 "--target",
                 str(self.folder / "none"),
             )
-            if here().lacks_wheel(self, (*dry, "-r", one)):
+            if self.python.lacks_wheel(self, (*dry, "-r", one)):
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no"
@@ -342,7 +343,7 @@ class Installation:
         """
         tried: set[str] = set()
         while True:
-            lacking, now = losing(), distributions()
+            lacking, now = losing(self.python), distributions(self.python)
             new = sorted(
                 name for name in lacking if name not in self._lacking and name not in tried
             )
@@ -375,7 +376,7 @@ class Installation:
             if not self.moved(lost):
                 for name in [name for name in lost if not self.moved([name])]:
                     need = f"{lacking[name].name}{lacking[name].specifier}"
-                    say(
+                    self.python.say(
                         f"{name} {now[name].version} stays, and does not go with the requirements:"
                         f" it requires {need}"
                     )
@@ -386,7 +387,9 @@ class Installation:
         Return whether that went.
         """
         names = [re.split("[<=]", each)[0] for each in wanted]
-        now = {name: version for name, version in versions().items() if name not in names}
+        now = {
+            name: version for name, version in versions(self.python).items() if name not in names
+        }
         brought = [
             f"{name}=={version}"
             for name, version in now.items()
@@ -405,9 +408,9 @@ def _plain(address: str) -> str:
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
-def modules_of(name: str) -> list[str]:
+def modules_of(python: Any, name: str) -> list[str]:
     """Return the top modules of a distribution that has compiled code; none for another."""
-    files = distributions()[name].files or ()
+    files = distributions(python)[name].files or ()
     tops = {
         file.parts[0].split(".")[0] for file in files if len(file.parts) > 1 or file.suffix == ".py"
     }
@@ -424,26 +427,24 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
 
     Raise RefusedError where that fails.
     """
-    before, after, index = installation.before, versions(), manifest.get("wheel_index", "")
+    python, before = installation.python, installation.before
+    after, index = versions(python), manifest.get("wheel_index", "")
     has_source = installation.pip.names_a_source
     for name, framework in manifest.get("companions", {}).items():
         module = name.replace("-", "_")
-        error = here().import_error((module,)) if after.get(name) != before.get(name) else ""
+        error = python.import_error((module,)) if after.get(name) != before.get(name) else ""
         if error and index and not has_source:
-            say(f"{name} is taken from {index}, which has the build for this image")
+            python.say(f"{name} is taken from {index}, which has the build for this image")
             installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
-            error = here().import_error((module,))
+            error = python.import_error((module,))
         if error:
-            what = (
-                f"{name} {versions().get(name, '')} does not work with this image's {framework}"
-                f" {after[framework]}"
-            )
-            way = (
-                f"add --extra-index-url {index} to the requirements file"
-                if index
-                else "ask for a build that fits"
-            )
+            version = versions(python).get(name, "")
+            have = f"this image's {framework} {after[framework]}"
+            what = f"{name} {version} does not work with {have}"
+            way = "ask for a build that fits"
+            if index:
+                way = f"add --extra-index-url {index} to the requirements file"
             raise RefusedError(f"{what} ({error}); {way}, or remove it")
 
 
@@ -451,29 +452,30 @@ def look_at_older(installation: Installation) -> None:
     """Take an older release of what fails beside what went back, as pyarrow
     does beside numpy 1: no metadata say it.
     """
-    before, after = installation.before, versions()
+    python, before = installation.python, installation.before
+    after = versions(python)
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
     for name in [
         name for name in after if back and after[name] != before.get(name) and name not in back
     ]:
-        modules = modules_of(name)
-        error = here().import_error(modules) if modules else ""
+        modules = modules_of(python, name)
+        error = python.import_error(modules) if modules else ""
         if not any(other in error.lower() for other in back):
             continue
         major, works = int(re.match(r"\d*", after[name]).group() or 0), ""  # type: ignore[union-attr]
         for limit in range(major, max(major - 4, 0), -1):
-            if installation.moved([f"{name}<{limit}"]) and not here().import_error(modules):
-                works = versions()[name]
+            if installation.moved([f"{name}<{limit}"]) and not python.import_error(modules):
+                works = versions(python)[name]
                 break
         if works and name not in installation.pinned:
-            say(
+            python.say(
                 f"{name} {after[name]} cannot be imported beside the requirements ({error}):"
                 f" {works} is taken"
             )
             continue
         installation.moved([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
-        say(
+        python.say(
             f"warning: {name} {after[name]} cannot be imported beside the requirements"
             f" ({error}){advice}"
         )
@@ -488,10 +490,13 @@ class Task:
         installation: Calls of uv; None where there is none.
     """
 
-    def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, python: Any, given: argparse.Namespace, words: Sequence[str], folder: Path
+    ) -> None:
         """Read and answer.
 
         Args:
+            python: The Python that is installed for.
             given: The manifest, whether the answer may change a line (``strict``), and what is kept
                 without a manifest (``keep``).
             words: Of the installation.
@@ -506,12 +511,13 @@ class Task:
         else:
             self._manifest = {"protected": dict(row.split("==", 1) for row in given.keep)}
         self._words, self._folder = words, folder
-        uv = here().uv()
-        self.installation = Installation(uv, folder) if uv else None
-        self.reading = read_words(words, self.installation)
+        self._python = python
+        uv = python.uv()
+        self.installation = Installation(python, uv, folder) if uv else None
+        self.reading = read_words(python, words, self.installation)
         self.answer = Answer(self._manifest, self.reading)
         for note in self.answer.said:
-            say(note)
+            python.say(note)
         if self.answer.said and given.strict:
             raise RefusedError("--strict: lines are not answered with what the image has")
 
@@ -539,21 +545,23 @@ class Task:
         installation.mend(self.answer, manifest.get("companions", {}))
         look_at_companions(manifest, installation)
         look_at_older(installation)
-        after = versions()
+        after = versions(self._python)
         for name, old in sorted(installation.before.items()):
             if after.get(name) != old:
-                say(f"{name} {old} -> {after.get(name, 'removed')}")
+                self._python.say(f"{name} {old} -> {after.get(name, 'removed')}")
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
                 what = (
                     f"{name} may compile code for GPUs when it is first used, and this image has no"
                     f" {component}"
                 )
-                say(f"warning: {what}: take an image that was built --with {component}")
+                self._python.say(
+                    f"warning: {what}: take an image that was built --with {component}"
+                )
         return 0
 
     def _by_pip(self) -> int:
-        say(
+        self._python.say(
             "this image has no uv: pip installs, and what of the image loses a requirement is not"
             " looked after"
         )

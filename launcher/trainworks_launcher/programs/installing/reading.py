@@ -17,9 +17,7 @@ from trainworks_launcher.programs.installing.environment import (
     RUNTIME_DIRECTORY,
     RefusedError,
     applying,
-    here,
     normalised,
-    say,
 )
 from trainworks_launcher.programs.installing.standards import (
     Marker,
@@ -38,8 +36,8 @@ _OTHERS = {
         "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"
     ),
     r"poetry\.lock": (
-        "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export) writes what pip"
-        " reads"
+        "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export)"
+        " writes what pip reads"
     ),
     r"setup\.(py|cfg)": "belongs to a project: name its folder in a requirements file, such as ./",
 }
@@ -72,11 +70,12 @@ class Line(NamedTuple):
         return normalised(self.wanted.name) if self.wanted else ""
 
 
-def read_file(file: Path, options: set[str]) -> Iterator[Line]:
+def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
     """Yield the lines of a requirements file and of what it includes, as pip's
     own parser reads them.
 
     Args:
+        python: The Python that is installed for.
         file: The file.
         options: Gets those of pip's options that uv takes on its command line only.
 
@@ -105,12 +104,12 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
             )
         editable = [*row.options.editable, ""][0]
         if text := row.requirement or editable:
-            yield _requirement(place, text, row, is_editable=not row.requirement)
+            yield _requirement(python, place, text, row)
         else:
-            yield from _lines_of_options(place, row, options)
+            yield from _lines_of_options(python, place, row, options)
 
 
-def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]:
+def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> Iterator[Line]:
     """Yield a line of options as lines of uv.
 
     Those that uv has on its command line only go to ``options``.
@@ -120,7 +119,7 @@ def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]
     options |= {"--require-hashes"} if given.require_hashes else set()
     options |= {f"--allow-insecure-host={host}" for host in given.trusted_host}
     if given.prefer_binary:
-        say(
+        python.say(
             f"{place}: --prefer-binary is left out: uv takes the newest release that fits;"
             " --only-binary is kept"
         )
@@ -139,7 +138,8 @@ def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]
         yield Line(place, "--no-index")
 
 
-def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
+def _requirement(python: Any, place: str, text: str, row: Any) -> Line:
+    is_editable = not row.requirement
     if re.match(r"[\w.-]+=[^=]", text):
         raise RefusedError(f"{place}: {text} {_CONDA}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
@@ -147,7 +147,7 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         raise RefusedError(
             f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}"
         )
-    wanted = applying(text)
+    wanted = applying(python, text)
     if wheel := re.search(
         r"[^/\s@]+\.whl", text
     ):  # its file name says which release it is, and for what
@@ -156,9 +156,9 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
             name, version, _, tags = parse_wheel_filename(file)
         except ValueError as error:
             raise RefusedError(f"{place}: {error}") from error
-        wanted = applying(f"{name}=={version}{' '.join(marker)}")
+        wanted = applying(python, f"{name}=={version}{' '.join(marker)}")
         # As texts: the builder's own packaging has another class for them.
-        fitting = [str(tag) for tag in here().tags()]
+        fitting = [str(tag) for tag in python.tags()]
         if wanted and set(map(str, tags)).isdisjoint(fitting):
             raise RefusedError(
                 f"{place}: {file} is for another Python or system; this is {fitting[0]}"
@@ -180,21 +180,17 @@ def _with_private_copy(text: str) -> str:
 
     What lies around it in the working directory is linked: its version may come from there.
     """
-    found = _FOLDER.match(text)
-    folder = (
-        Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute()
-        if found
-        else None
-    )
-    if (
-        found is None
-        or folder is None
-        or RUNTIME_DIRECTORY not in os.environ
-        or not folder.is_dir()
-    ):
+    requirement = _FOLDER.match(text)
+    if requirement is None or RUNTIME_DIRECTORY not in os.environ:
         return text
-    copy = runpy.run_path(str(Path(__file__).parent.with_name("copied.py")))["copy_of_folder"]
-    return f"{found['before'] or ''}{Path(copy(str(folder), str(Path.cwd()))).as_uri()}{text[found.end() :]}"
+    path = urllib.request.url2pathname(requirement["path"])
+    folder = Path(os.path.normpath(path)).absolute()
+    if not folder.is_dir():
+        return text
+    copied = runpy.run_path(str(Path(__file__).parent.with_name("copied.py")))
+    copy = Path(copied["copy_of_folder"](str(folder), str(Path.cwd())))
+    before, after = requirement["before"] or "", text[requirement.end() :]
+    return f"{before}{copy.as_uri()}{after}"
 
 
 def table_of(file: Path) -> Mapping[str, Any]:
@@ -216,11 +212,12 @@ def table_of(file: Path) -> Mapping[str, Any]:
         raise RefusedError(f"cannot read {file}: {error}") from error
 
 
-def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
+def refuse_python(python: Any, file: Path, *, is_asked_for: bool = True) -> None:
     """Raise RefusedError where a project, a lock or a script is for another Python: uv does not
     look at all of them.
 
     Args:
+        python: The Python that is installed for.
         file: The file.
         is_asked_for: Whether its requirements are to be installed. A script
             without a head says nothing otherwise.
@@ -229,7 +226,7 @@ def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
         return
     table = table_of(file)
     wanted = str(table.get("project", table).get("requires-python", ""))
-    have = here().markers().get("python_full_version") or platform.python_version()
+    have = python.markers().get("python_full_version") or platform.python_version()
     try:
         fits = not wanted or SpecifierSet(wanted).contains(have, prereleases=True)
     except ValueError as error:
@@ -245,11 +242,14 @@ def has_head(script: Path) -> bool:
     return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
-def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:
+def read_project(
+    python: Any, file: Path, extras: Iterable[str], groups: Iterable[str]
+) -> Iterator[Line]:
     """Yield what a project or a script asks for itself, to look at it: uv reads the file, and
     decides what it means.
 
     Args:
+        python: The Python that is installed for.
         file: ``pyproject.toml``, or a script.
         extras: Names of the extras that are wanted. One may name others of its own project.
         groups: Names of dependency groups.
@@ -280,7 +280,7 @@ def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> It
         if isinstance(row, dict):
             open_sets.append(("group", str(row.get("include-group", ""))))
             continue
-        wanted = applying(str(row))
+        wanted = applying(python, str(row))
         if wanted and own and normalised(wanted.name) == own:
             open_sets += [("extra", name) for name in wanted.extras]
         else:
@@ -319,10 +319,9 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
     uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
     """
-    chosen = {
-        normalised(name): version
-        for name, version in here().selected(installation, ("-r", str(file), *words)).items()
-    }
+    python = installation.python
+    selected = python.selected(installation, ("-r", str(file), *words))
+    chosen = {normalised(name): version for name, version in selected.items()}
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in table_of(file).get("packages", ()):
         name = normalised(row["name"])
@@ -330,21 +329,25 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
             rows.setdefault(name, []).append(row)
     indexes: set[str] = set()
     for several in rows.values():
-        row = several[0] if len(several) == 1 else next(filter(_is_for_us, several), several[0])
+        row = several[0]
+        if len(several) > 1:
+            fitting = [each for each in several if _fits(python, each)]
+            row = [*fitting, row][0]
         index = str(row.get("index", "")).rstrip("/")
         if index and index not in indexes:
             indexes.add(index)
             yield Line(str(file), f"--extra-index-url {index}")
         text = _text_of_row(row, file.parent)
-        wanted = applying(f"{row['name']}=={row['version']}" if row.get("version") else row["name"])
+        pin = f"{row['name']}=={row['version']}" if row.get("version") else row["name"]
+        wanted = applying(python, pin)
         yield Line(f"{file}: {row['name']}", text, wanted)
 
 
-def _is_for_us(row: Mapping[str, Any]) -> bool:
+def _fits(python: Any, row: Mapping[str, Any]) -> bool:
+    if not row.get("marker"):
+        return True
     try:
-        return not row.get("marker") or bool(
-            Marker(row["marker"]).evaluate({**here().markers(), "extra": ""})
-        )
+        return bool(Marker(row["marker"]).evaluate({**python.markers(), "extra": ""}))
     except (ValueError, KeyError):
         return True
 
@@ -374,6 +377,7 @@ class Reading:
     """What the words of an installation ask for.
 
     Attributes:
+        python: The Python that is installed for.
         lines: The user's own lines, of requirements files and of locks: uv gets them.
         looked_at: What projects and scripts ask for themselves: uv reads their files.
         words: What uv gets beside the lines.
@@ -384,8 +388,9 @@ class Reading:
         project: The folder whose ``[tool.uv]`` counts; None for none.
     """
 
-    def __init__(self) -> None:
-        """Of nothing."""
+    def __init__(self, python: Any) -> None:
+        """Begin with nothing."""
+        self.python = python
         self.lines: list[Line] = []
         self.looked_at: list[Line] = []
         self.words: list[str] = []
@@ -395,14 +400,15 @@ class Reading:
         self.project: Path | None = None
 
 
-def read_words(words: Sequence[str], installation: Any) -> Reading:
+def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
     """Read the files that words name, each with what reads its kind. Raises RefusedError.
 
     Args:
+        python: The Python that is installed for.
         words: Of an installation.
         installation: uv; None where there is none: then only files of pip's are read.
     """
-    found, rest = Reading(), iter(words)
+    found, rest = Reading(python), iter(words)
     files: list[Path] = []
     extras: list[str] = []
     groups: list[str] = []
@@ -429,8 +435,8 @@ def read_words(words: Sequence[str], installation: Any) -> Reading:
 
 
 def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], found: Reading) -> None:
-    refuse_python(file)
-    found.looked_at += read_project(file, extras, groups)
+    refuse_python(found.python, file)
+    found.looked_at += read_project(found.python, file, extras, groups)
     found.sources.update(map(normalised, sources_of(file)))
     found.project = found.project or file.parent.absolute()
 
@@ -440,11 +446,11 @@ def _read(
 ) -> None:
     is_lock = file.name == _UV_LOCK or _PYLOCK.fullmatch(file.name)
     if not is_lock and file.name != _PROJECT and file.suffix != ".py":
-        found.lines += read_file(file, found.options)
+        found.lines += read_file(found.python, file, found.options)
         return
     if installation is None:
         raise RefusedError(f"{file} is read by uv, and this image has no uv")
-    refuse_python(file)
+    refuse_python(found.python, file)
     chosen = [word for name in extras for word in ("--extra", name)]
     lock = file.with_name(f"{file.name}.lock")
     if is_lock or (file.suffix == ".py" and lock.is_file()):

@@ -310,10 +310,8 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
                 found.append((os.getpid(), self.code, self.of_sigterm))
 
         def __reduce__(self) -> "tuple[Any, ...]":
-            return (
-                type(None),
-                (),
-            )  # who sends the exception to another process sends None in its place
+            # Who sends the exception to another process sends None in its place.
+            return type(None), ()
 
     def leave(*given: object) -> None:
         try:
@@ -354,9 +352,8 @@ def _compare_the_world() -> None:
         return
     rank, world = others[0]
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/other-world"
-    os.close(
-        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    )  # once on each host
+    # Once on each host.
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     sys.stderr.write(
         f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has"
         f" planned it as rank {planned}: the program has a starter of its own (torchrun, accelerate"

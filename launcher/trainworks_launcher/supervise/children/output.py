@@ -223,8 +223,7 @@ class Copier:
         with contextlib.suppress(OSError):
             os.write(self._wake_target, b"w")
 
-    # ------------------------------------------------------------------------------------------------
-    # in the thread
+    # --- in the thread ----------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             ready = self._wait()

@@ -132,8 +132,8 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
     said = error.strerror or str(error)
     if error.errno == errno.E2BIG:
         return (
-            f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together"
-            " are too long"
+            f"{said}; one argument or variable is longer than the kernel's 128 KiB,"
+            " or all together are too long"
         )
     if error.errno == errno.EAGAIN:
         from trainworks_launcher.given.limits import of_processes  # only a failure needs it
@@ -146,13 +146,13 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
         return said
     if first.endswith(b"\r\n"):
         return (
-            f"{said}; its lines end with CR LF, as on Windows: convert them, for example with"
-            " dos2unix"
+            f"{said}; its lines end with CR LF, as on Windows:"
+            " convert them, for example with dos2unix"
         )
     interpreter = first[2:].decode("utf-8", "replace").split()[:1]
     return (
-        f"{said}; its first line names the interpreter {''.join(interpreter)!r}, which does not"
-        " exist"
+        f"{said}; its first line names the interpreter"
+        f" {''.join(interpreter)!r}, which does not exist"
     )
 
 
@@ -248,10 +248,8 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     return returncode_of(code) if mask & _PIDFD_INFO_EXIT else None
 
 
-_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = (
-    0xC040FF0B,
-    1 << 3,
-)  # linux/pidfd.h; struct pidfd_info, its first 64 bytes
+# linux/pidfd.h; struct pidfd_info, its first 64 bytes.
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
 
 
 class Family:

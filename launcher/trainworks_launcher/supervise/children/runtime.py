@@ -54,8 +54,8 @@ def split_long_values(
 
 
 _ADVICE = (
-    "mount a writable directory at /tmp, for example with docker run --tmpfs /tmp, or set TMPDIR"
-    " to one"
+    "mount a writable directory at /tmp,"
+    " for example with docker run --tmpfs /tmp, or set TMPDIR to one"
 )
 
 

@@ -139,8 +139,7 @@ class DataPath:
             one.close()
         self._listeners, self._tries = [], []
 
-    # -------------------------------------------------------------------------------------------------------
-    # listening
+    # --- listening --------------------------------------------------------------------------------
     def _listen(self) -> None:
         place = self._own.place
         try:
@@ -166,8 +165,8 @@ class DataPath:
             f" {error.strerror or error}"
         )
         advice = (
-            f"free it, or set {names.MASTER_PORT_VARIABLE} to another port, from 1024 on, on every"
-            " host"
+            f"free it, or set {names.MASTER_PORT_VARIABLE} to another port,"
+            " from 1024 on, on every host"
         )
         if store.needed:
             self._events.fail(f"{what}; {advice}")
@@ -180,8 +179,7 @@ class DataPath:
         if not self._leads:
             self._role.tell(KIND, step="warning", text=sentence)
 
-    # ---------------------------------------------------------------------------------------------------
-    # who tries whom
+    # --- who tries whom ---------------------------------------------------------------------------
     def _offered(self, host: str, offer: Mapping[str, Json]) -> None:
         self._offers[host] = offer
         if self._shared:
@@ -234,8 +232,7 @@ class DataPath:
             "mark": offer.get("mark"),
         }
 
-    # ----------------------------------------------------------------------------------------------------------
-    # trying
+    # --- trying -----------------------------------------------------------------------------------
     def _try(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
             there = self._role.there()
@@ -323,8 +320,8 @@ def _advice(one: _Try, place: Place) -> str:
         return f"large packets are lost on the way: lower the MTU of {named} to the network's"
     if one.peer.what == "store":
         return (
-            f"open the port between the hosts, or set {names.MASTER_PORT_VARIABLE} to one that is"
-            " open"
+            "open the port between the hosts,"
+            f" or set {names.MASTER_PORT_VARIABLE} to one that is open"
         )
     return (
         "open all TCP ports between the hosts (security group, firewall, network policy), or set"
@@ -396,8 +393,8 @@ def _problems_of(place: Place) -> list[str]:
     if routes.has_no_carrier(place.interface):
         return [
             (
-                f"{named} has no carrier: nothing is plugged in, or the other end is down; name"
-                " another one"
+                f"{named} has no carrier: nothing is plugged in,"
+                " or the other end is down; name another one"
             )
         ]
     if not place.address:

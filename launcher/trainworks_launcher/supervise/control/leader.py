@@ -74,8 +74,7 @@ class Leader:
         self._began = time.monotonic()
         self._starts = starts
 
-    # -------------------------------------------------------------------------------------- what
-    # the supervisor calls
+    # --- what the supervisor calls ----------------------------------------------------------------
     @property
     def phase(self) -> LeaderPhase:
         """How far the job is."""
@@ -174,8 +173,7 @@ class Leader:
         self._rivals.close()
         self._door.close()
 
-    # -------------------------------------------------------------------------------------------------------
-    # gathering
+    # --- gathering --------------------------------------------------------------------------------
     def _let_in(self, connection: Connection) -> None:
         connection.hand_over(self._message, self._lost)
         if self._outcome is not None:
@@ -291,8 +289,7 @@ class Leader:
             host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts
         ]
 
-    # ----------------------------------------------------------------------------------------------------------
-    # losing
+    # --- losing -----------------------------------------------------------------------------------
     def _beat(self) -> None:
         limit = self._limits.heartbeat
         for connection in list(self._hosts.joined.values()):
@@ -379,8 +376,7 @@ class Leader:
             self._events.restart()
             self._maybe_finish()
 
-    # ----------------------------------------------------------------------------------------------------------
-    # ending
+    # --- ending -----------------------------------------------------------------------------------
     def _ended(self, host: str, outcome: Outcome) -> None:
         if self._phases.take("ended"):
             self._ends.note(host, outcome)

@@ -100,8 +100,7 @@ class Rivals:
         self._is_rival(said.host, connection)
         return True
 
-    # ---------------------------------------------------------------------------------------------------------
-    # asking
+    # --- asking -----------------------------------------------------------------------------------
     def _resolved(self, addresses: Found, _why: str) -> None:
         for family, address in addresses[:1]:
             if _is_here(family, address):
@@ -139,8 +138,7 @@ class Rivals:
         connection.send(KIND, proof=proof.make_proof(self._own.secret, WORKER, said))
         self._is_rival(one_line(message.get("host"), 64), connection)
 
-    # -------------------------------------------------------------------------------------------------------
-    # answering
+    # --- answering --------------------------------------------------------------------------------
     def _answer(self, connection: Connection, message: Message) -> bool:
         nonce = proof.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))

@@ -142,8 +142,7 @@ class Search:
             if self._connection is not None:
                 self._connection.close()
 
-    # ------------------------------------------------------------------------------------------------------
-    # connecting
+    # --- connecting -------------------------------------------------------------------------------
     def _try(self) -> None:
         """One try to connect, without waiting for it."""
         if self._phases.now is not SearchPhase.CONNECTING:
@@ -206,8 +205,7 @@ class Search:
 
         self._loop.after(_ANSWER_SECONDS, not_let_in)
 
-    # ---------------------------------------------------------------------------------------------------------
-    # talking
+    # --- talking ----------------------------------------------------------------------------------
     def _message(self, connection: Connection, message: Message) -> None:
         kind, asked = text(message.get("type")), connection.asked
         if kind not in _KINDS or asked is None or not self._phases.take(kind):

@@ -57,8 +57,7 @@ class Worker:
         self._prepared = False
         self._stopped = False  # perhaps before there is a leader to tell
 
-    # -------------------------------------------------------------------------------------- what
-    # the supervisor calls
+    # --- what the supervisor calls ----------------------------------------------------------------
     @property
     def phase(self) -> WorkerPhase:
         """How far this host is."""
@@ -139,8 +138,7 @@ class Worker:
         connection.send(kind, **fields)
         return connection.open
 
-    # ---------------------------------------------------------------------------------------------------------
-    # joining
+    # --- joining ----------------------------------------------------------------------------------
     def _look_for_leader(self, limit: float, lost: str = "") -> None:
         self._search = Search(
             self._loop,
@@ -176,8 +174,7 @@ class Worker:
         elif self._prepared:
             self.ready()
 
-    # ---------------------------------------------------------------------------------------------
-    # what the leader says
+    # --- what the leader says ---------------------------------------------------------------------
     def _message(self, _: Connection, message: Message) -> None:
         kind = text(message.get("type"))
         if kind == "alive":
@@ -228,8 +225,7 @@ class Worker:
                 after = connection.next_look(limit)
         self._loop.after(after, self._beat)
 
-    # ----------------------------------------------------------------------------------------------------------
-    # ending
+    # --- ending -----------------------------------------------------------------------------------
     def _gone(self, reason: str) -> None:
         """The leader is lost, or has left at the job's end."""
         leader = self._control.leader

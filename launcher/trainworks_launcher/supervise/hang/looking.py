@@ -35,10 +35,15 @@ LONGEST_SECONDS = _SPY_SECONDS + RECORD_SECONDS + _NATIVE_SECONDS + _NCCL_SECOND
 
 _PATH_BYTES = 4096
 _SYSCALLS: Mapping[str, Mapping[int, str]] = {
-    "x86_64": {0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child", 202: "futex",
-               230: "sleep", 232: "poll", 247: "child", 257: "openat", 270: "select", 271: "poll", 281: "poll"},
-    "aarch64": {63: "read", 72: "select", 73: "poll", 101: "sleep", 115: "sleep", 207: "recv", 95: "child", 98: "futex",
-                260: "child", 56: "openat", 22: "poll"},
+    "x86_64": {
+        0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child",
+        202: "futex", 230: "sleep", 232: "poll", 247: "child", 257: "openat", 270: "select",
+        271: "poll", 281: "poll",
+    },
+    "aarch64": {
+        22: "poll", 56: "openat", 63: "read", 72: "select", 73: "poll", 95: "child", 98: "futex",
+        101: "sleep", 115: "sleep", 207: "recv", 260: "child",
+    },
 }  # fmt: skip
 """Machine -> number of a system call -> what it is.
 
@@ -129,9 +134,8 @@ class Eyes:
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, threads = _is_python(pid), _threads(pid)
-        waits, path = kernel_words(
-            pid, now.state
-        )  # before its stack is asked for, which may wake it
+        # Before its stack is asked for, which may wake it.
+        waits, path = kernel_words(pid, now.state)
         stack: tuple[Thread, ...] = ()
         if python:
             ran = threads.get(pid, (0, 0))[0]

@@ -80,9 +80,8 @@ class Lookout:
         for name in names.RECORDER_FILES:
             if name in self._plan.env:
                 with contextlib.suppress(OSError):
-                    Path(self._plan.env[name]).parent.mkdir(
-                        parents=True, exist_ok=True
-                    )  # torch does not
+                    # torch does not make the directory itself.
+                    Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)
         if self._plan.limits.hang:
             self._role = role
             self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)

@@ -112,8 +112,7 @@ class Start:
             rows = [one_line(row, _LONGEST) for row in texts(message.get("rows"))]
             self._answered(host, rows, message.get("searching") is True)
 
-    # -------------------------------------------------------------------------------------------------------
-    # this host
+    # --- this host --------------------------------------------------------------------------------
     def _look(self) -> None:
         roots = self._around.roots()
         host = self._around.host
@@ -146,8 +145,7 @@ class Start:
         except RuntimeError:  # no further thread may be started on this host
             os.close(writer)
 
-    # ------------------------------------------------------------------------------------------------------
-    # the leader
+    # --- the leader -------------------------------------------------------------------------------
     def _answered(self, host: str, rows: Sequence[str], searching: bool) -> None:
         self._lines[host] = rows
         self._some_search |= searching

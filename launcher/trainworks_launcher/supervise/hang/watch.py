@@ -170,8 +170,7 @@ class Watch:
         elif self._around.leader:
             self._answer(host, message)
 
-    # ------------------------------------------------------------------------------------------------
-    # this host's looks
+    # --- this host's looks ------------------------------------------------------------------------
     def _tick(self) -> None:
         """Look, unless something was printed a short while ago."""
         roots, printed = self._around.roots(), self._around.printed()
@@ -296,8 +295,7 @@ class Watch:
 
         self._in_thread(look, looked)
 
-    # ------------------------------------------------------------------------------------------------------
-    # the leader
+    # --- the leader -------------------------------------------------------------------------------
     def _heard(self, host: str, quiet: bool) -> None:
         """A host, also this one, has become quiet or moves again."""
         if not quiet:
@@ -363,8 +361,7 @@ class Watch:
                 )
             )
 
-    # -----------------------------------------------------------------------------------------------------
-    # the report
+    # --- the report -------------------------------------------------------------------------------
     def _report(self, said: str, svg: str = "") -> str:
         """Print what the leader found, write this host's stacks and the picture of the whole job.
 
@@ -396,8 +393,7 @@ class Watch:
         self._around.log(f"stacks of this host's ranks: {self._around.output / name}")
         return f"output/{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
 
-    # --------------------------------------------------------------------------------------------------------
-    # helpers
+    # --- helpers ----------------------------------------------------------------------------------
     def _tick_in(self, seconds: float) -> None:
         """Look next after so many seconds, and not before."""
         self._turn += 1

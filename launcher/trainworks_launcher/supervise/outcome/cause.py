@@ -215,8 +215,7 @@ def _text(data: bytes) -> str:
     return printable(data.decode("utf-8", "replace"))
 
 
-# -------------------------------------------------------------------------------------------------------
-# of other ranks
+# --- of other ranks -------------------------------------------------------------------------------
 _OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
 _WHAT = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 """The exception that ended a program of C++, as its runtime prints it before it aborts."""
@@ -248,7 +247,8 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
         noted = exit_status(-signal.SIGINT)
     said_so = returncode is not None and returncode > 0 and not signal_of(returncode)
     if noted is None and own.left and said_so:
-        noted = returncode  # ``raise SystemExit(3)``: the status was seen, and the time is that of the record
+        # ``raise SystemExit(3)``: the status was seen, and the time is that of the record.
+        noted = returncode
     return Seen(returncode, noted, own.left, blames_a_peer(own.said), of_memory)
 
 
@@ -296,8 +296,7 @@ def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# the failure
+# --- the failure ----------------------------------------------------------------------------------
 EMULATE = (
     "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for"
     " CUDA runs on CPUs"

@@ -259,11 +259,10 @@ def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
     return next((row for row in reversed(suspects) if row.outcome.rank == rank), None)
 
 
-# -------------------------------------------------------------------------------------------------------
-# of other ranks
+# --- of other ranks -------------------------------------------------------------------------------
 _PEER_LEFT = re.compile(
-    r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit|communicator was"
-    r" aborted",
+    r"Connection (reset|closed|was likely closed)|Broken"
+    r" pipe|remote process exit|communicator was aborted",
     re.IGNORECASE,
 )
 _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)

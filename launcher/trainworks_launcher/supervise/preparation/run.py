@@ -130,17 +130,15 @@ class Preparation:
         if step.status == names.EXIT_CHECK and not stopped:
             self._check_ended(code)
             return
-        from trainworks_launcher.supervise.preparation.installing import (
-            reason_of,
-        )  # only a failure needs it
+        # Only a failure needs it.
+        from trainworks_launcher.supervise.preparation.installing import reason_of
 
         tail = self._running.tail
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
         reason = "" if stopped else self._masker.text(reason_of(tail.read()))
         if reason:
-            outcome = outcome._replace(
-                memory="", cause=reason
-            )  # before, it may be of a build that pip started
+            # Before, it may be of a build that pip started.
+            outcome = outcome._replace(memory="", cause=reason)
         status = 128 + stopped if stopped else step.status
         self._report(outcome._replace(kind=STOPPED if stopped else FAILED, status=status))
 
@@ -155,8 +153,8 @@ class Preparation:
         self._check_failed(failed)
         if not failed:
             self._log(
-                f"warning: the checks of this host broke off ({describe_status(code)}); please"
-                " report this"
+                "warning: the checks of this host broke off"
+                f" ({describe_status(code)}); please report this"
             )
             self._next()
 

@@ -72,8 +72,8 @@ def required() -> Keys:
             "let sshAuthMountPath be the .ssh folder in the home directory of the container's user"
         )
         what = (
-            f"{PRIVATE_KEY}, {PRIVATE_KEY}.pub and authorized_keys of the operator are not in"
-            " ~/.ssh"
+            f"{PRIVATE_KEY}, {PRIVATE_KEY}.pub and"
+            " authorized_keys of the operator are not in ~/.ssh"
         )
         raise RefusalError([Problem(what, "the keys of the MPI job", advice)])
     return keys
@@ -166,10 +166,17 @@ def write_client_files(directory: Path, program: str, keys: Keys, connect: Seque
     proxy = " ".join(f'"{word}"' for word in connect)
     block = f"Host *\n  ProxyCommand {proxy} %h %p\n  ProxyUseFdpass yes\n"
     settings = (
-        f"  IdentityFile {directory}/user_key\n  UserKnownHostsFile {directory}/known_hosts\n "
-        " GlobalKnownHostsFile /dev/null\n  IdentitiesOnly yes\n  IdentityAgent none\n  BatchMode"
-        " yes\n  StrictHostKeyChecking yes\n  PreferredAuthentications publickey\n  ConnectTimeout"
-        " 30\n  ServerAliveInterval 15\n  LogLevel ERROR\n"
+        f"  IdentityFile {directory}/user_key\n"
+        f"  UserKnownHostsFile {directory}/known_hosts\n"
+        "  GlobalKnownHostsFile /dev/null\n"
+        "  IdentitiesOnly yes\n"
+        "  IdentityAgent none\n"
+        "  BatchMode yes\n"
+        "  StrictHostKeyChecking yes\n"
+        "  PreferredAuthentications publickey\n"
+        "  ConnectTimeout 30\n"
+        "  ServerAliveInterval 15\n"
+        "  LogLevel ERROR\n"
     )
     (directory / "ssh_config").write_text(block + settings, encoding="utf-8")
     (directory / "ssh_program").write_text(program, encoding="utf-8")

@@ -70,8 +70,7 @@ class Inquiry:
         self._late = False
         self._over = False
 
-    # ------------------------------------------------------------------------------------------------------
-    # the leader
+    # --- the leader -------------------------------------------------------------------------------
     def begin(self, hosts: Mapping[str, str], then: Callable[[], None]) -> None:
         """Ask all hosts, and call ``then`` when enough is known, at once if that is so already."""
         if self._over:
@@ -113,8 +112,7 @@ class Inquiry:
             self._over = True
             self._then()
 
-    # -------------------------------------------------------------------------------------------------------
-    # each host
+    # --- each host --------------------------------------------------------------------------------
     def heard(self, host: str, message: Mapping[str, Json]) -> None:
         """The leader asks, or another host answers."""
         if "waiting" in message:

@@ -101,8 +101,7 @@ class Verdict:
         self._oom_kills = oom_kills()
         self._by_rank: dict[tuple[str, int], Suspect] = {}
 
-    # ----------------------------------------------------------------------------------------------
-    # before the end
+    # --- before the end ---------------------------------------------------------------------------
     def of_rank(self, rank: Rank) -> Suspect:
         """Return what to tell the other hosts about a rank that has just ended.
 
@@ -139,10 +138,11 @@ class Verdict:
             tail: End of its output.
             pid: Its process id.
         """
+        # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import (
             began_at,
             seen_of,
-        )  # only a failure needs it
+        )
 
         said = self._of_own(tail, pid, time.monotonic())
         kind = kind_of(seen_of(said, code, of_memory=bool(outcome.memory)))
@@ -168,10 +168,11 @@ class Verdict:
 
     def _suspect(self, said: Said, code: int | None, rank: int) -> Suspect | None:
         """Return a process as evidence; None if nothing says that it failed or ended."""
+        # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import (
             began_at,
             seen_of,
-        )  # only a failure needs it
+        )
 
         if code is None and said.own() is None:
             return None
@@ -240,8 +241,7 @@ class Verdict:
         """
         return len({rank for _, rank in self._by_rank}) >= self._plan.processes
 
-    # ------------------------------------------------------------------------------------------------------
-    # the end
+    # --- the end ----------------------------------------------------------------------------------
     def reported(self, tail: Tail, pid: int = 0) -> Report:
         """Return what the command says of the rank that failed first, also a starter that the
         user's script started.
@@ -249,10 +249,11 @@ class Verdict:
         A command that died of an exception of its own started none, whatever it
         printed. pid: its process id.
         """
+        # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.starters import (
             Report,
             report_of,
-        )  # only a failure needs it
+        )
 
         own = [
             row
@@ -282,9 +283,8 @@ class Verdict:
         local = self.ranks.latest(number) if self.ranks is not None else None
         told = suspect_of(self._suspects, number) if self.ranks is not None else None
         if self.killed and stop_signal:
-            reported = (
-                reported or -signal.SIGKILL
-            )  # mpirun and torchrun end with a status of their own
+            # mpirun and torchrun end with a status of their own.
+            reported = reported or -signal.SIGKILL
         if self.ranks is not None:
             seen = local.status if local is not None and not stop_signal else None
             code = seen or reported or code
@@ -491,9 +491,8 @@ class Verdict:
             failed = seen._replace(kind=FAILED, status=seen.status or outcome.status)
         if first.cause is first.failed:
             return failed
-        from trainworks_launcher.supervise.outcome.cause import (
-            after_leaving,
-        )  # only such a failure needs it
+        # Only such a failure needs it.
+        from trainworks_launcher.supervise.outcome.cause import after_leaving
 
         return after_leaving(failed, first.cause)
 
@@ -543,9 +542,8 @@ class Verdict:
         cause: str = "",
         note: str = "",
     ) -> Outcome:
-        from trainworks_launcher.supervise.outcome.cause import (
-            failure_of,
-        )  # only a failure needs it
+        # Only a failure needs it.
+        from trainworks_launcher.supervise.outcome.cause import failure_of
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
 
         self.full = _full_disks(self._plan.env)
@@ -592,8 +590,8 @@ def _full_memory(code: int | None) -> str:
     if size is None or size >= SHARED_MEMORY_BYTES:
         return ""
     return (
-        f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger"
-        " --shm-size"
+        f"; /dev/shm has {size >> 20} MiB and may be full:"
+        " start the container with a larger --shm-size"
     )
 
 

@@ -137,8 +137,8 @@ def _payload(topology: Topology) -> GroupPayload | None:
         return None
     if backend not in dist.Backend.backend_list:
         raise SMPConfigError(
-            f"SMP_PAYLOAD={backend}: torch.distributed has no such backend\nSet it to host, or"
-            " unset it."
+            f"SMP_PAYLOAD={backend}: torch.distributed has no such backend\n"
+            "Set it to host, or unset it."
         )
     return GroupPayload(topology.rank, gpu or torch.device("cpu"), topology, backend)
 
@@ -149,8 +149,7 @@ def _name(topology: Topology, rank: int) -> str:
     return f"rank {rank} (pp_rank {topology.coords(rank)['P']})"
 
 
-# ---- the end of a process
-# ------------------------------------------------------------------------------------------
+# --- the end of a process -------------------------------------------------------------------------
 
 
 def _at_exit() -> None:

@@ -165,8 +165,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """
         if self.partitioned and present() is not None:
             raise SMPRuntimeError(
-                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\nSave"
-                " model.state_dict(), which all its ranks must call, or call smp.save_checkpoint()."
+                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\n"
+                "Save model.state_dict(), which all its ranks must call,"
+                " or call smp.save_checkpoint()."
             )
         return super().__reduce_ex__(protocol)
 
@@ -339,9 +340,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if self.partitioned and owner != self.owner:
             name = next(name for name in owner if owner[name] != self.owner[name])
             raise SMPConfigError(
-                f"the model is already partitioned, and not as it was saved: module {name!r} is on"
-                f" partition {self.owner[name]}, and was on {owner[name]}. Load before the first"
-                " step"
+                "the model is already partitioned, and not as it was saved:"
+                f" module {name!r} is on partition {self.owner[name]}, and was on {owner[name]}."
+                " Load before the first step"
             )
         self._preset = owner
 
@@ -720,8 +721,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """
         if enable and mesh.degree() > 1:
             raise SMPConfigError(
-                "join: not with sharded_data_parallel_degree above 1, where ranks have equal"
-                " batches"
+                "join: not with sharded_data_parallel_degree above 1,"
+                " where ranks have equal batches"
             )
         if not divide_by_initial_world_size:
             raise SMPConfigError("join: divide_by_initial_world_size=False is not supported")

@@ -377,9 +377,10 @@ def _wrong_together(options: Namespace) -> list[str]:
         "--record is for tested images: it does not go with --until": (
             options.record and options.until != "test"
         ),
-        "--push needs --repository HOST/NAME, and pushes tested images: it does not go with --until": (
-            options.push and (not options.repository or options.until != "test")
-        ),
+        (
+            "--push needs --repository HOST/NAME, and pushes tested images:"
+            " it does not go with --until"
+        ): options.push and (not options.repository or options.until != "test"),
         "--state belongs to --list": options.state,
         "--repository, --tag and --moving-tag belong to --push": (
             not options.push and (options.repository or options.fixed_tags or options.moving_tags)

@@ -38,8 +38,8 @@ def parser() -> Grammar:
             ),
         ),
         result=(
-            "one line for each difference, `before -> after`, by kind; nothing is pulled, nothing"
-            " is changed."
+            "one line for each difference, `before -> after`, by kind;"
+            " nothing is pulled, nothing is changed."
         ),
         done="compared, whether or not they differ",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),

@@ -35,9 +35,9 @@ def parser() -> Grammar:
         "extend",
         summary="make a tested image from a base image, requirements and your code",
         details=(
-            "Makes an image from a base image, requirements and code, and tests it. Requirements"
-            " without hashes are resolved for the base first; a file with the hashes is written"
-            " beside yours."
+            "Makes an image from a base image, requirements and code, and tests it."
+            " Requirements without hashes are resolved for the base first;"
+            " a file with the hashes is written beside yours."
         ),
         examples=(
             Example(
@@ -46,8 +46,8 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
             Example(
-                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt"
-                " libgl1",
+                "extend --base my/pytorch:1 --tag my/train:1"
+                " --requirements wanted.txt --apt libgl1",
                 "add Python and Debian packages",
                 needs="an engine",
             ),

@@ -49,8 +49,8 @@ def parser() -> Grammar:
             " version; then what was compared."
         ),
         done=(
-            "no security update is missing, no advisory is published, and the framework gets"
-            " patches"
+            "no security update is missing, no advisory is published,"
+            " and the framework gets patches"
         ),
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, BuildError, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, OSV_SERVICE),

@@ -54,8 +54,8 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
             Example(
-                "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output"
-                " proof",
+                "prove my/train:1 --base my/pytorch:1 --source"
+                " src --entry-point train.py --output proof",
                 "prove an image that `build.py extend` made from the same",
                 needs="an engine",
             ),

@@ -49,8 +49,8 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
             Example(
-                "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a"
-                " --tag 1.0",
+                "push my/train:1 --repository"
+                " 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a --tag 1.0",
                 "push your own image to ECR, under your own tag",
                 needs="an engine and a registry",
             ),

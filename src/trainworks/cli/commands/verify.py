@@ -38,8 +38,8 @@ def parser() -> Grammar:
             ),
         ),
         result=(
-            "the image, the builder and the commit that are proved. Whose key it is, you have to"
-            " know."
+            "the image, the builder and the commit that are proved."
+            " Whose key it is, you have to know."
         ),
         done="it holds",
         fails=(ProofError,),

@@ -45,7 +45,8 @@ def problem(job):
     if len(data) < 16:
         return path, "has %d bytes, which is no bytecode" % len(data)
     if data[:4] != importlib.util.MAGIC_NUMBER:
-        return path, "is bytecode of another Python than its name says, and is compiled anew at each start"
+        reason = "is bytecode of another Python than its name says"
+        return path, reason + ", and is compiled anew at each start"
     flags = struct.unpack_from("<I", data, 4)[0]
     if flags & 1 and data[8:16] != importlib.util.source_hash(text):
         return source, "has other contents than its bytecode was made of"
@@ -72,7 +73,8 @@ def main():
     root = sys.argv[2]
     jobs = [*sources(root)]
     lanes = os.cpu_count() or 1
-    # By hand: a pool of multiprocessing needs a folder for semaphores, which a closed container may not have.
+    # By hand: a pool of multiprocessing needs a folder for semaphores,
+    # which a closed container may not have.
     readers = []
     for lane in range(lanes):
         reader, writer = os.pipe()

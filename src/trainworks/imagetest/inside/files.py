@@ -233,8 +233,7 @@ def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
             yield path, entry.stat(follow_symlinks=False)
 
 
-# --- owners
-# ----------------------------------------------------------------------------------------------------------
+# --- owners ---------------------------------------------------------------------------------------
 
 
 class Owners:
@@ -507,8 +506,7 @@ def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(translated) if translated else "(?!)")
 
 
-# --- rights
-# ----------------------------------------------------------------------------------------------------------
+# --- rights ---------------------------------------------------------------------------------------
 
 
 def needed_by(name: str, installed: dict[str, dict[str, str]]) -> set[str]:
@@ -545,8 +543,7 @@ def rights_of(path: str, status: os.stat_result) -> str:
     return ", ".join(found)
 
 
-# --- contents
-# --------------------------------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------
 
 
 def contents_of(image: Image, owners: Owners, *, digests: bool) -> ImageContents:

@@ -358,8 +358,8 @@ def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
     if not entries and not problems:
         problems.append(f"no ELF file under {', '.join(roots)}: the check looks in the wrong place")
     advice = (
-        "install the library, name its folder in the file's RPATH or in /etc/ld.so.conf.d (and run"
-        " ldconfig), "
+        "install the library, name its folder in the file's"
+        " RPATH or in /etc/ld.so.conf.d (and run ldconfig), "
     )
     return told(problems, advice + "remove an unused file, or declare what the driver provides")
 
@@ -470,8 +470,8 @@ def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
     problems += _unopened(places, image, check["provided"])
     return told(
         problems,
-        "a job that first needs it fails then: install the library's wheel again, and what it"
-        " needs",
+        "a job that first needs it fails then:"
+        " install the library's wheel again, and what it needs",
     )
 
 
@@ -510,8 +510,8 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
             return [f"{library} means {', '.join(paths) or 'no file'}: name exactly one"]
         library = paths[0]
     advice = (
-        "install the library, or name its folder in the file's RPATH or in /etc/ld.so.conf.d (and"
-        " run ldconfig)"
+        "install the library, or name its folder in the file's"
+        " RPATH or in /etc/ld.so.conf.d (and run ldconfig)"
     )
     return told(_unopened({library: library}, image, check["provided"]), advice)
 

@@ -236,7 +236,10 @@ def python_distributions(root: str) -> list[PythonDistribution]:
     return found
 
 
-_RPM_PACKAGE = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
+_RPM_PACKAGE = (
+    r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}"
+    r"\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
+)
 
 
 def all_packages(root: str) -> PackagesAnswer:

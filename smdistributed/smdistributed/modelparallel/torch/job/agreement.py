@@ -78,9 +78,8 @@ def _wait_for_readers(store: Store, rank: int, size: int) -> None:
 
 
 def _differences(first: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    own: Mapping[str, Any] = json.loads(
-        json.dumps(mine)
-    )  # as the other one comes: a tuple is a list
+    # As the other one comes: a tuple is a list.
+    own: Mapping[str, Any] = json.loads(json.dumps(mine))
     return [
         f"{key} = {first[key]!r} and {own[key]!r}"
         for key in sorted(first)
@@ -111,10 +110,11 @@ def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, 
         # A rank whose inputs are not used may pass tensors without rows.
         if name in first and first[name] != shape and 0 not in shape and 0 not in first[name]:
             raise StepError(
-                f"smp.step: function {step}, argument {name}: rank {members[0]} was given a tensor"
-                f" of shape {tuple(first[name])}, and rank {state.topo.rank} one of shape"
-                f" {tuple(shape)}\nAll ranks of a model must be given the same batch: choose the"
-                " samples by smp.dp_rank() and smp.dp_size(), not by the rank of the process."
+                f"smp.step: function {step}, argument {name}:"
+                f" rank {members[0]} was given a tensor of shape {tuple(first[name])},"
+                f" and rank {state.topo.rank} one of shape {tuple(shape)}\n"
+                "All ranks of a model must be given the same batch: choose the samples"
+                " by smp.dp_rank() and smp.dp_size(), not by the rank of the process."
             )
 
 

@@ -232,8 +232,8 @@ def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]
     if not isinstance(values, Mapping):
         return {}, [f"{source} was given {values!r}: must be a dictionary"]
     problems = [
-        f"{old} = {values[old]!r} and {new} = {values[new]!r}: must be the same, they are two names"
-        " of one key"
+        f"{old} = {values[old]!r} and {new} = {values[new]!r}:"
+        " must be the same, they are two names of one key"
         for old, new in OLD_NAMES.items()
         if old in values and new in values and values[old] != values[new]
     ]
@@ -275,8 +275,8 @@ def _rule(
             return (
                 value >= beside,
                 (
-                    f"{key} = {value}: must be an integer from 0 to {beside - 1}, below {other} ="
-                    f" {beside}"
+                    f"{key} = {value}: must be an integer from 0 to {beside - 1},"
+                    f" below {other} = {beside}"
                 ),
             )
         case "excludes":
@@ -305,16 +305,16 @@ def _rules_of(config: Config, world: int) -> list[tuple[tuple[str, ...], bool, s
             keys,
             world % parallel > 0,
             (
-                f"{degrees}: their product {parallel} must divide the number of ranks, which is"
-                f" {world}"
+                f"{degrees}: their product {parallel} must"
+                f" divide the number of ranks, which is {world}"
             ),
         ),
         (
             (*keys, "ddp"),
             world % parallel == 0 and world > parallel and not config.ddp,
             (
-                f"ddp = False: must be True, because {world} ranks are more than the {parallel} of"
-                f" {degrees}"
+                "ddp = False: must be True,"
+                f" because {world} ranks are more than the {parallel} of {degrees}"
             ),
         ),
         (

@@ -76,9 +76,9 @@ class Topology:
         """
         if self.world % (self.pipeline * self.tensor):
             raise SMPConfigError(
-                f"pipeline_parallel_degree = {self.pipeline} and tensor_parallel_degree ="
-                f" {self.tensor}: their product must divide the number of ranks, which is"
-                f" {self.world}"
+                f"pipeline_parallel_degree = {self.pipeline}"
+                f" and tensor_parallel_degree = {self.tensor}:"
+                f" their product must divide the number of ranks, which is {self.world}"
             )
 
     @property

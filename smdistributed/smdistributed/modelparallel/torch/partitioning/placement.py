@@ -72,8 +72,8 @@ def set_partition(module: tnn.Module, index: int) -> None:
         and state.cfg.pipeline_parallel_degree > 1
     ):
         raise SMPConfigError(
-            "smp.set_partition: the model is already partitioned. Call it before the first step"
-            " function runs"
+            "smp.set_partition: the model is already partitioned."
+            " Call it before the first step function runs"
         )
     for part in module.modules():
         object.__setattr__(part, "_smp_partition", index)

@@ -19,9 +19,10 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 _ALLOWED = frozenset(
     """
     shape size numel nelement dim ndim ndimension stride storage_offset is_contiguous dtype device
-    layout names element_size itemsize nbytes grad grad_fn grad_dtype requires_grad requires_grad_ is_leaf retains_grad
-    output_nr is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mkldnn is_floating_point is_complex is_signed
-    is_shared is_pinned is_inference data_ptr untyped_storage get_device register_hook
+    layout names element_size itemsize nbytes grad grad_fn grad_dtype requires_grad requires_grad_
+    is_leaf retains_grad output_nr is_cuda is_cpu is_meta is_sparse is_quantized is_nested
+    is_mkldnn is_floating_point is_complex is_signed is_shared is_pinned is_inference data_ptr
+    untyped_storage get_device register_hook
     register_post_accumulate_grad_hook _version _is_view _backward_hooks _post_accumulate_grad_hooks
     """.split()  # noqa: SIM905  a list would take a screen
 )
@@ -55,10 +56,11 @@ class _Guard:
         what, owner, me = tensor._smp_remote  # noqa: SLF001
         module, _, key = what.rpartition(".")
         raise StepError(
-            f"{name}: {key!r} of module {module!r} is on partition {owner}, and was read on"
-            f" partition {me}.\nOnly the module itself can read its parameters. Put the module that"
-            " reads them on the same partition with smp.set_partition, or use local_parameters(),"
-            " local_state_dict() or state_dict() of the model."
+            f"{name}: {key!r} of module {module!r} is on partition {owner},"
+            f" and was read on partition {me}.\n"
+            "Only the module itself can read its parameters."
+            " Put the module that reads them on the same partition with smp.set_partition,"
+            " or use local_parameters(), local_state_dict() or state_dict() of the model."
         )
 
 
@@ -69,9 +71,9 @@ def _check_switch(tensor: Any, value: bool) -> None:
     what, owner, _ = tensor._smp_remote  # noqa: SLF001
     if not same and getattr(tensor, "_smp_in_step", bool)():
         raise StepError(
-            f"requires_grad of {what!r}, which is on partition {owner}, was switched in a"
-            " step\nSwitch it before the step on all ranks, detach the module's result, or place"
-            " it with smp.set_partition."
+            f"requires_grad of {what!r}, which is on partition {owner}, was switched in a step\n"
+            "Switch it before the step on all ranks,"
+            " detach the module's result, or place it with smp.set_partition."
         )
 
 
@@ -121,10 +123,11 @@ class _Kept(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if self.in_step():
             raise StepError(
-                f"parameter {name!r} of {self.where} was replaced in a step, by"
-                " torch.func.functional_call or an assignment: the module is on another partition,"
-                " where that has no effect.\nPlace it with the module that calls it with"
-                " smp.set_partition, or pass the values as arguments."
+                f"parameter {name!r} of {self.where} was replaced in a step,"
+                " by torch.func.functional_call or an assignment:"
+                " the module is on another partition, where that has no effect.\n"
+                "Place it with the module that calls it with smp.set_partition,"
+                " or pass the values as arguments."
             )
         super().__setitem__(name, value)
 

@@ -88,9 +88,10 @@ def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
         for each in (layers[number] for number in used if number < len(layers)):
             if _AWAY in vars(each):
                 raise StepError(
-                    "the model was called again with the cache of a call before, in training: the"
-                    " entries of remote layers stayed on their ranks\nCall it once with the whole"
-                    " sequence, or place the layers on one partition with smp.set_partition."
+                    "the model was called again with the cache of a call before, in training:"
+                    " the entries of remote layers stayed on their ranks\n"
+                    "Call it once with the whole sequence,"
+                    " or place the layers on one partition with smp.set_partition."
                 )
             setattr(each, _AWAY, True)
     else:  # one of an encoder and a decoder has two

@@ -176,8 +176,8 @@ class _Remote(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise StepError(
                 f"create_graph=True: gradients of gradients do not go through module {call.title},"
-                " which is on another partition\nPlace it with smp.set_partition where the"
-                " gradient is taken."
+                " which is on another partition\n"
+                "Place it with smp.set_partition where the gradient is taken."
             )
         _check_transforms(call.title)
         wanted = [
@@ -244,9 +244,10 @@ class Caller:
         )
         if scope is not None:
             raise StepError(
-                f"module {port.modules.title(number)} was called within {scope}, and is on another"
-                " partition, where that would have no effect\nEnter it around the whole step"
-                " function, or place the module with its caller with smp.set_partition."
+                f"module {port.modules.title(number)} was called within {scope},"
+                " and is on another partition, where that would have no effect\n"
+                "Enter it around the whole step function,"
+                " or place the module with its caller with smp.set_partition."
             )
         if context.tail is not None:
             raise StepError(_NOT_LAST)

@@ -263,9 +263,8 @@ class Arguments:
                     raise StepError(
                         f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}"
                     )
-                tensors.append(
-                    (number, tensor.view_as(tensor))
-                )  # not the caller's own object: its values
+                # Not the caller's own object: its values.
+                tensors.append((number, tensor.view_as(tensor)))
         cells = []
         for number, (cell, before) in enumerate(self.cells):
             now = mutable.content(cell)

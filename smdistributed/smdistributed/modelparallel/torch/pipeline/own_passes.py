@@ -68,9 +68,8 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     if _place.in_script:
         given = args[4] if len(args) > 4 else kwargs.get("inputs")
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        tensors = (
-            tensors if isinstance(tensors, torch.Tensor) else roots
-        )  # an iterator is read once
+        # An iterator is read once.
+        tensors = tensors if isinstance(tensors, torch.Tensor) else roots
         _check_backward(roots, given)
     _torch_backward(tensors, *args, **kwargs)
 
@@ -87,10 +86,10 @@ def _check_backward(roots: Sequence[Any], given: Any) -> None:
         adds = any(model.partition_of(each) is not None for each in named)
     if adds:
         raise StepError(
-            "loss.backward() or torch.autograd.backward() was called in a function decorated with"
-            " smp.step, and adds to the gradients of the model, which would be too large: they must"
-            " be divided by the number of microbatches, and scaled\nCall model.backward(loss) in"
-            " its place."
+            "loss.backward() or torch.autograd.backward() was called in a function decorated"
+            " with smp.step, and adds to the gradients of the model, which would be too large:"
+            " they must be divided by the number of microbatches, and scaled\n"
+            "Call model.backward(loss) in its place."
         )
 
 

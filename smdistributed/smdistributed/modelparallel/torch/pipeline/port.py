@@ -102,7 +102,7 @@ class Port:
             raise PeerError(link.members[peer], link.name(peer), f"{GONE} ({error})") from error
         except Exception as error:  # whatever pickle says of an object
             raise StepError(
-                f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}:"
-                f" {error}\nPlace the module and its caller on one partition with"
-                " smp.set_partition, or pass tensors and what pickle knows."
+                f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}: {error}\n"
+                "Place the module and its caller on one partition with smp.set_partition,"
+                " or pass tensors and what pickle knows."
             ) from error

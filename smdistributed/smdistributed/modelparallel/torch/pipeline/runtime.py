@@ -172,10 +172,11 @@ class Runtime:
                 if self.port.me == self.port.root_rank or _UNUSED not in str(error):
                     raise
                 raise StepError(
-                    "torch.autograd.grad was called in the step function: on other ranks than the"
-                    " root module's the outputs of the model are copies, and lead to no input:"
-                    f" {error}\nTake this gradient in the forward of the model, where it goes"
-                    " through all partitions."
+                    "torch.autograd.grad was called in the step function:"
+                    " on other ranks than the root module's the outputs of the model are copies,"
+                    f" and lead to no input: {error}\n"
+                    "Take this gradient in the forward of the model,"
+                    " where it goes through all partitions."
                 ) from error
             self.model.finish(microbatch)
             return result
@@ -201,9 +202,9 @@ class Runtime:
         if isinstance(message, Forward | Outputs | Done) and message.function != self.port.function:
             self.scheduler.fail(
                 StepError(
-                    f"{link.name(peer)} runs the step function {message.function}, and"
-                    f" {link.name(link.me)} runs {self.port.function}\nAll ranks of a pipeline must"
-                    " call the same step functions in the same order."
+                    f"{link.name(peer)} runs the step function {message.function},"
+                    f" and {link.name(link.me)} runs {self.port.function}\n"
+                    "All ranks of a pipeline must call the same step functions in the same order."
                 )
             )
             return

@@ -153,8 +153,7 @@ class Scheduler:
         self._sleeping: dict[Context, Seat] = {}
         self._main = Seat(main=True)
 
-    # ---- what contexts call
-    # ------------------------------------------------------------------------------------------
+    # --- what contexts call -----------------------------------------------------------------------
 
     def wait(self, key: Key, kind: str) -> Any:
         """Let other contexts run until an answer is here, and return it.
@@ -182,8 +181,7 @@ class Scheduler:
             step.at_gate += 1
             self._wait(context)
 
-    # ---- what messages do
-    # --------------------------------------------------------------------------------------------
+    # --- what messages do -------------------------------------------------------------------------
 
     def answer(self, key: Key, value: Any) -> None:
         """Keep an answer, and make the context that waits for it ready."""
@@ -230,8 +228,7 @@ class Scheduler:
             step.error = error
             step.trace = "".join(traceback.format_exception(error))
 
-    # ---- the step
-    # ----------------------------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def run(self, step: Step) -> None:
         """Run a step to its end; the error is left in it."""

@@ -190,10 +190,10 @@ class Server:
         result, following = self._run(message, args, kwargs)
         if capture() != flags:
             raise StepError(
-                f"module {port.modules.title(message.module)} left another gradient mode, inference"
-                " mode or autocast than it was called in, which its caller on another partition"
-                " would not see\nUse `with`, or place the module with its caller with"
-                " smp.set_partition."
+                f"module {port.modules.title(message.module)} left another gradient mode,"
+                " inference mode or autocast than it was called in,"
+                " which its caller on another partition would not see\n"
+                "Use `with`, or place the module with its caller with smp.set_partition."
             )
         views.leave(turn)
         if message.before[1] is None:

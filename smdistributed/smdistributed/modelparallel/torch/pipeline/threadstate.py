@@ -70,7 +70,8 @@ class Applied:
         if wanted.inference != now.inference:
             self._enter(torch.inference_mode(wanted.inference))
         if wanted.autocast != now.autocast:
-            torch.clear_autocast_cache()  # a cached cast may belong to the call that waits below this one
+            # A cached cast may belong to the call that waits below this one.
+            torch.clear_autocast_cache()
             types = dict(wanted.autocast)
             for device in {*types, *dict(now.autocast)}:
                 self._enter(

@@ -460,8 +460,7 @@ class Views:
         """Return the packages whose generators the code of the modules names."""
         return set(self._outside.draws)
 
-    # ---- a step
-    # ------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def begin(self, function: str) -> bool:
         """Begin a step, and return whether its microbatches must run one after another."""
@@ -656,9 +655,9 @@ class Views:
         for title, each, before in self._lent:
             if mutable.changed(each, before):
                 raise StepError(
-                    f"module {title} keeps what it returned, and its caller wrote to that: it would"
-                    " not change there\nWrite to a copy, or place the module with its caller with"
-                    " smp.set_partition."
+                    f"module {title} keeps what it returned, and its caller wrote to that:"
+                    " it would not change there\n"
+                    "Write to a copy, or place the module with its caller with smp.set_partition."
                 )
         for slot in list(self._cells.values()):
             now = mutable.content(slot.where)
@@ -849,8 +848,7 @@ class Views:
                     mutable.assign(slot.where, value)
                     slot.installed = value
 
-    # ---- attributes
-    # --------------------------------------------------------------------------------------------------
+    # --- attributes -------------------------------------------------------------------------------
 
     def slot(self, module: nn.Module, name: str) -> _Slot | None:
         """Return the place of an attribute; None: it is no business of the views."""
@@ -886,9 +884,9 @@ class Views:
             self._modules[number]
         ):
             raise StepError(
-                f"a hook was registered in a step on module {self.title(number)}, which is on"
-                " another partition, where it would not run\nRegister it before the step on all"
-                " ranks, or place it with smp.set_partition."
+                f"a hook was registered in a step on module {self.title(number)},"
+                " which is on another partition, where it would not run\n"
+                "Register it before the step on all ranks, or place it with smp.set_partition."
             )
 
     def write(
@@ -1056,9 +1054,10 @@ class Views:
             if type(error) is not RuntimeError or not slots:
                 raise
             raise StepError(
-                f"{self._title(slots[0])} keeps a tensor that needs a gradient, whose graph may"
-                f" have ended: {error}\nDetach it, or take it out when it is no longer used. Or"
-                " place the modules that use it on one partition with smp.set_partition."
+                f"{self._title(slots[0])} keeps a tensor that needs a gradient,"
+                f" whose graph may have ended: {error}\n"
+                "Detach it, or take it out when it is no longer used."
+                " Or place the modules that use it on one partition with smp.set_partition."
             ) from error
 
     def _written_parameter(self) -> str | None:
@@ -1108,8 +1107,7 @@ class Views:
     def _title(self, slot: _Slot) -> str:
         return f"attribute {slot.key[1]!r} of module {self.title(slot.key[0])}"
 
-    # ---- other ranks
-    # -------------------------------------------------------------------------------------------------
+    # --- other ranks ------------------------------------------------------------------------------
 
     def held(self, microbatch: int) -> frozenset[Stamp]:
         """Return the stamps of what a microbatch has written so far, as this rank knows."""
@@ -1459,9 +1457,8 @@ class Views:
                     owner, key = seen.setdefault(
                         id(cell), (self._owner[number], (number, name, place))
                     )
-                    alike = isinstance(
-                        cell, mutable.Settings | mutable.Local
-                    )  # all ranks have the same at first
+                    # All ranks have the same at first.
+                    alike = isinstance(cell, mutable.Settings | mutable.Local)
                     if owner != self._owner[number] and not alike:
                         self._shared.add(key)
                     elif key == (number, name, place):

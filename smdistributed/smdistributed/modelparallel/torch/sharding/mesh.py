@@ -163,7 +163,7 @@ def check_part(saved: Any) -> None:
     was, now = saved.get(PART, (0, 1)), (part(), degree())
     if tuple(was) != now:
         raise SMPRuntimeError(
-            f"the partial state is part {was[0]} of {was[1]}, and rank {rank()} has part {now[0]}"
-            f" of {now[1]}: sharded_data_parallel_degree must be as it was saved. A full state goes"
-            " to any degree"
+            f"the partial state is part {was[0]} of {was[1]}, and rank {rank()} has part"
+            f" {now[0]} of {now[1]}: sharded_data_parallel_degree must be as it was saved."
+            " A full state goes to any degree"
         )

@@ -110,10 +110,10 @@ class Order:
             for where, key, __ in held:
                 if not isinstance(where[key], nn.Parameter):
                     raise StepError(
-                        f"parameter {key!r} in {self._titles[number]} was replaced for a call, as"
-                        " torch.func.functional_call does it. With sharded data parallelism a"
-                        " block runs with its own parameters. Write the computation into its"
-                        " forward"
+                        f"parameter {key!r} in {self._titles[number]} was replaced for a call,"
+                        " as torch.func.functional_call does it."
+                        " With sharded data parallelism a block runs with its own parameters."
+                        " Write the computation into its forward"
                     )
             self._note(_FORWARD, number)
 
@@ -193,8 +193,8 @@ class Order:
             [*ranks[other][first : first + 1], (_END, 0)][0],
         )
         advice = (
-            "Give smp.DistributedModel find_unused_parameters=True, so that ranks may use different"
-            " ones"
+            "Give smp.DistributedModel find_unused_parameters=True,"
+            " so that ranks may use different ones"
         )
         if _USED not in (notes[0][0], notes[1][0]):
             advice = (

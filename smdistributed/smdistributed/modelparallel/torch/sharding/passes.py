@@ -70,10 +70,11 @@ class Passes:
         waiting = summed and self._waiting
         self.seen, self._waiting = False, self._waiting and not summed
         for module in self._gathered:
-            module.reshard()  # what a forward pass left gathered would be out of date after the optimizer's step
+            # Parameters that a forward pass left gathered are old after the optimizer's step.
+            module.reshard()
         if waiting:
             raise StepError(
-                "the last microbatch ran no backward pass, and others did: with sharded data"
-                " parallelism it sums the gradients of all. Call model.backward for every"
-                " microbatch"
+                "the last microbatch ran no backward pass, and others did:"
+                " with sharded data parallelism it sums the gradients of all."
+                " Call model.backward for every microbatch"
             )

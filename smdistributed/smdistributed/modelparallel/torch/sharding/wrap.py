@@ -101,9 +101,9 @@ def shard(
             )
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise SMPConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) has sparse=True: a sparse"
-                " gradient cannot be summed over the ranks that share a parameter. Make it with"
-                " sparse=False"
+                f"{name or 'the model'} ({type(module).__name__}) has sparse=True:"
+                " a sparse gradient cannot be summed over the ranks that share a parameter."
+                " Make it with sparse=False"
             )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -171,9 +171,9 @@ def _check(named: Named) -> None:
     for name, tensor in named:
         if tensor.is_meta:
             raise SMPConfigError(
-                f"{name} is on the meta device and has no values. Make the model in"
-                " smp.delay_param_initialization() or smp.model_creation(): then no rank has all"
-                " of it either"
+                f"{name} is on the meta device and has no values."
+                " Make the model in smp.delay_param_initialization() or smp.model_creation():"
+                " then no rank has all of it either"
             )
 
 

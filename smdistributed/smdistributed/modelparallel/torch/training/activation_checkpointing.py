@@ -64,16 +64,15 @@ def set_activation_checkpointing(
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
         if size != 1:
             _say(
-                "set_activation_checkpointing: a ModuleList is checkpointed child by child, not as"
-                f" {strategy!r}"
+                "set_activation_checkpointing:"
+                f" a ModuleList is checkpointed child by child, not as {strategy!r}"
             )
         for child in module:
             _set(child, preserve_rng_state)
     elif isinstance(module, nn.Sequential):
         groups = _Groups(module, preserve_rng_state, size)
-        module.__dict__["_smp_run_children"] = (
-            groups.run
-        )  # for the runtime, which calls the children of one partition
+        # For the runtime, which calls the children of one partition.
+        module.__dict__["_smp_run_children"] = groups.run
         if _where(module).here and len(_where(module).partitions) < 2:
             module.forward = groups  # type: ignore[method-assign]
     else:

@@ -103,8 +103,8 @@ class Bucket:
             grad = None if zeros else parameter.grad
             if grad is not None and grad.layout != torch.strided:
                 raise SMPConfigError(
-                    "a sparse gradient cannot be averaged over replicas. Make the embedding with"
-                    " sparse=False"
+                    "a sparse gradient cannot be averaged over replicas."
+                    " Make the embedding with sparse=False"
                 )
             parts.append(
                 parameter.new_zeros(parameter.numel())

@@ -104,8 +104,8 @@ def clip(
 def _finite(norm: torch.Tensor, norm_type: float, asked: bool) -> torch.Tensor:
     if asked and not bool(norm.isfinite()):
         raise RuntimeError(
-            f"the total norm of order {norm_type} of the gradients is {norm.item()}: it is not"
-            " finite"
+            f"the total norm of order {norm_type} of the"
+            f" gradients is {norm.item()}: it is not finite"
         )
     return norm
 

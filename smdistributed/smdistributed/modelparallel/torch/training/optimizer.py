@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 else:  # the class comes in front of the one of the script's optimizer, which has it as its base
     _Optimizer = object
 
+# What they compute has no rule for a parameter in parts.
 _UNSHARED = (
     "Adafactor",
     "Rprop",
     "SparseAdam",
-)  # what they compute has no rule for a parameter in parts
+)
 OWNED = "_smp_owned"  # indices of the parameters that the part is complete for
 PRECISION = "_smp_precision"  # master weights and loss scale
 
@@ -233,8 +234,7 @@ class DistributedOptimizer(_Optimizer):
         if self._smp_masters is not None:
             self._smp_masters.add(self, self._smp_owned().__contains__, first)
 
-    # -- Which parameters are this rank's
-    # -----------------------------------------------------------------------------
+    # --- Which parameters are this rank's ---------------------------------------------------------
 
     def _smp_local(self) -> set[int]:
         """Return the indices (over all groups) of the parameters that this rank
@@ -271,8 +271,7 @@ class DistributedOptimizer(_Optimizer):
         me = rdp_rank()
         return {index for index, owner in self._smp_shards().items() if owner == me}
 
-    # -- Precision
-    # ----------------------------------------------------------------------------------------------------
+    # --- Precision --------------------------------------------------------------------------------
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -385,8 +384,7 @@ class DistributedOptimizer(_Optimizer):
         self._global_grad_norm = norm
         return norm
 
-    # -- Step
-    # ---------------------------------------------------------------------------------------------------------
+    # --- Step -------------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True, set_grads_to_None: bool | None = None) -> None:  # noqa: N803
         """Clear the gradients of parameters and master weights.
@@ -477,8 +475,7 @@ class DistributedOptimizer(_Optimizer):
             for send in sends:
                 send.wait()
 
-    # -- State
-    # --------------------------------------------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------------
 
     def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
         """Return the state of the parameters that this rank owns, with ``_smp_is_partial`` set.
@@ -648,8 +645,7 @@ class DistributedOptimizer(_Optimizer):
         """
         return {id(parameter): index for index, parameter in enumerate(self._smp_parameters())}
 
-    # -- Tensor parallelism: the state of a split parameter is split along the same axis
-    # ------------------------------
+    # --- Tensor parallelism: the state of a split parameter is split along the same axis ----------
 
     def _smp_joined(self, parts: list[StateDict]) -> StateDict:
         """Join the parts of the tensor ranks."""

@@ -122,8 +122,8 @@ def own_address(host: str, port: int) -> str:
     except OSError as error:
         reason = error
     raise StartError(
-        f"cannot find the way to the master: {host} ({reason})\nSet MASTER_ADDR to a host that all"
-        " ranks reach."
+        f"cannot find the way to the master: {host} ({reason})\n"
+        "Set MASTER_ADDR to a host that all ranks reach."
     )
 
 
@@ -164,9 +164,10 @@ def _wait(
 def _missing(ranks: Sequence[int], what: str, rank: int | None, timeout: float) -> str:
     names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
     return (
-        f"the job did not start: rank{'s' if len(ranks) > 1 else ''} {names} had not {what}"
-        f" {'the job' if rank is None else f'rank {rank}'} after {timeout:g} s\nLook at the output"
-        " of these ranks, and check that the hosts reach each other on all TCP ports."
+        f"the job did not start: rank{'s' if len(ranks) > 1 else ''} {names} had not"
+        f" {what} {'the job' if rank is None else f'rank {rank}'} after {timeout:g} s\n"
+        "Look at the output of these ranks,"
+        " and check that the hosts reach each other on all TCP ports."
     )
 
 

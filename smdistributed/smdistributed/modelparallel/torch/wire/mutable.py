@@ -680,9 +680,8 @@ def _state_of_other(leaf: Any) -> Any:
         frame = leaf.gi_frame
         return None if frame is None else (frame.f_lasti, [*map(_mark, frame.f_locals.values())])
     if hasattr(type(leaf), "__next__"):
-        return (
-            operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()
-        )  # may have moved on
+        # May have moved on.
+        return operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()
     if hasattr(leaf, "bit_generator"):
         return repr(leaf.bit_generator.state)
     try:

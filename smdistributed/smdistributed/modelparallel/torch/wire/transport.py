@@ -165,9 +165,8 @@ class Transport:
         head = pickle.dumps((message, descriptions), 5)
         parts[0] = _SIZES.pack(len(head)) + head
         if carried and self.payload is not None:
-            self.payload.send(
-                peer, carried
-            )  # before the header: the receive that this posts never waits for long
+            # Before the header: the receive that this posts never waits for long.
+            self.payload.send(peer, carried)
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
         self.bytes_sent += total
 

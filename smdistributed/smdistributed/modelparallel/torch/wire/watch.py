@@ -176,7 +176,8 @@ class Watch:
         while selector.get_map():
             ready = selector.select(LOOK)
             if not ready:
-                self._compare_reports()  # of those that have answered: a rank may be in code that holds its interpreter
+                # Only ranks that have answered: others may be in code that holds their interpreter.
+                self._compare_reports()
                 self._look_at_own_call()
             for key, _ in ready:
                 peer: int = key.data
