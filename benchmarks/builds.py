@@ -41,10 +41,10 @@ from measure import (
     write,
 )
 from peer import WORDS, Peer, write_peer
-from trainworks.assemble.base import ensure_base, own_base
+from trainworks.build.base import ensure_base, own_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.facts import load as facts_files
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.rows import Facts

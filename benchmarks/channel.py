@@ -24,13 +24,13 @@ from measure import ROOT, Figure, Section, describe, load, machine, write
 
 sys.path.insert(0, str(ROOT / "launcher"))
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, Role, data_path
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.worker import Worker
-from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.event_loop import Loop
 
 HOSTS, PROCESSES = 512, 4
 JOB: Mapping[str, Json] = {"job name": "benchmark"}

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from measure import ROOT, Figure, Section, clock_process, describe, load, machine, write
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 
 TARGET = ("--framework", "pytorch", "--cuda", "cu121")
 

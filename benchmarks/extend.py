@@ -17,7 +17,7 @@ from builds import ignore, say
 from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, write
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Secret
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.host.settings import read_host_settings
 
 PROMISED = 1.3

@@ -19,10 +19,10 @@ def main(words: list[str]) -> int:
     root, engine_name, tag, steps, framework, cuda = words
     sys.path.insert(0, str(Path(root) / "src"))
 
-    from trainworks.assemble.image import build_image
-    from trainworks.assemble.order import BuildOptions
-    from trainworks.assemble.session import BuildSession
-    from trainworks.assemble.target import image_spec
+    from trainworks.build.image import build_image
+    from trainworks.build.options import BuildOptions
+    from trainworks.build.session import BuildSession
+    from trainworks.build.target import image_spec
     from trainworks.cli.commands.build import parser
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.assemble.context import add_local_wheels
+from trainworks.build.context import add_local_wheels
 from trainworks.engine.protocol import BuildRequest, Secret
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan

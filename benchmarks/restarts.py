@@ -28,7 +28,7 @@ from pathlib import Path
 
 from measure import ROOT, Figure, Section, amount, describe, load, machine, table, write
 from start import install_ours
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "launcher" / "tests"))

@@ -27,7 +27,7 @@ from pathlib import Path
 from measure import ROOT, Figure, Section, clock_process, describe, load, machine, run, write
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 
 TOOLKIT = "sagemaker-training==5.1.4"
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -14,9 +14,9 @@ import pytest
 from trainworks.cli.commands import COMMANDS
 from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
-from trainworks_launcher.contract.registry import MODES
-from trainworks_launcher.given.platforms import PLATFORMS
-from trainworks_launcher.given.platforms.rows import ROWS
+from trainworks_launcher.contract.modes import MODES
+from trainworks_launcher.environment.platforms import PLATFORMS
+from trainworks_launcher.environment.platforms.simple import ROWS
 
 VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
 ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
@@ -32,18 +32,21 @@ ALLOWED: Mapping[tuple[str, str], str] = {
         "cli/grammar.py",
         "2.4.1",
     ): "in the name of a target that examples use; a test looks for it in the matrix",
-    ("facts/forms.py", "2.4.1"): "an example in an error message",
+    ("facts/field_types.py", "2.4.1"): "an example in an error message",
     (
-        "proof/cyclonedx.py",
+        "attestation/cyclonedx.py",
         "http://cyclonedx.org/schema/bom-1.6.schema.json",
     ): "the name of a format, never fetched",
-    ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     (
-        "proof/provenance.py",
+        "attestation/provenance.py",
+        "https://cyclonedx.org/bom",
+    ): "the name of a format, never fetched",
+    (
+        "attestation/provenance.py",
         "https://slsa.dev/provenance/v1",
     ): "the name of a format, never fetched",
     ("host/advisories.py", "2.4.1"): "an example of a version with a label",
-    ("extend/wanted.py", "https://"): "how an address of a git requirement begins",
+    ("extend/requirement_inputs.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/inside/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
     ("imagetest/inside/libraries.py", "2.4.1"): "an example of a version with a label",
     ("imagetest/inside/libraries.py", "2.8.3"): "an example of a version with a label",
@@ -145,9 +148,11 @@ def test_one_file_for_each_mode(root: Path) -> None:
 def test_one_file_or_one_row_for_each_platform(root: Path) -> None:
     files = {
         path.stem
-        for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")
+        for path in (root / "launcher" / "trainworks_launcher" / "environment" / "platforms").glob(
+            "*.py"
+        )
     }
-    assert files - {"__init__", "common", "rows"} == {
+    assert files - {"__init__", "common", "simple"} == {
         name for name, row in PLATFORMS.items() if not row.in_rows
     }
     assert set(ROWS) == {name for name, row in PLATFORMS.items() if row.in_rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.likeness import WORDS, alike, nearest
+from trainworks.suggestions import WORDS, alike, nearest
 
 CELLS = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "neuron")
 COMMANDS = (

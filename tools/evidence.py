@@ -35,7 +35,7 @@ NAMES = 20
 
 def digest_of(record: Mapping[str, Any]) -> str:
     """Return what `digest` of a record must be: the sha256 of everything else in it
-    (`trainworks.proof.evidence`).
+    (`trainworks.attestation.evidence`).
     """
     rest = {name: value for name, value in record.items() if name != "digest"}
     return (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from trainworks.facts.forms import Form
+from trainworks.facts.field_types import Form
 from trainworks.facts.lockfile import ARCHIVES, ARTIFACTS, BASE_IMAGES, KEYS
 from trainworks.facts.rows import (
     TABLES,
@@ -22,7 +22,7 @@ from trainworks.facts.rows import (
     LockedPackage,
     TargetRow,
 )
-from trainworks.facts.shapes import shape_of
+from trainworks.facts.schema import shape_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The language of the schemas; editors look at it to know the keywords."""

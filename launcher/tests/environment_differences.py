@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trainworks_launcher.contract.values import Json, compact, mapping, text, texts
+from trainworks_launcher.contract.json_values import Json, compact, mapping, text, texts
 
 SWITCHES = tuple(
     f"sagemaker_{name}_enabled"

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 
 from launcher_support import TIME_OUT
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Events, identity, proof
+from trainworks_launcher.supervise.control import Events, handshake, identity
 from trainworks_launcher.supervise.control.leader import Leader
+from trainworks_launcher.supervise.control.message_authentication import LEADER as LEADERS
+from trainworks_launcher.supervise.control.message_authentication import WORKER as WORKERS
+from trainworks_launcher.supervise.control.message_authentication import Seal
 from trainworks_launcher.supervise.control.messages import PROTOCOL, Decoder
-from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
-from trainworks_launcher.supervise.control.seal import WORKER as WORKERS
-from trainworks_launcher.supervise.control.seal import Seal
 from trainworks_launcher.supervise.control.worker import Worker
-from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import Outcome
 from trainworks_testing.ports import free_port
 
@@ -149,13 +149,16 @@ def until(loop: Loop, condition: Callable[[], object]) -> None:
 def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> Iterator[Peer]:
     """A host that joins the leader."""
     with socket.create_connection((LEADER, control.port)) as opened:
-        nonce = proof.make_nonce()
+        nonce = handshake.make_nonce()
         send(opened, join(nonce=nonce, secret=bool(secret), **changes))
         (challenge,) = Decoder().feed(receive(loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]))
-        assert proof.is_proof(secret, LEADERS, said, challenge["proof"])
-        send(opened, encode([{"type": "answer", "proof": proof.make_proof(secret, WORKERS, said)}]))
-        made = Peer(loop, opened, Seal(proof.make_key(secret, said), WORKERS))
+        said = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]))
+        assert handshake.is_proof(secret, LEADERS, said, challenge["proof"])
+        send(
+            opened,
+            encode([{"type": "answer", "proof": handshake.make_proof(secret, WORKERS, said)}]),
+        )
+        made = Peer(loop, opened, Seal(handshake.make_key(secret, said), WORKERS))
         made.first = made.hear()[0]
         yield made
 
@@ -192,10 +195,10 @@ class FakeLeader:
         """The next connection; both ends have proved that they are of the job."""
         opened = self.accept(stack)
         (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = proof.Transcript(
-            identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce()
+        said = handshake.Transcript(
+            identity.as_text(JOB), WORKER, str(asked["nonce"]), handshake.make_nonce()
         )
-        shown = proof.make_proof(self.secret, LEADERS, said)
+        shown = handshake.make_proof(self.secret, LEADERS, said)
         challenge: dict[str, Json] = {
             "type": "challenge",
             "nonce": said.leader_nonce,
@@ -204,7 +207,7 @@ class FakeLeader:
         challenge["protocol"] = PROTOCOL
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
-        return Peer(self.loop, opened, Seal(proof.make_key(self.secret, said), LEADERS))
+        return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, said), LEADERS))
 
     def let_in(self, stack: contextlib.ExitStack) -> Peer:
         """As ``prove``, and welcome the worker."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 NAMES = ("algo-1", "algo-2")
 PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")

@@ -21,11 +21,11 @@ from types import MappingProxyType, TracebackType
 from typing import IO
 
 from trainworks_launcher.contract.hyperparameters import decode_values
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Devices, Environment
-from trainworks_launcher.given.manifest import Manifest, parse_manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Devices, Environment
+from trainworks_launcher.environment.manifest import Manifest, parse_manifest
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainworks_launcher.contract.values import Json, decode, mapping
+from trainworks_launcher.contract.json_values import Json, decode, mapping
 from trainworks_preflight.distribution import GROUPS, Group, group_names
 
 _ESTIMATORS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}

@@ -23,10 +23,10 @@ from launcher_support import Launcher, environment, plan, write_inputs
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.again import Tries
-from trainworks_launcher.supervise.children import shared_memory
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
+from trainworks_launcher.supervise.processes import shared_memory
+from trainworks_launcher.supervise.restart import Tries
 from trainworks_testing.ports import free_port
 
 HOSTS = (LEADER, WORKER)

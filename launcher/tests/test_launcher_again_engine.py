@@ -29,7 +29,7 @@ from launcher_support import Launcher, write_inputs, write_manifest
 from test_launcher_again import OWN_MEMORY
 from test_launcher_mpirun_engine import DIALECTS, mpirun
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.mpirun.dialects import Dialect
 
 pytestmark = pytest.mark.engine

@@ -26,10 +26,10 @@ from launcher_support import (
 )
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.children import agents, output
-from trainworks_launcher.supervise.children.processes import Child
-from trainworks_launcher.supervise.outcome.starters import mpirun_reason
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
+from trainworks_launcher.supervise.processes import mpirun_agents, output
+from trainworks_launcher.supervise.processes.processes import Child
 
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
 RANK = LAUNCHER / "trainworks_launcher/programs/rank.py"
@@ -328,7 +328,7 @@ def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
         started.append(Child(argv, {"PATH": os.environ["PATH"]}, str(tmp_path), shown, b""))
         return started[-1]
 
-    daemons = agents.Daemons(
+    daemons = mpirun_agents.Daemons(
         start,
         has_ranks=lambda: False,
         may_start_ranks=lambda: alive[0],
@@ -346,4 +346,4 @@ def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
     daemons.orphans_ended([])
     daemons.orphans_ended([])
     shown.close()
-    assert told == [f"{agents.LOST} 3 False"]
+    assert told == [f"{mpirun_agents.LOST} 3 False"]

@@ -16,7 +16,7 @@ from launcher_network import BECOME_HOST, OWN, Host, Network, call, network_of
 from launcher_support import write_inputs, write_manifest
 from test_launcher_mpirun_engine import DIALECTS, called, mpirun
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.mpirun.dialects import Dialect
 
 pytestmark = pytest.mark.engine

@@ -18,7 +18,7 @@ from launcher_support import REPOSITORY, TIME_OUT, environment, plan
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.job.arguments import STYLES, to_arguments
 
 NASTY = (

@@ -12,10 +12,10 @@ import pytest
 from launcher_support import Launcher, write_inputs
 from test_launcher_logs import ranks
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.outcome.cause import Said, failure_of
 from trainworks_launcher.supervise.outcome.records import Record
-from trainworks_launcher.supervise.outcome.starters import Report, report_of
+from trainworks_launcher.supervise.outcome.starter_reports import Report, report_of
 from trainworks_testing.ports import free_port
 
 IMPORTS = (

@@ -17,7 +17,7 @@ from launcher_network import engine_manifest, need
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, write_inputs
 
 from trainworks_launcher.contract.checkpoints import newest_complete, step_in
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 
 def zipped() -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launcher_network import PREFIX, Host, engine_manifest, job_on, need, network_of
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 pytestmark = pytest.mark.engine
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import pytest
 from launcher_support import NO_GPU, environment, plan
 
-from trainworks_launcher.contract.values import texts
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.environment import Devices
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Description, Given
+from trainworks_launcher.contract.json_values import texts
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import Devices
+from trainworks_launcher.environment.platforms import Description, Given
 from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
 

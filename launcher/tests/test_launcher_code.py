@@ -20,10 +20,10 @@ from launcher_pip import pip_variables, project_files, python_of_an_image
 from launcher_support import Launcher, environment, plan, write_inputs, write_manifest
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code, parse_entry_point
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.entry_point import Code, parse_entry_point
+from trainworks_launcher.environment.environment import read_environment
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.programs.unpack import main as unpack_main
 from trainworks_launcher.programs.unpack import unpack

@@ -50,15 +50,18 @@ from launcher_support import (
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Devices, read_environment
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Description
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Devices, read_environment
+from trainworks_launcher.environment.platforms import Description
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Role, identity, proof
+from trainworks_launcher.supervise.control import Role, handshake, identity
 from trainworks_launcher.supervise.control.leader import Leader
+from trainworks_launcher.supervise.control.message_authentication import LEADER as LEADERS
+from trainworks_launcher.supervise.control.message_authentication import WORKER as WORKERS
+from trainworks_launcher.supervise.control.message_authentication import Seal
 from trainworks_launcher.supervise.control.messages import (
     MESSAGE_LIMIT,
     PROTOCOL,
@@ -67,12 +70,9 @@ from trainworks_launcher.supervise.control.messages import (
     read_suspect,
     suspect_fields,
 )
-from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
-from trainworks_launcher.supervise.control.seal import WORKER as WORKERS
-from trainworks_launcher.supervise.control.seal import Seal
-from trainworks_launcher.supervise.control.strangers import ROOM
+from trainworks_launcher.supervise.control.pending_connections import ROOM
 from trainworks_launcher.supervise.control.worker import Worker
-from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.event_loop import READ, Loop
 from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 from trainworks_testing.ports import free_port
@@ -82,17 +82,17 @@ WAIT = "import signal; print('ready', flush=True); signal.pause()"
 
 
 # --- pure parts -----------------------------------------------------------------------------------
-def transcript() -> proof.Transcript:
-    return proof.Transcript("job", "algo-2", "a" * 64, "b" * 64)
+def transcript() -> handshake.Transcript:
+    return handshake.Transcript("job", "algo-2", "a" * 64, "b" * 64)
 
 
 def test_a_proof_is_of_one_side_one_secret_and_everything_that_was_said() -> None:
-    shown = proof.make_proof(SECRET, WORKERS, transcript())
-    assert proof.is_proof(SECRET, WORKERS, transcript(), shown)
-    assert not proof.is_proof(SECRET, LEADERS, transcript(), shown)
-    assert not proof.is_proof(SECRET + "x", WORKERS, transcript(), shown)
+    shown = handshake.make_proof(SECRET, WORKERS, transcript())
+    assert handshake.is_proof(SECRET, WORKERS, transcript(), shown)
+    assert not handshake.is_proof(SECRET, LEADERS, transcript(), shown)
+    assert not handshake.is_proof(SECRET + "x", WORKERS, transcript(), shown)
     for name in transcript()._fields:
-        assert not proof.is_proof(
+        assert not handshake.is_proof(
             SECRET, WORKERS, transcript()._replace(**{name: "other"}), shown
         ), name
 
@@ -102,18 +102,20 @@ def test_a_proof_cannot_be_moved_from_one_field_to_the_next() -> None:
         transcript()._replace(job="ab", host="c"),
         transcript()._replace(job="a", host="bc"),
     )
-    assert proof.make_proof(SECRET, WORKERS, one) != proof.make_proof(SECRET, WORKERS, other)
+    assert handshake.make_proof(SECRET, WORKERS, one) != handshake.make_proof(
+        SECRET, WORKERS, other
+    )
 
 
 def test_nonces_are_never_the_same() -> None:
-    made = {proof.make_nonce() for _ in range(1000)}
+    made = {handshake.make_nonce() for _ in range(1000)}
     assert len(made) == 1000
-    assert all(proof.read_nonce(nonce) for nonce in made)
+    assert all(handshake.read_nonce(nonce) for nonce in made)
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(st.text())))
 def test_nothing_else_is_a_proof(value: Json) -> None:
-    assert not proof.is_proof(SECRET, WORKERS, transcript(), value)
+    assert not handshake.is_proof(SECRET, WORKERS, transcript(), value)
 
 
 JSON = st.recursive(
@@ -268,7 +270,7 @@ def test_no_message_of_a_leader_breaks_a_worker(
 
 def test_a_proof_is_good_for_one_connection_only() -> None:
     with leader_on_a_loop(SECRET) as (loop, control, _, heard):
-        nonce = proof.make_nonce()
+        nonce = handshake.make_nonce()
 
         def begin_join() -> tuple[socket.socket, Mapping[str, Json]]:
             opened = socket.create_connection((LEADER, control.port))
@@ -278,10 +280,10 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         first, challenge = begin_join()
         second, other = begin_join()
         theirs = str(challenge["nonce"])
-        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, theirs)
-        assert proof.is_proof(SECRET, LEADERS, said, challenge["proof"])
+        said = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, theirs)
+        assert handshake.is_proof(SECRET, LEADERS, said, challenge["proof"])
         assert other["nonce"] != theirs
-        answer = encode([{"type": "answer", "proof": proof.make_proof(SECRET, WORKERS, said)}])
+        answer = encode([{"type": "answer", "proof": handshake.make_proof(SECRET, WORKERS, said)}])
         send(second, answer)
         assert b"refused" in receive(loop, second)
         send(first, answer)
@@ -1076,33 +1078,33 @@ def test_two_leaders_need_the_secret_to_end_each_other() -> None:
     limits = Limits()
     with leader_on_a_loop(SECRET, limits=limits) as (loop, control, role, heard):
         with socket.create_connection((LEADER, control.port)) as opened:
-            nonce = proof.make_nonce()
+            nonce = handshake.make_nonce()
             send(
                 opened,
                 encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]),
             )
             (answer,) = Decoder().feed(receive(loop, opened))
             assert answer["type"] == "leads"
-            said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
-            assert proof.is_proof(SECRET, LEADERS, said, answer["proof"])
+            said = handshake.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
+            assert handshake.is_proof(SECRET, LEADERS, said, answer["proof"])
             send(
                 opened,
-                encode([{"type": "leads", "proof": proof.make_proof("guess", WORKERS, said)}]),
+                encode([{"type": "leads", "proof": handshake.make_proof("guess", WORKERS, said)}]),
             )
             until(loop, lambda: any("dropped a connection" in line for line in heard.log))
         assert role.phase == 0
         assert not heard.outcomes
         with socket.create_connection((LEADER, control.port)) as opened:
-            nonce = proof.make_nonce()
+            nonce = handshake.make_nonce()
             send(
                 opened,
                 encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]),
             )
             (answer,) = Decoder().feed(receive(loop, opened))
-            said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
+            said = handshake.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
             send(
                 opened,
-                encode([{"type": "leads", "proof": proof.make_proof(SECRET, WORKERS, said)}]),
+                encode([{"type": "leads", "proof": handshake.make_proof(SECRET, WORKERS, said)}]),
             )
             until(loop, lambda: heard.outcomes)
     assert heard.outcomes[0].cause.startswith(

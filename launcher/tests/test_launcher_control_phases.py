@@ -25,7 +25,7 @@ from launcher_control import (
     until,
 )
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.control import phases
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.messages import outcome_fields, suspect_fields

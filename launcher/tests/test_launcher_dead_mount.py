@@ -13,8 +13,8 @@ import pytest
 from launcher_support import write_inputs, write_manifest
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.given.invocation import NOTHING_ASKED
-from trainworks_launcher.given.patience import read_patiently
+from trainworks_launcher.environment.command_line import NOTHING_ASKED
+from trainworks_launcher.environment.patience import read_patiently
 
 
 @pytest.fixture

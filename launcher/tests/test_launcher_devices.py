@@ -19,15 +19,15 @@ from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.rules import judge
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given import devices, limits, platforms
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Devices
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Given
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment import cgroups, devices, platforms
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Devices
+from trainworks_launcher.environment.platforms import Given
 from trainworks_launcher.job.fabric import LOCKED_BYTES, choose_fabric
 from trainworks_launcher.job.job import make_job
-from trainworks_launcher.plan.asked import checks_of
+from trainworks_launcher.plan.host_checks import checks_of
 from trainworks_launcher.supervise import supervisor
 
 # --- EFA ------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_the_limit_of_cpu_time_is_read_from_the_control_group(
     for name, text in files.items():
         (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "cgroup" / name).write_text(text + "\n", encoding="ascii")
-    assert limits.cpu_quota(str(tmp_path / "membership"), str(tmp_path / "cgroup")) == quota
+    assert cgroups.cpu_quota(str(tmp_path / "membership"), str(tmp_path / "cgroup")) == quota
 
 
 LIMITED = Devices(gpus=0, cpus=3, interfaces=("eth0", "lo"), cpus_limited=True)

@@ -12,9 +12,9 @@ import pytest
 from launcher_support import REPOSITORY, environment, manifest_document, plan
 from real_sdk import Case, ask
 
-from trainworks_launcher.contract.values import Json, mapping
-from trainworks_launcher.given.environment import Devices
-from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.contract.json_values import Json, mapping
+from trainworks_launcher.environment.environment import Devices
+from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_preflight.distribution import Group, translate
 
 P4D = "ml.p4d.24xlarge"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_manifest
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.drivers import read_drivers
-from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.sdk_drivers import read_drivers
 from trainworks_launcher.job.job import Job, make_job
-from trainworks_launcher.plan.exported import exported_variables
+from trainworks_launcher.plan.script_environment import exported_variables
 
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v3" / "bin" / "python"
 TORCHRUN: dict[str, Json] = {"process_count_per_node": None, "smp": None}

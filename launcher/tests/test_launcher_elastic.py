@@ -6,8 +6,8 @@ import pytest
 from launcher_support import environment, plan
 
 from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import Json
 from trainworks_launcher.job.elastic import Elastic, read_elastic
 
 RESTARTS, MINIMUM = (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from launcher_support import Launcher, write_inputs, write_manifest
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys, time

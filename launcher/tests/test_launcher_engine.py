@@ -15,7 +15,7 @@ import pytest
 from launcher_network import NAMES, Network, engine_manifest, need, two_hosts, two_namespaces
 from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 pytestmark = pytest.mark.engine
 

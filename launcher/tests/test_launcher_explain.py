@@ -1,4 +1,4 @@
-"""``train explain`` and ``train --plan``: complete, masked, readable; the job's first lines."""
+"""``train explain`` and ``train --plan``: complete, redacted, readable; the job's first lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from test_launcher_plan import EIGHT_GPUS, SCENARIOS, TORCH, TWO_GROUPS
 from trainworks_launcher.command.explain import explain, to_json, to_table
 from trainworks_launcher.command.options import COMMANDS, UsageError, parse
 from trainworks_launcher.command.rank_map import rank_map
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.modes import SWITCHES
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.registry import SWITCHES
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import Devices, Environment
-from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import first_lines

@@ -14,10 +14,10 @@ import pytest
 from launcher_support import environment, plan, write_inputs
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import NESTING_LIMIT, Json, decode
-from trainworks_launcher.given.environment import Devices, read_environment
+from trainworks_launcher.contract.json_values import NESTING_LIMIT, Json, decode
+from trainworks_launcher.environment.environment import Devices, read_environment
 from trainworks_launcher.job.job import make_job
-from trainworks_launcher.plan.exported import exported_variables
+from trainworks_launcher.plan.script_environment import exported_variables
 
 GROUPS: dict[str, Json] = {
     "current_host": "a",

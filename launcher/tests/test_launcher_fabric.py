@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from launcher_support import REPOSITORY, environment, manifest, manifest_document, plan
 
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import Devices
-from trainworks_launcher.given.manifest import GENERIC_FABRIC, Manifest, parse_manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.environment import Devices
+from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Manifest, parse_manifest
 from trainworks_launcher.job.fabric import choose_fabric
 
 RDMA = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}

@@ -24,8 +24,8 @@ import pytest
 from launcher_pip import pip_variables, project_files, wheel
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.job.provision import Repository, parse_repository
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.job.staging import Repository, parse_repository
 from trainworks_testing.certificates import Authority, make_authority
 from trainworks_testing.ports import free_port
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from launcher_support import Launcher, pids_with_variable, write_inputs, write_manifest
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.ports import free_port
 
 # Addresses of this test run alone: the ports of these clusters are fixed.

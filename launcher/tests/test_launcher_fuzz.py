@@ -24,8 +24,8 @@ from launcher_support import INSTANCES, manifest_document
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import PROGRAMS, read_environment
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.environment import PROGRAMS, read_environment
 from trainworks_launcher.job.arguments import STYLES
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host

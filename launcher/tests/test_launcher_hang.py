@@ -32,12 +32,11 @@ from launcher_support import (
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.manifest import parse_manifest
-from trainworks_launcher.supervise.hang import naming, stacks, watch
-from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
-from trainworks_launcher.supervise.hang.looking import Eyes, Root
-from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.manifest import parse_manifest
+from trainworks_launcher.supervise.event_loop import Loop
+from trainworks_launcher.supervise.hang import detector, outlier_rank, stacks
+from trainworks_launcher.supervise.hang.outlier_rank import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import (
     WORKING_SHARE,
     Look,
@@ -45,8 +44,9 @@ from trainworks_launcher.supervise.hang.progress import (
     Seen,
     sign_of_life,
 )
+from trainworks_launcher.supervise.hang.rank_grid import as_svg, as_text, grid
+from trainworks_launcher.supervise.hang.sampling import Eyes, Root
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
-from trainworks_launcher.supervise.loop import Loop
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 WRAPPER = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
@@ -344,9 +344,9 @@ def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
 def test_rows_survive_the_way_to_the_leader() -> None:
     """Ranks of one place go together, and a message has room for a host of any size."""
     here = rows(*[WAITS] * 190, (LOCK, "S", "which sleeps", ""))
-    sent = json.dumps(naming.documents([row._replace(host="algo-2") for row in here]))
+    sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in here]))
     assert len(sent) < 2000
-    back = naming.read_documents("algo-2", json.loads(sent))
+    back = outlier_rank.read_documents("algo-2", json.loads(sent))
     assert (
         name_the_odd(back, (), 60).cause
         == name_the_odd([row._replace(host="algo-2") for row in here], (), 60).cause
@@ -355,8 +355,8 @@ def test_rows_survive_the_way_to_the_leader() -> None:
         Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8)
         for number in range(500)
     ]
-    assert len(json.dumps(naming.documents(many))) < 60_000
-    assert naming.read_documents("algo-2", "nonsense") == []
+    assert len(json.dumps(outlier_rank.documents(many))) < 60_000
+    assert outlier_rank.read_documents("algo-2", "nonsense") == []
 
 
 # --- signs of progress ----------------------------------------------------------------------------
@@ -831,7 +831,7 @@ def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> No
     ],
 )
 def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> None:
-    assert naming.waits_in_a_package(threads) == waits
+    assert outlier_rank.waits_in_a_package(threads) == waits
 
 
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
@@ -913,7 +913,7 @@ def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
     """py-spy is started in a thread, and its status taken by whoever comes first."""
     script = """
 import subprocess, threading
-from trainworks_launcher.supervise.children.processes import Family
+from trainworks_launcher.supervise.processes.processes import Family
 family = Family()
 def look():
     for _ in range(100):
@@ -966,15 +966,15 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
 ) -> None:
     never = tmp_path / "never"
     os.mkfifo(never)
-    monkeypatch.setattr(watch, "_NEVER_SECONDS", 0.3)
-    monkeypatch.setattr(watch, "_LONGEST_PAUSE_AFTER_NONE", 0.01)
+    monkeypatch.setattr(detector, "_NEVER_SECONDS", 0.3)
+    monkeypatch.setattr(detector, "_LONGEST_PAUSE_AFTER_NONE", 0.01)
     loop, eyes, lines = Loop(), _Blind(never), list[str]()
     spoken = iter(range(1, 1000))
 
     def tell(line: str) -> None:
         lines.append(line)
 
-    around = watch.Surroundings(
+    around = detector.Surroundings(
         host="a",
         member="a",
         leader=True,
@@ -989,7 +989,7 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
         log=tell,
         mask=str,
     )
-    made = watch.Watch(loop, eyes, around)  # type: ignore[arg-type]
+    made = detector.Watch(loop, eyes, around)  # type: ignore[arg-type]
 
     def until_the_third() -> None:
         if eyes.looks >= 3:

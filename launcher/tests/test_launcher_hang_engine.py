@@ -22,7 +22,7 @@ from launcher_network import Host, Network, engine_manifest, job_on, need, netwo
 from launcher_support import GLOO_ENDS, Launcher, write_inputs
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.clock import assert_within, crowd_since, start_clock
 
 pytestmark = pytest.mark.engine

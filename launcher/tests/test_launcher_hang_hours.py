@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import pytest
 
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise import loop as loops
-from trainworks_launcher.supervise.hang import watch as watching
-from trainworks_launcher.supervise.hang.looking import Eyes, Root
-from trainworks_launcher.supervise.hang.naming import Row, row_of
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.supervise import event_loop as loops
+from trainworks_launcher.supervise.hang import detector as watching
+from trainworks_launcher.supervise.hang.detector import Surroundings, Watch
+from trainworks_launcher.supervise.hang.outlier_rank import Row, row_of
 from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, Look, Process
+from trainworks_launcher.supervise.hang.sampling import Eyes, Root
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
-from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
 
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 LIMIT = 600.0

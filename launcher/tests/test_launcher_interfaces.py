@@ -34,7 +34,7 @@ exec "$@"
 ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.environment.environment import read_environment
 made = read_environment({"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": sys.argv[2]})
 print(json.dumps([made.devices.reaching, made.devices.own_address]))
 """

@@ -14,11 +14,11 @@ import pytest
 from launcher_support import environment, manifest_document, plan, write_inputs
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.registry import SWITCHES
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code, parse_entry_point
-from trainworks_launcher.given.environment import Devices, read_environment
-from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.modes import SWITCHES
+from trainworks_launcher.environment.entry_point import Code, parse_entry_point
+from trainworks_launcher.environment.environment import Devices, read_environment
+from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.job.job import make_job
 
 MPI = "sagemaker_mpi_enabled"

@@ -18,9 +18,9 @@ from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 
 import trainworks_launcher
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.registry import MODES, SWITCHES
-from trainworks_launcher.given.entry import program_name
-from trainworks_launcher.plan import exported
+from trainworks_launcher.contract.modes import MODES, SWITCHES
+from trainworks_launcher.environment.entry_point import program_name
+from trainworks_launcher.plan import script_environment
 from trainworks_launcher.plan.modes import planner
 
 if TYPE_CHECKING:
@@ -134,18 +134,28 @@ PURE += [
     *(
         "contract/errors.py",
         "contract/hyperparameters.py",
-        "contract/masking.py",
+        "contract/redaction.py",
         "contract/names.py",
     ),
-    *("contract/origins.py", "contract/registry.py", "contract/settings.py", "contract/values.py"),
-    *("given/cluster.py", "given/entry.py", "given/invocation.py", "given/manifest.py"),
+    *(
+        "contract/origins.py",
+        "contract/modes.py",
+        "contract/settings.py",
+        "contract/json_values.py",
+    ),
+    *(
+        "environment/resource_config.py",
+        "environment/entry_point.py",
+        "environment/command_line.py",
+        "environment/manifest.py",
+    ),
     *("command/explain.py", "command/options.py"),
     *(
         "supervise/phase.py",
         "supervise/preparation/installing.py",
         "supervise/preparation/steps.py",
     ),
-    *(f"supervise/hang/{name}.py" for name in ("naming", "progress", "stacks")),
+    *(f"supervise/hang/{name}.py" for name in ("outlier_rank", "progress", "stacks")),
     *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts")),
 ]
 
@@ -196,7 +206,9 @@ def test_refusals_have_a_range_of_their_own() -> None:
 def test_host_specific_names_are_really_exported() -> None:
     from launcher_support import environment, plan
 
-    assert set(plan(environment(hosts=("a", "b"), host="a")).env) >= exported.HOST_SPECIFIC
+    assert (
+        set(plan(environment(hosts=("a", "b"), host="a")).env) >= script_environment.HOST_SPECIFIC
+    )
 
 
 HANDED_ON = (

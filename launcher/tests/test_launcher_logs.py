@@ -19,11 +19,11 @@ import pytest
 from launcher_support import Launcher, write_inputs, write_manifest
 
 from trainworks_launcher import __version__
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.manifest import Manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment.manifest import Manifest
+from trainworks_launcher.supervise.attribution import outcome_files
 from trainworks_launcher.supervise.outcome.outcome import Outcome
-from trainworks_launcher.supervise.verdict import outcome_files
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys
@@ -253,7 +253,7 @@ def test_a_failure_says_with_which_versions(
     tmp_path: Path, manifest: Manifest | None, version: str | None
 ) -> None:
     outcome_files.write(
-        str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Masker(), manifest=manifest
+        str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Redactor(), manifest=manifest
     )
     document = json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))
     assert document["versions"] == {"launcher": __version__, "smdistributed": version}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.event_loop import READ, Loop
 
 
 def test_a_callback_may_close_a_socket_that_is_ready_in_the_same_round() -> None:

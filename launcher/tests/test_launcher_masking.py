@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from launcher_support import environment, plan
 
 from trainworks_launcher.command.explain import explain, to_table
-from trainworks_launcher.contract.masking import MASK, Masker, is_secret_name, mask_urls
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import MASK, Redactor, is_secret_name, redact_urls
 from trainworks_launcher.job.arguments import STYLES
 
 
@@ -64,19 +64,19 @@ SORT_KEY, RANDOM = "val_loss", "8f14e45fceea167a5a36dedd4bea2543"
 
 @pytest.mark.parametrize("name", ["key", "KEY", "keys"])
 def test_a_value_of_a_mere_key_is_hidden_only_if_it_looks_like_a_secret(name: str) -> None:
-    masker = Masker({"sort": json.dumps({name: SORT_KEY}), "other": json.dumps({name: RANDOM})})
+    redactor = Redactor({"sort": json.dumps({name: SORT_KEY}), "other": json.dumps({name: RANDOM})})
     for value, hidden in ((SORT_KEY, False), (RANDOM, True)):
         shown = MASK if hidden else value
-        assert masker.json({"sort": {name: value}}) == {"sort": {name: shown}}
-        assert masker.value("SM_HP_SORT", f'{{"{name}":"{value}"}}') == f'{{"{name}":"{shown}"}}'
-        assert masker.words((f"--{name}", value, f"--{name}={value}", f"{name}={value}")) == (
+        assert redactor.json({"sort": {name: value}}) == {"sort": {name: shown}}
+        assert redactor.value("SM_HP_SORT", f'{{"{name}":"{value}"}}') == f'{{"{name}":"{shown}"}}'
+        assert redactor.words((f"--{name}", value, f"--{name}={value}", f"{name}={value}")) == (
             (f"--{name}", shown, f"--{name}={shown}", f"{name}={shown}")
         )
-        assert masker.text(f"sorted by {value}") == f"sorted by {shown}"
+        assert redactor.text(f"sorted by {value}") == f"sorted by {shown}"
 
 
 @pytest.mark.parametrize(
-    ("text", "masked"),
+    ("text", "redacted"),
     [
         ("https://user:pa55word@host/simple", f"https://{MASK}@host/simple"),
         (
@@ -87,15 +87,15 @@ def test_a_value_of_a_mere_key_is_hidden_only_if_it_looks_like_a_secret(name: st
         ("mail me@host.org", "mail me@host.org"),
     ],
 )
-def test_credentials_in_urls(text: str, masked: str) -> None:
-    assert mask_urls(text) == masked
+def test_credentials_in_urls(text: str, redacted: str) -> None:
+    assert redact_urls(text) == redacted
 
 
 LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7xY9zA1cD3fG5hJ"  # made up
 
 
 @pytest.mark.parametrize(
-    ("text", "masked"),
+    ("text", "redacted"),
     [
         (f"401 for hf_{LETTERS}: who are you", f"401 for {MASK}: who are you"),
         (f"git clone failed: ghp_{LETTERS}", f"git clone failed: {MASK}"),
@@ -121,11 +121,11 @@ LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7xY9zA1cD3fG5hJ"  # made up
         ),
     ],
 )
-def test_tokens_of_a_known_form(text: str, masked: str | None) -> None:
-    shown = Masker().text(text)
+def test_tokens_of_a_known_form(text: str, redacted: str | None) -> None:
+    shown = Redactor().text(text)
     assert LETTERS not in shown
-    assert masked is None or shown == masked
-    assert Masker().text(shown) == shown
+    assert redacted is None or shown == redacted
+    assert Redactor().text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_tokens_of_a_known_form(text: str, masked: str | None) -> None:
     ],
 )
 def test_what_only_looks_a_little_like_a_token_stays(text: str) -> None:
-    assert Masker().text(text) == text
+    assert Redactor().text(text) == text
 
 
 @pytest.mark.parametrize(
-    ("argv", "masked"),
+    ("argv", "redacted"),
     [
         (("--token", "abc", "--epochs", "3"), ("--token", MASK, "--epochs", "3")),
         (("--token=abc", "--epochs=3"), (f"--token={MASK}", "--epochs=3")),
@@ -159,13 +159,13 @@ def test_what_only_looks_a_little_like_a_token_stays(text: str) -> None:
         (("--lr", "0.1"), ("--lr", "0.1")),
     ],
 )
-def test_a_command_line(argv: tuple[str, ...], masked: tuple[str, ...]) -> None:
-    assert Masker().words(argv) == masked
+def test_a_command_line(argv: tuple[str, ...], redacted: tuple[str, ...]) -> None:
+    assert Redactor().words(argv) == redacted
 
 
 def test_a_value_is_hidden_wherever_it_comes_up_again() -> None:
     secret = "s3cr3t-value"
-    masker = Masker(
+    redactor = Redactor(
         {
             "HF_TOKEN": secret,
             "SM_HPS": json.dumps({"nested": {"api_key": "nested-s3cr3t"}}),
@@ -173,29 +173,29 @@ def test_a_value_is_hidden_wherever_it_comes_up_again() -> None:
         }
     )
     text = f"ValueError: cannot log in with {secret} or nested-s3cr3t"
-    assert masker.text(text) == f"ValueError: cannot log in with {MASK} or {MASK}"
-    shown = masker.variables(
+    assert redactor.text(text) == f"ValueError: cannot log in with {MASK} or {MASK}"
+    shown = redactor.variables(
         {"HF_TOKEN": secret, "SM_HP_OTHER": f"a {secret}", "EPOCHS": "3", "EMPTY_TOKEN": ""}
     )
     assert shown == {"HF_TOKEN": MASK, "SM_HP_OTHER": f"a {MASK}", "EPOCHS": "3", "EMPTY_TOKEN": ""}
 
 
 def test_a_short_secret_is_hidden_in_its_own_place_only() -> None:
-    masker = Masker({"token": "3"})
-    assert masker.value("token", "3") == MASK
-    assert masker.text("--epochs 3") == "--epochs 3"
+    redactor = Redactor({"token": "3"})
+    assert redactor.value("token", "3") == MASK
+    assert redactor.text("--epochs 3") == "--epochs 3"
 
 
 @given(
     st.dictionaries(st.text(max_size=20), st.text(max_size=40), max_size=6), st.text(max_size=200)
 )
 def test_no_secret_survives_and_masking_never_fails(variables: dict[str, str], text: str) -> None:
-    masker = Masker(variables)
+    redactor = Redactor(variables)
     for value in [
         value for name, value in variables.items() if is_secret_name(name) and len(value) >= 8
     ]:
-        assert value not in masker.text(text + value + text) or value in MASK
-    masker.words((text, *variables))
+        assert value not in redactor.text(text + value + text) or value in MASK
+    redactor.words((text, *variables))
 
 
 PLACES: tuple[Callable[[str], dict[str, Json]], ...] = (
@@ -222,8 +222,8 @@ def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
 ) -> None:
     secret = f"S3cr{more}"
     made = environment({**place(secret), "sagemaker_argument_style": style, "epochs": 3})
-    masker = Masker(made.variables, made.hyperparameters)
-    shown = plan(made).masked(masker)
+    redactor = Redactor(made.variables, made.hyperparameters)
+    shown = plan(made).redacted(redactor)
     assert "S3cr" not in shown.to_json()
     assert "S3cr" not in to_table(shown, explain(shown, made.variables), 100)
     assert "epochs" in shown.env["SM_HPS"], "the rest is as it was"
@@ -247,18 +247,18 @@ HIDDEN = [
 def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(
     value: str, secret: str
 ) -> None:
-    masker = Masker({"CONNECTION": value})
+    redactor = Redactor({"CONNECTION": value})
     assert (
-        masker.text(f"ValueError: cannot log in with {secret}: bad")
+        redactor.text(f"ValueError: cannot log in with {secret}: bad")
         == f"ValueError: cannot log in with {MASK}: bad"
     )
-    shown = masker.json(value)
+    shown = redactor.json(value)
     assert secret not in f"{shown}"
     assert f"{shown}".count("=") >= value.count("=") - secret.count("="), "the other pairs stay"
 
 
 @pytest.mark.parametrize(
-    ("text", "masked"),
+    ("text", "redacted"),
     [
         (
             "post to https://hooks.slack.com/services/T0/B0/x1y2z3 failed",
@@ -280,10 +280,10 @@ def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(
         ("ran: tool --password 'hunter 22' x", f"--password {MASK} x"),
     ],
 )
-def test_secrets_in_a_text_that_no_variable_has(text: str, masked: str) -> None:
-    shown = Masker().text(text)
-    assert masked in shown
-    assert Masker().text(shown) == shown
+def test_secrets_in_a_text_that_no_variable_has(text: str, redacted: str) -> None:
+    shown = Redactor().text(text)
+    assert redacted in shown
+    assert Redactor().text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_secrets_in_a_text_that_no_variable_has(text: str, masked: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays_in_texts_and_hyperparameters(text: str) -> None:
-    assert Masker({"NOTE": text}).text(text) == text
-    assert Masker().json(text) == text
+    assert Redactor({"NOTE": text}).text(text) == text
+    assert Redactor().json(text) == text
 
 
 def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
@@ -318,7 +318,7 @@ def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
         "--pw",
         "w",
     )
-    masked = (
+    redacted = (
         "--pass",
         MASK,
         f"--pw={MASK}",
@@ -330,4 +330,4 @@ def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
         "--pw",
         MASK,
     )
-    assert Masker().words(given) == masked
+    assert Redactor().words(given) == redacted

@@ -14,11 +14,11 @@ import pytest
 from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manifest_document, plan
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.registry import SWITCHES
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Devices, Environment
-from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.modes import SWITCHES
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Devices, Environment
+from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.job import describe, make_job
 from trainworks_launcher.plan.modes import plan_host

@@ -20,7 +20,7 @@ from launcher_network import (
     two_namespaces,
 )
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 
 pytestmark = pytest.mark.engine
 

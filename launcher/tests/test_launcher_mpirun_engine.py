@@ -29,7 +29,7 @@ from launcher_network import (
 from launcher_pods import write_stand_ins
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.mpirun.dialects import (
     MCA_OPTIONS,
     OPEN_MPI_4,
@@ -411,7 +411,7 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
     asked = (
-        "from trainworks_launcher.given.routes import interface_that_reaches as find;"
+        "from trainworks_launcher.environment.network_routes import interface_that_reaches as find;"
         " print(find(*{}))"
     )
     for names, expected in (

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import pytest
 from launcher_support import LAUNCHER
 
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.observed import has_nccl_plugin, observe
+from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.observed import has_nccl_plugin, observe
 from trainworks_launcher.job.fabric import choose_fabric
 from trainworks_testing.clock import PATIENCE
 

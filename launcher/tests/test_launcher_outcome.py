@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.children.ranks import Rank
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.supervise.attribution.failure import Verdict
+from trainworks_launcher.supervise.attribution.memory import highest_bytes, oom_kills
 from trainworks_launcher.supervise.control.messages import (
     MESSAGE_LIMIT,
     Decoder,
@@ -32,14 +33,13 @@ from trainworks_launcher.supervise.outcome.outcome import (
     with_status,
 )
 from trainworks_launcher.supervise.outcome.records import Record, read
-from trainworks_launcher.supervise.outcome.starters import (
+from trainworks_launcher.supervise.outcome.starter_reports import (
     Report,
     mpirun_daemon,
     report_of,
     torchrun_status,
 )
-from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
-from trainworks_launcher.supervise.verdict.verdict import Verdict
+from trainworks_launcher.supervise.processes.ranks import Rank
 
 FRAMES = '  File "a.py", line 1, in <module>\n    boom()\n'
 
@@ -381,7 +381,7 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
 
     kernel_has_killed(1)
     counted = functools.partial(oom_kills, str(tmp_path / "cgroup"), str(tmp_path))
-    verdict = Verdict(plan(environment()), str(tmp_path), Masker({}), oom_kills=counted)
+    verdict = Verdict(plan(environment()), str(tmp_path), Redactor({}), oom_kills=counted)
     rank = Rank(1, os.getpid(), 1)
     rank.status = -signal.SIGKILL
     kernel_has_killed(2)

@@ -22,11 +22,11 @@ import pytest
 from environment_differences import DIFFERENCES, ENDED, SWITCHES, Case, Difference, Exported, table
 from launcher_support import PROGRAMS, REPOSITORY
 
-from trainworks_launcher.contract import registry
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.contract import modes
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.environment import read_environment
 from trainworks_launcher.job.job import Job, make_job
-from trainworks_launcher.plan.exported import exported_variables
+from trainworks_launcher.plan.script_environment import exported_variables
 
 PEER = REPOSITORY / ".cache" / "peers" / "sagemaker-training" / "bin" / "python"
 CASES = int(os.environ.get("TRAINWORKS_PARITY_CASES", "300"))
@@ -284,7 +284,7 @@ def generate(chance: random.Random) -> Case:
     hyperparameters.update(
         {name: chance.choice(values) for name, values in optional.items() if chance.random() < 0.15}
     )
-    known = [switch for switch in SWITCHES if switch in registry.SWITCHES]
+    known = [switch for switch in SWITCHES if switch in modes.SWITCHES]
     if chance.random() < 0.5:
         switch = chance.choice(known)
         hyperparameters[switch] = chance.choice(("true", True))

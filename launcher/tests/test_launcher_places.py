@@ -17,9 +17,9 @@ import pytest
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.environment import directories
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import read_environment
 from trainworks_testing.ports import free_port
 
 SAVE = """
@@ -331,23 +331,23 @@ def test_a_refusal_in_a_working_directory_leaves_it_as_it_is(room: Path) -> None
 def test_why_a_place_cannot_be_written(tmp_path: Path, make: object, path: str, words: str) -> None:
     assert callable(make)
     make(tmp_path)
-    said = places.why_not_writable(str(tmp_path / path))
+    said = directories.why_not_writable(str(tmp_path / path))
     assert (words in said) if words else said == ""
 
 
 def test_what_was_made_for_a_job_that_is_refused_goes_again(tmp_path: Path) -> None:
-    made = places.make({"A": str(tmp_path / "a/b"), "C": str(tmp_path / "c")})
+    made = directories.make({"A": str(tmp_path / "a/b"), "C": str(tmp_path / "c")})
     assert [Path(path).name for path in made] == ["a", "b", "c"]
     (tmp_path / "c/kept").touch()
-    places.take_back(made)
+    directories.take_back(made)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     (tmp_path / "file").touch()
     with pytest.raises(
         RefusalError, match=r"nothing can be written to F: .*file is not a directory"
     ):
-        places.make({"D": str(tmp_path / "d/e"), "F": str(tmp_path / "file/f")})
+        directories.make({"D": str(tmp_path / "d/e"), "F": str(tmp_path / "file/f")})
     with pytest.raises(RefusalError, match="nothing can be written to /proc/self/fd/none: "):
-        places.make({"D": str(tmp_path / "d/e"), "F": "/proc/self/fd/none"})
+        directories.make({"D": str(tmp_path / "d/e"), "F": "/proc/self/fd/none"})
     assert not (tmp_path / "d").exists()
 
 
@@ -362,7 +362,7 @@ def test_a_checkpoint_directory_is_made_too(
     assert found.problems == ()
     assert found.places["TRAINWORKS_CHECKPOINT_DIRECTORY"] == str(tmp_path / "checkpoints")
     file = {**given, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "train.py")}
-    (problem,) = places.problems_of(read_environment(file, Invocation(("train.py",))).places)
+    (problem,) = directories.problems_of(read_environment(file, Invocation(("train.py",))).places)
     assert "train.py is not a directory" in problem.what
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
 
@@ -486,7 +486,7 @@ VOLUME = "0c1d" * 16
 def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
     table: str, path: str, kept: bool
 ) -> None:
-    assert places.keeps(path, table) is kept
+    assert directories.keeps(path, table) is kept
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_each_result_goes_to_the_first_place_that_keeps_it(
     lost: str,
     tmp_path: Path,
 ) -> None:
-    found = places.choose(
+    found = directories.choose(
         (f"{tmp_path}/opt", f"{tmp_path}/w"),
         {variable: f"{tmp_path}/{path}" for variable, path in told.items()},
         "",

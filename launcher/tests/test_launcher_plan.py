@@ -16,10 +16,10 @@ import pytest
 from launcher_support import PROGRAMS, environment, plan
 
 from trainworks_launcher.contract.hyperparameters import decode_values
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Devices, Environment
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.plan.plan import NodePlan, words_of
 
 TWO = ("algo-1", "algo-2")

@@ -12,11 +12,11 @@ import pytest
 from launcher_support import NO_GPU, REPOSITORY, environment, plan
 
 from trainworks_launcher.command import cli
-from trainworks_launcher.contract.values import texts
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Description, Given, common
+from trainworks_launcher.contract.json_values import texts
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.platforms import Description, Given, common
 from trainworks_launcher.job.job import JobRefusedError, make_job
 from trainworks_launcher.plan.plan import NodePlan
 
@@ -110,10 +110,10 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
 
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trainworks_launcher.given.environment import read_environment\n"
+        "from trainworks_launcher.environment.environment import read_environment\n"
         "read_environment({'PATH': '/usr/bin'})\n"
         "print(*(name for name in sys.modules if"
-        " name.startswith('trainworks_launcher.given.platforms.')))"
+        " name.startswith('trainworks_launcher.environment.platforms.')))"
     )
     words = [sys.executable, "-IS", "-c", program, str(LAUNCHER)]
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.split() == []

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher_support import LAUNCHER, TIME_OUT
 
 from trainworks_launcher.command.options import parse
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_preflight.check import Result, check, preflight
 from trainworks_preflight.cli import COMMAND
 from trainworks_preflight.facts import FILE, parse_facts

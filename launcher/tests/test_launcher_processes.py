@@ -28,7 +28,7 @@ from launcher_support import (
 )
 from test_launcher_logs import ranks
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.ports import free_port
 
 LEADER, WORKER = "127.0.0.1", "127.0.0.2"

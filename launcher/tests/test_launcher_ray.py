@@ -26,9 +26,9 @@ from launcher_support import (
 
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_testing.ports import free_port
 
@@ -200,7 +200,7 @@ def test_with_a_secret_ray_wants_a_token_that_no_plan_shows() -> None:
     (token,) = tokens
     known = plan(made._replace(job_secret=SECRET))
     assert known.env["RAY_AUTH_MODE"] == "token"
-    shown = known.to_json(Masker(made.variables, known.env, made.hyperparameters))
+    shown = known.to_json(Redactor(made.variables, known.env, made.hyperparameters))
     assert token not in shown
     assert SECRET not in token + shown
 

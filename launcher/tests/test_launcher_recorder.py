@@ -21,14 +21,14 @@ import pytest
 from launcher_support import TIME_OUT, environment, manifest_document, plan
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.manifest import parse_manifest
-from trainworks_launcher.supervise.children.runtime import Runtime
-from trainworks_launcher.supervise.hang.lacking import lacking, short
-from trainworks_launcher.supervise.hang.naming import name_the_odd, row_of
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.manifest import parse_manifest
+from trainworks_launcher.supervise.hang.flight_recorder import Recorder, record_of
+from trainworks_launcher.supervise.hang.missing_collectives import lacking, short
 from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
-from trainworks_launcher.supervise.hang.recorder import Recorder, record_of
+from trainworks_launcher.supervise.hang.outlier_rank import name_the_odd, row_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
+from trainworks_launcher.supervise.processes.job_directory import Runtime
 from trainworks_testing.ports import free_port
 
 NVRX = os.environ.get("TRAINWORKS_TEST_NVRX", "")

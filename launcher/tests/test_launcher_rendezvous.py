@@ -27,17 +27,17 @@ from test_launcher_clusters import (
 from test_launcher_platforms import HOSTS, SLURM_NODE, SLURM_TASK
 
 from trainworks_launcher.command.stand_ins import without_slurm
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import texts
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import PLATFORMS, Description, Given
+from trainworks_launcher.contract.json_values import texts
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.platforms import PLATFORMS, Description, Given
 from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.children.runtime import Runtime
+from trainworks_launcher.supervise.attribution import outcome_files
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.verdict import outcome_files
+from trainworks_launcher.supervise.processes.job_directory import Runtime
 
 BY_RANK = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
 BY_NODE = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "NNODES": "2", "NODE_RANK": "1"}
@@ -515,13 +515,15 @@ def test_each_job_of_a_scheduler_has_results_of_its_own(
 
 def test_a_failure_of_another_job_is_not_this_ones(tmp_path: Path) -> None:
     """Two jobs with one directory that a person named."""
-    masker = Masker({})
+    redactor = Redactor({})
     first = Outcome(FAILED, 1, "n-a", "ValueError: cause_of_A")
-    outcome_files.write(str(tmp_path), first, masker)
-    assert outcome_files.users_own_failure(str(tmp_path), masker) == ""
-    outcome_files.write(str(tmp_path), Outcome(FAILED, 1, "n-b", "ValueError: cause_of_B"), masker)
+    outcome_files.write(str(tmp_path), first, redactor)
+    assert outcome_files.users_own_failure(str(tmp_path), redactor) == ""
+    outcome_files.write(
+        str(tmp_path), Outcome(FAILED, 1, "n-b", "ValueError: cause_of_B"), redactor
+    )
     assert (tmp_path / "failure").read_text() == "ValueError: cause_of_B"
     document = json.loads((tmp_path / "failure.json").read_text())
     assert (document["text"], document["host"]) == ("ValueError: cause_of_B", "n-b")
     (tmp_path / "failure").write_text("the script's own words")
-    assert outcome_files.users_own_failure(str(tmp_path), masker) == "the script's own words"
+    assert outcome_files.users_own_failure(str(tmp_path), redactor) == "the script's own words"

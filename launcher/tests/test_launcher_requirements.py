@@ -27,10 +27,10 @@ from launcher_support import (
 )
 
 from trainworks_launcher.command.explain import explain
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import Environment
-from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.programs import install
 from trainworks_launcher.supervise.preparation.installing import reason_of
 

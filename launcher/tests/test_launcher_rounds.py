@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.children.rounds import Rounds
+from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.verdict.giving_up import GivingUp
+from trainworks_launcher.supervise.processes.attempts import Rounds
+from trainworks_launcher.supervise.processes.ranks import Rank
 
 
 class Lives:
@@ -89,8 +89,10 @@ class Job:
     def __init__(self) -> None:
         self.ended: list[Outcome] = []
         self.lines: list[str] = []
-        self.leader = GivingUp("algo-1", True, lambda _: None, self.ended.append, self.lines.append)
-        self.worker = GivingUp("algo-2", False, self._tell, self.ended.append, self.lines.append)
+        self.leader = CrashLoop(
+            "algo-1", True, lambda _: None, self.ended.append, self.lines.append
+        )
+        self.worker = CrashLoop("algo-2", False, self._tell, self.ended.append, self.lines.append)
 
     def _tell(self, rounds: int) -> None:
         self.leader.told("algo-2", {"rounds": rounds})

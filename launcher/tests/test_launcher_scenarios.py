@@ -22,7 +22,7 @@ import pytest
 from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
 from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.clock import assert_within
 
 pytestmark = pytest.mark.engine

@@ -17,8 +17,8 @@ from launcher_support import LAUNCHER, Launcher, write_inputs, write_manifest
 from test_launcher_starters import STARTER
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.environment import read_environment
 from trainworks_testing.ports import free_port
 
 SECRET = "canary-0123456789abcdef0123456789"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_launcher.contract.values import texts
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.environment import read_environment
-from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Description, Given
+from trainworks_launcher.contract.json_values import texts
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.platforms import Description, Given
 from trainworks_launcher.job.job import make_job
 
 FILE = "vm-0.c.project.internal\nvm-1.c.project.internal\n"

@@ -25,7 +25,7 @@ from launcher_network import (
 )
 from launcher_support import TIME_OUT, Launcher, pids_with_variable, write_inputs
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.clock import assert_within
 
 pytestmark = pytest.mark.engine

@@ -20,7 +20,7 @@ from launcher_network import PREFIX, engine_manifest, need
 from launcher_slurm import Slurm, slurm_of
 from launcher_support import GLOO_ENDS, LAUNCHER, REPOSITORY
 
-from trainworks_launcher.given.platforms.common import expand_nodes
+from trainworks_launcher.environment.platforms.common import expand_nodes
 from trainworks_testing.clock import assert_within
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ import pytest
 from launcher_support import NO_GPU, Launcher, environment, plan, write_inputs, write_manifest
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.environment.command_line import Invocation
+from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.job.starters import starter_of
 from trainworks_launcher.plan.plan import NodePlan
 
@@ -120,7 +120,7 @@ def test_a_starter_behind_a_starter_is_refused_with_the_two_lines(
 
 
 def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -> None:
-    from trainworks_launcher.given import platforms
+    from trainworks_launcher.environment import platforms
 
     given = {
         "PET_NNODES": "1",
@@ -144,7 +144,7 @@ def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -
 
 
 def test_a_line_of_shell_of_a_job_without_a_command_line_is_read_too() -> None:
-    from trainworks_launcher.given.drivers import Drivers
+    from trainworks_launcher.environment.sdk_drivers import Drivers
 
     asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
     made = environment(asked, instance_type="local")

@@ -29,13 +29,13 @@ from launcher_support import (
 )
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given import platforms
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.supervise.attribution.failure import Verdict
 from trainworks_launcher.supervise.outcome.outcome import Outcome
 from trainworks_launcher.supervise.supervisor import run_plan
-from trainworks_launcher.supervise.verdict.verdict import Verdict
 from trainworks_testing.clock import assert_within
 
 PID_ONE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
@@ -152,7 +152,7 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     made = environment(hosts=("algo-1", "algo-2"), checkpoint_directory=str(directory))
-    verdict = Verdict(plan(made), str(tmp_path), Masker({}))
+    verdict = Verdict(plan(made), str(tmp_path), Redactor({}))
     assert verdict.judge(stopped) == stopped  # it was stopped before the start
     verdict.started_at = time.time()
     assert (
@@ -224,7 +224,7 @@ def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
     One of the two is always a container's.
     """
     code = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n"
-    code += "from trainworks_launcher.given import limits; print(limits.is_contained())"
+    code += "from trainworks_launcher.environment import limits; print(limits.is_contained())"
     inside = subprocess.run(
         (*PID_ONE, sys.executable, "-c", code), check=False, capture_output=True, text=True
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launcher_support import Launcher, stand_in, write_inputs
 
-from trainworks_launcher.contract.values import Json, decode, mapping
+from trainworks_launcher.contract.json_values import Json, decode, mapping
 from trainworks_launcher.supervise.summary.account import Figures, line, read_figures
 from trainworks_testing.ports import free_port
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Iterator, NamedTuple
 
-from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.job import idle
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY

@@ -21,12 +21,17 @@ from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import NOTHING, Json, readable
-from trainworks_launcher.given.entry import Code
-from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
-from trainworks_launcher.given.manifest import Instance, Manifest
-from trainworks_launcher.given.places import Results
+from trainworks_launcher.contract.json_values import NOTHING, Json, readable
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment.directories import Results
+from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.environment import (
+    PROGRAMS,
+    Devices,
+    Environment,
+    read_environment,
+)
+from trainworks_launcher.environment.manifest import Instance, Manifest
 from trainworks_launcher.job.job import Job, describe, make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
@@ -73,9 +78,9 @@ def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
     """
     result = check(parsed)
     status = names.EXIT_NOT_STARTED if result.problems else 0
-    masker = None if "--show-secrets" in parsed else Masker(result.hyperparameters)
+    redactor = None if "--show-secrets" in parsed else Redactor(result.hyperparameters)
     as_json = value_of(parsed, "--format", "text") == "json"
-    return status, _as_json(result, masker) if as_json else _as_text(result, masker, width)
+    return status, _as_json(result, redactor) if as_json else _as_text(result, redactor, width)
 
 
 def check(parsed: Parsed) -> Result:
@@ -311,13 +316,13 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
     return manifest._replace(components=MappingProxyType(components)), programs
 
 
-def _as_json(result: Result, masker: Masker | None) -> str:
+def _as_json(result: Result, redactor: Redactor | None) -> str:
     """Return the whole result as JSON text."""
-    hidden = masker.text if masker else str
+    hidden = redactor.text if redactor else str
     sent: dict[str, Json] = {}
     for name, value in result.hyperparameters.items():
         text = value if isinstance(value, str) else json.dumps(value)
-        shown = masker.value(name, text) if masker else text
+        shown = redactor.value(name, text) if redactor else text
         sent[name] = value if shown == text else shown  # its type is kept where there is no secret
     document: dict[str, Json] = {
         "ready": not result.problems,
@@ -326,7 +331,9 @@ def _as_json(result: Result, masker: Masker | None) -> str:
         ],
         "warnings": [hidden(warning) for warning in result.warnings],
         "hyperparameters": sent,
-        "plans": [(plan.masked(masker) if masker else plan).document() for plan in result.plans],
+        "plans": [
+            (plan.redacted(redactor) if redactor else plan).document() for plan in result.plans
+        ],
         "advice": [dict(piece._asdict()) for piece in result.advice],
         "tips": [{"text": tip.text, "link": tip.link} for tip in result.tips],
         "assumptions": [result.assumption] if result.assumption else [],
@@ -334,10 +341,10 @@ def _as_json(result: Result, masker: Masker | None) -> str:
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
-def _as_text(result: Result, masker: Masker | None, width: int) -> str:
+def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
     """Return the result for a person."""
     width = min(max(width, 60), 120)
-    hidden = masker.text if masker else str
+    hidden = redactor.text if redactor else str
     lines: list[str] = []
     if result.job is not None:
         lines += _wrapped(
@@ -353,7 +360,7 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
             lines += ["", f"{heading}:"]
         for number, text in enumerate(texts, 1):
             lines += _wrapped(text, width, f"  {number}. ", "     ")
-    plans = [plan.masked(masker) if masker else plan for plan in result.plans]
+    plans = [plan.redacted(redactor) if redactor else plan for plan in result.plans]
     for plan in plans:
         lines += ["", *_plan_lines(plan, plans[0], width)]
     if result.advice:

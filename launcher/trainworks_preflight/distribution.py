@@ -20,7 +20,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.values import Json, mapping, texts
+from trainworks_launcher.contract.json_values import Json, mapping, texts
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

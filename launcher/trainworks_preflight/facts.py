@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping
 
-from trainworks_launcher.contract.values import decode, mapping, text, texts
-from trainworks_launcher.given.manifest import (
+from trainworks_launcher.contract.json_values import decode, mapping, text, texts
+from trainworks_launcher.environment.manifest import (
     AMD64,
     Instance,
     Manifest,

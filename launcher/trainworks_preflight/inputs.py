@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.values import Json, decode, mapping
+from trainworks_launcher.contract.json_values import Json, decode, mapping
 from trainworks_launcher.job.placement import unknown_type
 from trainworks_preflight.distribution import Group
 from trainworks_preflight.facts import FILE, parse_facts

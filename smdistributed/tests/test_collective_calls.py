@@ -15,7 +15,7 @@ from torch import nn
 from jobs import BY_HAND, said
 from ranks import _FORKS, free_port, run_ranks
 from smdistributed.modelparallel.torch.job.collective_calls import Call, Report, first_difference
-from smdistributed.modelparallel.torch.wire import watch
+from smdistributed.modelparallel.torch.transport import failure_watch
 from test_faults import as_process
 from trainworks_testing.clock import PATIENCE
 
@@ -121,7 +121,7 @@ def train(folder: str, mistake: str) -> None:
     """Train; in the third round rank 1 makes a call that rank 0 does not, or leaves one out."""
     import smdistributed.modelparallel.torch as smp
 
-    watch.LOOK = 0.5  # seconds; a real job looks each five
+    failure_watch.LOOK = 0.5  # seconds; a real job looks each five
     config: dict[str, Any] = BY_HAND
     if mistake.startswith("replica"):
         config = {"ddp": True, "microbatches": 1}

@@ -313,7 +313,7 @@ def leave_early(folder: str) -> None:
     Rank 0 has nothing to do, too. The others go on for longer than a failure would let them.
     """
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.wire.watch import GRACE
+    from smdistributed.modelparallel.torch.transport.failure_watch import GRACE
 
     smp.init({"ddp": True})
     smp.barrier()
@@ -330,7 +330,7 @@ def lose_a_connection(folder: str) -> list[bool]:
     """
     from smdistributed.modelparallel.torch import initialize
     from smdistributed.modelparallel.torch.exceptions import PeerError
-    from smdistributed.modelparallel.torch.wire.watch import Watch
+    from smdistributed.modelparallel.torch.transport.failure_watch import Watch
 
     os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     pairs = {rank: socket.socketpair() for rank in (1, 2, 3)}
@@ -351,7 +351,7 @@ def test_the_first_failure_is_named_and_not_what_followed_from_it(tmp_path: Path
 def wait_for_a_rank_whose_script_is_over(folder: str) -> list[bool]:
     """Rank 0 has told rank 2 that the script of rank 1 is over; a collective of rank 2 breaks."""
     from smdistributed.modelparallel.torch import initialize
-    from smdistributed.modelparallel.torch.wire.watch import Watch
+    from smdistributed.modelparallel.torch.transport.failure_watch import Watch
 
     os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     mine, of_rank_0 = socket.socketpair()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from smdistributed.modelparallel.torch.wire.transport import Gone, Transport
+from smdistributed.modelparallel.torch.transport.transport import Gone, Transport
 from test_transport import close, start
 
 MESSAGES = 400

@@ -12,7 +12,7 @@ from torch import nn
 from jobs import BY_HAND, said
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.pipeline.views import Views
+from smdistributed.modelparallel.torch.pipeline.module_state import Views
 
 HAND = {**BY_HAND, "microbatches": 1}
 

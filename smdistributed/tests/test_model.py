@@ -442,12 +442,12 @@ def test_a_part_is_loaded_when_the_model_is_divided() -> None:
 def _alone(config: dict[str, Any]) -> str:
     import time
 
-    from smdistributed.modelparallel.torch.job import meeting
+    from smdistributed.modelparallel.torch.job import meeting_points
 
     smp = start(config)
     model = smp.DistributedModel(Net())
     steps(smp)[0](model, X)
-    meeting.LIMIT = 1.0
+    meeting_points.LIMIT = 1.0
     if smp.rank() == 0:
         text = raised(smp.StepError, model.state_dict)
         smp.send(text, 1, smp.RankType.WORLD_RANK)

@@ -241,9 +241,9 @@ def test_what_cannot_travel_is_an_error(where: str) -> None:
 
 
 def kept(value: Any) -> bool:
-    from smdistributed.modelparallel.torch.wire import nested
+    from smdistributed.modelparallel.torch.transport import pytrees
 
-    return nested.mapped(torch.clone, value) is value
+    return pytrees.mapped(torch.clone, value) is value
 
 
 def test_objects_without_tensors_stay_what_they_are() -> None:
@@ -254,7 +254,7 @@ def test_objects_without_tensors_stay_what_they_are() -> None:
 
 
 def test_tensors_are_found_in_whatever_object() -> None:
-    from smdistributed.modelparallel.torch.wire import nested
+    from smdistributed.modelparallel.torch.transport import pytrees
 
     class Local:
         def __init__(self, *inside: Any) -> None:
@@ -270,7 +270,7 @@ def test_tensors_are_found_in_whatever_object() -> None:
         first,
         Local,
     )
-    assert [id(each) for each in nested.tensors_in({"a": value})] == [id(first), id(second)]
+    assert [id(each) for each in pytrees.tensors_in({"a": value})] == [id(first), id(second)]
     for kind, (make, _) in {**ANY, **TENSORS}.items():
         both = torch.ones(2, 4), torch.ones(2, 4)
-        assert len(nested.tensors_in(make(*both))) >= (2 if kind != "packed sequence" else 1), kind
+        assert len(pytrees.tensors_in(make(*both))) >= (2 if kind != "packed sequence" else 1), kind

@@ -20,8 +20,8 @@ from jobs import BY_HAND, train_step
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.partitioning import placement
-from smdistributed.modelparallel.torch.wire.payload import GroupPayload
-from smdistributed.modelparallel.torch.wire.transport import Transport
+from smdistributed.modelparallel.torch.transport.payload import GroupPayload
+from smdistributed.modelparallel.torch.transport.transport import Transport
 
 STRICT = {"SMP_PAYLOAD": "strict"}
 
@@ -218,7 +218,7 @@ def test_each_context_makes_ready_what_it_uses() -> None:
 
 def used_where_made_ready() -> bool:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.wire.payload import GroupPayload
+    from smdistributed.modelparallel.torch.transport.payload import GroupPayload
 
     strict.register()
     threads: dict[int, int] = {}

@@ -17,7 +17,7 @@ from jobs import BY_HAND, train_step
 from ranks import HERE, run_program, run_ranks
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.pipeline.schedule import actions, print_schedule
-from smdistributed.modelparallel.torch.pipeline.tails import returned_modules
+from smdistributed.modelparallel.torch.pipeline.tail_calls import returned_modules
 
 MICROBATCHES = 6
 

@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from smdistributed.modelparallel.torch.wire.connect import StartError, connect, own_address
-from smdistributed.modelparallel.torch.wire.transport import Gone, Transport
+from smdistributed.modelparallel.torch.transport.connect import StartError, connect, own_address
+from smdistributed.modelparallel.torch.transport.transport import Gone, Transport
 from trainworks_testing.clock import assert_within, start_clock
 
 LOCAL = ("127.0.0.1", 29500)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainworks.assemble.many import plan_targets
+from trainworks.build.matrix import plan_targets
 from trainworks.cli.commands import lock, prove, push
 from trainworks.cli.commands.build import parser
 from trainworks.facts.rows import Facts

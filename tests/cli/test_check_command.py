@@ -15,7 +15,7 @@ import pytest
 
 from trainworks.cli import main
 from trainworks.facts.rows import Facts
-from trainworks.render.builds import current_builds
+from trainworks.render.build_records import current_builds
 
 STARTS = 70
 """The whole matrix has to be checked in the processor time of so many starts of

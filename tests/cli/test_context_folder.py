@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.assemble.context import add_local_artifacts, context_folder, write_context
+from trainworks.build.context import add_local_artifacts, context_folder, write_context
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for

@@ -33,6 +33,7 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
+from trainworks.extend.requirement_inputs import Wanted, read_wanted
 from trainworks.extend.requirements import (
     BaseDistribution,
     ExtendedBase,
@@ -40,12 +41,11 @@ from trainworks.extend.requirements import (
     GitRequirement,
 )
 from trainworks.extend.resolve import check_python
-from trainworks.extend.source import read_source
-from trainworks.extend.sources import folder_source, git_sources
-from trainworks.extend.wanted import Wanted, read_wanted
+from trainworks.extend.user_code import read_source
+from trainworks.extend.vcs_sources import folder_source, git_sources
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import imports
-from trainworks.imagetest.questions import ask_program
+from trainworks.imagetest.probe_request import ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from documented import DOCUMENTED, PAGE
-from trainworks.assemble.outdated import OutdatedReport
+from trainworks.attestation.verify import Verified
+from trainworks.build.outdated import OutdatedReport
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.grammar import CPU_TARGET
 from trainworks.inspect.image_difference import ImageDifference
 from trainworks.inspect.size_report import SizeReport
-from trainworks.proof.verify import Verified
 from trainworks.registry.push import Pushed
 
 CPU = ("--framework", "pytorch", "--cuda", "cpu")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cli.stand_in import write_stand_in
-from trainworks.assemble.many import (
+from trainworks.build.matrix import (
     PlannedTarget,
     RunSummary,
     TargetSummary,
@@ -24,8 +24,8 @@ from trainworks.assemble.many import (
     build_many,
     worst,
 )
-from trainworks.assemble.order import BuildOrder
-from trainworks.assemble.session import BuildSession
+from trainworks.build.options import BuildOrder
+from trainworks.build.session import BuildSession
 from trainworks.cli import main
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts

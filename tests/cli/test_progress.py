@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from cli.terminal import Terminal
 from engine.helpers import LOGS
+from trainworks.terminal.formatting import clock
 from trainworks.terminal.progress import BYTES, LOG_SECONDS, Display
-from trainworks.terminal.words import clock
 
 # The numbers.
 

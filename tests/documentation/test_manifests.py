@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from trainworks_launcher.command import options
-from trainworks_launcher.contract.values import texts
-from trainworks_launcher.given import platforms
-from trainworks_launcher.given.platforms import Given
+from trainworks_launcher.contract.json_values import texts
+from trainworks_launcher.environment import platforms
+from trainworks_launcher.environment.platforms import Given
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "platforms"

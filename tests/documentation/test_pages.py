@@ -161,8 +161,8 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
 # --- the launcher's seconds -----------------------------------------------------------------------
 WAITS = (
     "contract/names.py",
-    "contract/looking.py",
-    "given/patience.py",
+    "contract/inspection.py",
+    "environment/patience.py",
     "programs/guard.py",
     "programs/rank.py",
 )

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launcher" / "tests
 
 from launcher_support import environment, plan
 
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.environment.environment import Devices
 
 
 @pytest.fixture

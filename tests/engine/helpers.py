@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainworks.assemble.context import content_time
+from trainworks.build.context import content_time
 from trainworks.engine.progress import BuildahParser, BuildKitParser, StepLog
 from trainworks.engine.protocol import BuildRequest, Secret, StepEvent
 

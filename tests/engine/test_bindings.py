@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.engine.bindings import ARGUMENT, content_hash, with_content_keys
+from trainworks.engine.mount_cache_keys import ARGUMENT, content_hash, with_content_keys
 from trainworks.errors import BuildError
 
 DOCKERFILE = """\

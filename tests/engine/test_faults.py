@@ -16,10 +16,10 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from engine.daemons import own_daemon
 from engine.faults import ALWAYS, BUILDAH, LOSING, RUNTIME, Faulty
 from engine.helpers import BASE, request
-from trainworks.engine.again import ATTEMPTS
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import Engine, StepEvent
+from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import EngineError, EngineUnavailableError
 from trainworks.imagetest.results import CheckResult
 from trainworks.imagetest.run import run_checks

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from engine.helpers import BASE, request
-from trainworks.assemble.own_layers import compare_layers
+from trainworks.build.layer_audit import compare_layers
 from trainworks.engine.archive import layers_of
 from trainworks.engine.docker import layer_folders
 from trainworks.engine.entries import WHITEOUT, Entry, entries_of
-from trainworks.engine.folders import LayerFolder, readable
+from trainworks.engine.overlay_layers import LayerFolder, readable
 from trainworks.engine.protocol import Engine, Layer
 
 DOCKERFILE = f"""\

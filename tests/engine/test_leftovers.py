@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainworks.engine.leftovers import (
+from trainworks.engine.orphans import (
     container_name,
     end_left_children,
     is_left,
@@ -21,11 +21,11 @@ from trainworks.engine.leftovers import (
     remove_left_containers,
 )
 
-SAY_OWNER = "from trainworks.engine.leftovers import owner; print(owner(), flush=True); input()"
+SAY_OWNER = "from trainworks.engine.orphans import owner; print(owner(), flush=True); input()"
 
 START_A_CHILD = """
 import os, subprocess
-from trainworks.engine.leftovers import OWNER, owner
+from trainworks.engine.orphans import OWNER, owner
 
 waits = ("sh", "-c", "echo $$; read nothing")
 child = subprocess.Popen(

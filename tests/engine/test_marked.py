@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from trainworks.engine.marked import Marked
-from trainworks.engine.processes import Finished
+from trainworks.engine.exec_status import Marked
+from trainworks.engine.subprocesses import Finished
 
 
 def run(marked: Marked, *, split: bool) -> Finished:

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from trainworks.engine.processes import (
+from trainworks.engine.subprocesses import (
     Child,
     Interruption,
     LineSplitter,
@@ -147,7 +147,7 @@ def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
     command = python(says_its_number)
     program.write_text(
         "import sys\n"
-        "from trainworks.engine.processes import stream\n"
+        "from trainworks.engine.subprocesses import stream\n"
         f"stream({command!r}, lambda line: print(line, flush=True), grace=1.0)\n"
     )
     with subprocess.Popen(

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from trainworks.engine.scratch import YOUNG, private_folder
+from trainworks.engine.temporary_folders import YOUNG, private_folder
 
 HOLD = """
 import sys
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 with private_folder(sys.argv[1]) as folder:
     (folder / "netrc").write_text("machine index.example password hidden")
     print(folder, flush=True)

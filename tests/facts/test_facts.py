@@ -16,8 +16,8 @@ from trainworks.facts import lockfile
 from trainworks.facts.load import load
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
-from trainworks.plan.parts import parts_of
-from trainworks.plan.shares import python_patterns
+from trainworks.plan.components import parts_of
+from trainworks.plan.package_ownership import python_patterns
 from trainworks.plan.target import artifact_rows, context_of
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builds import ignore  # of benchmarks/, which the tests put on the path
-from trainworks.assemble.many import plan_targets
+from trainworks.build.matrix import plan_targets
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts

@@ -17,10 +17,10 @@ import pytest
 from image.archives import PACKAGE, SUITE, Archive, dated
 from image.support import ROOT, engine_that_answers
 from lock.servers import serving
-from trainworks.assemble.base import OwnBase, ensure_base, own_base
-from trainworks.assemble.image import ImageSpec, build_image
-from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.own_layers import layers_of
+from trainworks.build.base import OwnBase, ensure_base, own_base
+from trainworks.build.image import ImageSpec, build_image
+from trainworks.build.layer_audit import layers_of
+from trainworks.build.options import BuildOptions
 from trainworks.engine import ENGINES
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine

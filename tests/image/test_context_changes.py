@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
-from trainworks.assemble.context import replace_output, write_context
+from trainworks.build.context import replace_output, write_context
 from trainworks.engine.protocol import BuildRequest
 from trainworks.facts.load import load
 from trainworks.facts.rows import SourceFile

@@ -16,15 +16,15 @@ import pytest
 
 from documented import promised
 from image.support import ROOT, BuiltByCommand, build_command, copied_checkout
-from trainworks.assemble.image import build_image
-from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.session import BuildSession
-from trainworks.assemble.target import image_spec
+from trainworks.build.image import build_image
+from trainworks.build.options import BuildOptions
+from trainworks.build.session import BuildSession
+from trainworks.build.target import image_spec
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.render.builds import current_builds
+from trainworks.render.build_records import current_builds
 from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress
 

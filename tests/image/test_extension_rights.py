@@ -20,17 +20,17 @@ import pytest
 
 from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
-from trainworks.assemble.order import BuildOptions
+from trainworks.build.options import BuildOptions
 from trainworks.engine.protocol import BuildRequest, Engine
-from trainworks.extend.base import find_base
+from trainworks.extend.base_image import find_base
+from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.plan import make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes
+from trainworks.extend.requirement_inputs import read_wanted
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.extend.resolve import Order, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop
-from trainworks.extend.toolkit import BARE
-from trainworks.extend.wanted import read_wanted
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings

@@ -24,10 +24,10 @@ from image.test_imagetest import ignore
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import BuildRequest, Completed, Engine
 from trainworks.errors import ImageTestError
-from trainworks.imagetest import questions
+from trainworks.imagetest import probe_request
 from trainworks.imagetest.any_image import Frameworks
 from trainworks.imagetest.inside.answers import Answer
-from trainworks.imagetest.questions import answer_in, ask_program
+from trainworks.imagetest.probe_request import answer_in, ask_program
 from trainworks.imagetest.results import CheckResult, line
 from trainworks_testing.clock import PATIENCE
 
@@ -304,7 +304,7 @@ def test_an_import_that_never_happened_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "zz.pth").write_text("import os; os._exit(0)\n")
     (tmp_path / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(tmp_path)!r})\n")
     here = Here({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert "does not answer" in questions.can_import(here, sys.executable, "json", timeout=300)
+    assert "does not answer" in probe_request.can_import(here, sys.executable, "json", timeout=300)
 
 
 SOUND: dict[str, Any] = {"version": [3, 11], "torch": "", "cuda": "", "nccl": False, "error": ""}
@@ -378,7 +378,7 @@ class Lying(Here):
 def test_an_answer_to_other_questions_is_an_error(answer: Answer) -> None:
     row = {"kind": "search-path", "component": "c", "variable": "PATH"}
     with pytest.raises(ImageTestError, match="malformed"):
-        questions.ask(Lying(answer), {"checks": [row], "files": ([], None)})
+        probe_request.ask(Lying(answer), {"checks": [row], "files": ([], None)})
 
 
 def test_a_title_with_a_line_end_is_one_line() -> None:

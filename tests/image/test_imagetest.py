@@ -52,7 +52,7 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError, ImageTestError
-from trainworks.imagetest import inside, questions, secrets
+from trainworks.imagetest import inside, probe_request, secrets
 from trainworks.imagetest import test_promises as promises
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.results import CheckResult, component_width, line
@@ -98,17 +98,17 @@ IMAGE = BuiltImage(
 
 def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> Answer:
     """Ask as an image is asked, in a child, with a folder as the image's root."""
-    request = questions.request_of((), IMAGE, python=sys.executable)
+    request = probe_request.request_of((), IMAGE, python=sys.executable)
     request.update(typing.cast("Request", {"root": str(root), **parts}))
     here = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
-    return questions.ask(here, request, interpreter=sys.executable)
+    return probe_request.ask(here, request, interpreter=sys.executable)
 
 
 def ask(
     root: Path, *checks: Check, environment: Mapping[str, str] | None = None
 ) -> list[list[str]]:
     """Return what is said of each check: what is wrong, and last what to do."""
-    return answer(root, environment, checks=questions.request_of(checks, IMAGE)["checks"])[
+    return answer(root, environment, checks=probe_request.request_of(checks, IMAGE)["checks"])[
         "problems"
     ]
 
@@ -138,7 +138,7 @@ def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
     assert {f"inside.{path.stem}" for path in folder.glob("*.py")} == {
         "inside.__init__",
         *alone,
-        *questions.INSIDE,
+        *probe_request.INSIDE,
     }
     for path in folder.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -151,11 +151,14 @@ def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
         imported |= {
             node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)
         }
-        imported -= {f"trainworks.imagetest.{name}" for name in questions.INSIDE}
+        imported -= {f"trainworks.imagetest.{name}" for name in probe_request.INSIDE}
         assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
-    command = questions.command_of(
-        ("python",), questions.INSIDE, questions.request_of((), IMAGE), questions.new_mark()
+    command = probe_request.command_of(
+        ("python",),
+        probe_request.INSIDE,
+        probe_request.request_of((), IMAGE),
+        probe_request.new_mark(),
     )
     assert all(len(argument) < 100_000 for argument in command)
 
@@ -837,12 +840,12 @@ def run(
 
 
 def test_an_answer_that_the_engine_loses_is_asked_for_again() -> None:
-    request = questions.request_of([ImportCheck(component="python", module="json")], IMAGE)
-    assert questions.ask(LocalContainer(lost=2), request) == questions.ask(
+    request = probe_request.request_of([ImportCheck(component="python", module="json")], IMAGE)
+    assert probe_request.ask(LocalContainer(lost=2), request) == probe_request.ask(
         LocalContainer(), request
     )
-    assert questions.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
-    assert questions.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(
+    assert probe_request.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
+    assert probe_request.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(
         status=0, output=""
     )
 
@@ -1003,7 +1006,7 @@ def test_image_without_python_says_so() -> None:
     (result,) = run(LocalEngine(), CommandCheck(component="a", command=("/no/such/program",)))
     assert "FileNotFoundError" in result.detail
     with pytest.raises(ImageTestError, match="no such file"):
-        questions.answer_in(
+        probe_request.answer_in(
             Completed(status=127, output="exec: /usr/bin/python3: no such file"), "mark", Answer
         )
 

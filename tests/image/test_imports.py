@@ -12,7 +12,7 @@ import pytest
 
 from image.here import Here
 from trainworks.imagetest import imports
-from trainworks.imagetest.questions import ask_program
+from trainworks.imagetest.probe_request import ask_program
 from trainworks.imagetest.test_promises import import_failure
 from trainworks.plan.checks import PythonImportsCheck
 

@@ -23,18 +23,18 @@ import pytest
 from uv import find_uv_bin
 
 from image.indexes import USER, Index, serving, wheel_of
-from trainworks.assemble.order import BuildOptions
+from trainworks.build.options import BuildOptions
 from trainworks.engine import create
 from trainworks.errors import ExtendError, LockError
+from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.described import Environment
 from trainworks.extend.plan import make_extension
 from trainworks.extend.render import Recipes
+from trainworks.extend.requirement_inputs import read_wanted
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.extend.resolve import Order, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop
-from trainworks.extend.toolkit import BARE
-from trainworks.extend.wanted import read_wanted
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings

@@ -17,7 +17,7 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.assemble.base import ensure_base, own_base
+from trainworks.build.base import ensure_base, own_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError

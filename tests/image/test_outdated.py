@@ -19,8 +19,8 @@ import pytest
 
 from image.support import ROOT, BuiltByCommand
 from lock.servers import Server, serving
-from trainworks.assemble.apt_outside import upgrade_outside
-from trainworks.assemble.outdated import CHANGE
+from trainworks.build.apt_outside import upgrade_outside
+from trainworks.build.outdated import CHANGE
 from trainworks.engine.protocol import Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import HostError

@@ -20,7 +20,7 @@ import pytest
 from image.source_page import plain_registry
 from image.support import ROOT, engine_that_answers
 from push.support import TOOLS
-from trainworks.assemble.base import ensure_base, own_base
+from trainworks.build.base import ensure_base, own_base
 from trainworks.engine.protocol import Engine
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings

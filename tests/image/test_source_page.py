@@ -26,7 +26,7 @@ from image.source_page import (
     plain_registry,
 )
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from trainworks.assemble.base import OwnBase, ensure_base
+from trainworks.build.base import OwnBase, ensure_base
 from trainworks.engine.protocol import Mount
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings

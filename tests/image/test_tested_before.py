@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
+from trainworks.build.passed_checks import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
 from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck

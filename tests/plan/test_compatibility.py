@@ -15,7 +15,7 @@ from trainworks.errors import CompatibilityError
 from trainworks.facts.ranges import PROPERTIES, Properties, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
 from trainworks.plan.compatibility import all_hold, conflicts
-from trainworks.plan.parts import parts_of, properties_of, properties_of_artifacts
+from trainworks.plan.components import parts_of, properties_of, properties_of_artifacts
 from trainworks.plan.resolve import plan_row, plan_target
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import usual_components

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.extend.kept import Move, checks_again, hidden_by, kept_of, moves_of, targets_for
+from trainworks.extend.constraints import (
+    Move,
+    checks_again,
+    hidden_by,
+    kept_of,
+    moves_of,
+    targets_for,
+)
 from trainworks.extend.plan import (
     EntryPoint,
     check_names,
@@ -31,8 +38,8 @@ from trainworks.plan.checks import (
 )
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks_launcher.given.entry import choose_entry_point
-from trainworks_launcher.given.source import look_at_code
+from trainworks_launcher.environment.entry_point import choose_entry_point
+from trainworks_launcher.environment.source_dir import look_at_code
 
 HASH = " \\\n    --hash=sha256:" + "0123456789abcdef" * 4
 

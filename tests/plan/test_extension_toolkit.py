@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from trainworks.errors import ExtendError, UnknownNameError
+from trainworks.extend.cuda_compiler import BARE, lacking, workbench_of
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.extend.toolkit import BARE, lacking, workbench_of
 from trainworks.facts.rows import Facts
 from trainworks.plan.select import row_named
 

@@ -24,15 +24,15 @@ from trainworks.plan.checks import (
     StartCheck,
 )
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.package_ownership import companion_distributions
 from trainworks.plan.resolve import base_reference, make_plan, without_pulled_bases
 from trainworks.plan.select import request_for
-from trainworks.plan.shares import companion_distributions
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
-from trainworks.render.builds import inputs_of
+from trainworks.render.build_records import inputs_of
 from trainworks.render.dockerfile import render
 from trainworks.render.manifest import render_manifest
-from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.contract.modes import MODES
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
+from trainworks.plan.package_ownership import python_patterns, share_packages
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
-from trainworks.plan.shares import python_patterns, share_packages
 from trainworks.plan.target import context_of
 
 CUDA = Cuda(name="cu121", version="12.1", wheel_suffix="cu12", source="made up")

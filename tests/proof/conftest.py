@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proof.support import Proven, ask, make_tree, prove
+from trainworks.attestation.components import BillOfMaterials
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inside import packages
-from trainworks.proof.components import BillOfMaterials
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,15 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 
 from image.here import Here
+from trainworks.attestation.components import BillOfMaterials, target_bill
+from trainworks.attestation.prove import PROVENANCE_FILE, texts_of
+from trainworks.attestation.provenance import Builder, Checkout, provenance
 from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
-from trainworks.imagetest import questions
+from trainworks.imagetest import probe_request
 from trainworks.imagetest.inside import packages
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
-from trainworks.proof.components import BillOfMaterials, target_bill
-from trainworks.proof.prove import PROVENANCE_FILE, texts_of
-from trainworks.proof.provenance import Builder, Checkout, provenance
 from trainworks.render.dockerfile import Rendering
 
 STATUS = """\
@@ -146,9 +146,9 @@ def ask(tree: Path) -> packages.PackagesAnswer:
     """Return what an image says of itself: the program as it is started in a
     container, in a process here.
     """
-    return questions.ask(Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable)[
-        "packages"
-    ]
+    return probe_request.ask(
+        Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable
+    )["packages"]
 
 
 ADDRESS = f"r.example.org/team/image@sha256:{'a' * 64}"

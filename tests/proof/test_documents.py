@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from proof.support import BUILDER, Proven, cyclonedx_packages, cyclonedx_problems, read_provenance
+from trainworks.attestation.components import BillOfMaterials, target_bill
+from trainworks.attestation.cyclonedx import cyclonedx
+from trainworks.attestation.licenses import python_licenses, spdx_expression
+from trainworks.attestation.prove import _write
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inside import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.proof.components import BillOfMaterials, target_bill
-from trainworks.proof.cyclonedx import cyclonedx
-from trainworks.proof.licenses import python_licenses, spdx_expression
-from trainworks.proof.prove import _write
 from trainworks.render.dockerfile import Rendering
 
 GOLDEN = ("sbom.cdx.json", "provenance.json")

@@ -17,11 +17,17 @@ import pytest
 
 from proof.support import ADDRESS, tiny_proof
 from proof.test_verify import IMAGE, check, line
+from trainworks.attestation.cyclonedx import serial_number
+from trainworks.attestation.evidence import (
+    EVIDENCE,
+    GPU_PARTS,
+    digest_of,
+    read_record,
+    statement_of,
+)
+from trainworks.attestation.provenance import CYCLONEDX, PROVENANCE
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
-from trainworks.proof.cyclonedx import serial_number
-from trainworks.proof.evidence import EVIDENCE, GPU_PARTS, digest_of, read_record, statement_of
-from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
 
 MANIFEST = "d" * 64
 STEPS = (

@@ -19,15 +19,15 @@ from proof.support import (
     make_tree,
     read_provenance,
 )
+from trainworks.attestation.components import ListedComponent, extension_bill, package_components
+from trainworks.attestation.prove import texts_of
+from trainworks.attestation.provenance import Checkout, Documents, extension_provenance
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest.inside import packages
-from trainworks.proof.components import ListedComponent, extension_bill, package_components
-from trainworks.proof.prove import texts_of
-from trainworks.proof.provenance import Checkout, Documents, extension_provenance
 from trainworks.render.dockerfile import Rendering
 
 ADDED = {

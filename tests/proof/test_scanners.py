@@ -1,7 +1,7 @@
 """What scanners read from our bills of materials, field by field as their public sources read it.
 
 None of them can be installed from a package index, so none is run. The sources are named in
-`proof/components.py`.
+`attestation/components.py`.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from proof.support import ADDRESS, Proven, tiny_proof
+from trainworks.attestation.provenance import CYCLONEDX, PROVENANCE
 from trainworks.cli import main
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
-from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
 
 IMAGE = ADDRESS.rpartition(":")[2]
 

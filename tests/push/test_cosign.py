@@ -15,13 +15,13 @@ import pytest
 from proof.support import Proven, tiny_proof
 from proof.test_evidence import gpu_record
 from push.hostile import Hostile, as_json, digest_of
+from trainworks.attestation.evidence import EVIDENCE, EVIDENCE_FILE, statement_of
+from trainworks.attestation.prove import CYCLONEDX_FILE, PROVENANCE_FILE, pushed_address
+from trainworks.attestation.verify import TYPES
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
-from trainworks.proof.evidence import EVIDENCE, EVIDENCE_FILE, statement_of
-from trainworks.proof.prove import CYCLONEDX_FILE, PROVENANCE_FILE, pushed_address
-from trainworks.proof.verify import TYPES
 from trainworks.registry.tools import Registries
 
 pytestmark = pytest.mark.engine

@@ -27,6 +27,7 @@ from engine.helpers import CREATED, busybox, make_rootfs
 from image.support import engine_that_answers
 from push.hostile import Hostile, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, RegistryServer, docker_configuration
+from trainworks.attestation.prove import pushed_address
 from trainworks.cli import main
 from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
@@ -35,7 +36,6 @@ from trainworks.errors import ProofError, RegistryError, UnknownNameError
 from trainworks.facts.rows import MACHINES, Architecture
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.proof.prove import pushed_address
 from trainworks.registry.names import Tags, tags_for
 from trainworks.registry.protocol import Patience
 from trainworks.registry.push import SENT, Pushed, push_image

@@ -15,10 +15,10 @@ import pytest
 
 from proof.support import tiny_proof
 from push.hostile import Hostile
+from trainworks.attestation.verify import TYPES
 from trainworks.cli import main
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
-from trainworks.proof.verify import TYPES
 from trainworks.registry.tools import Registries
 
 pytestmark = pytest.mark.engine

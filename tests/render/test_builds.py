@@ -15,7 +15,8 @@ from threading import Thread
 
 import pytest
 
-from trainworks.assemble.record import record
+from trainworks.attestation.subject_image import read_checkout
+from trainworks.build.record import record
 from trainworks.cli import main
 from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS
@@ -23,8 +24,7 @@ from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
 from trainworks.inspect.listing import WIDTH, list_text
 from trainworks.plan.resolve import plan_row
-from trainworks.proof.provable_image import read_checkout
-from trainworks.render.builds import current_builds, inputs_of_target
+from trainworks.render.build_records import current_builds, inputs_of_target
 from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.extend.cuda_compiler import BARE, Workbench
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import (
     RECIPES,
@@ -22,7 +23,6 @@ from trainworks.extend.render import (
     render_question,
 )
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
-from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSource
 from trainworks.render.dockerfile import Rendering

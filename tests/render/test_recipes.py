@@ -153,9 +153,9 @@ def test_what_is_copied_as_it_is_has_its_sum(facts: Facts) -> None:
         ("/etc/ssh/sshd_config.d/trainworks.conf", "ssh", "shells/sshd.conf"),
         ("/opt/trainworks/bin/train", "launcher", "launcher/entrypoint/train"),
         (
-            "/opt/trainworks/lib/trainworks_launcher/given/platforms/slurm.py",
+            "/opt/trainworks/lib/trainworks_launcher/environment/platforms/slurm.py",
             "launcher",
-            "launcher/trainworks_launcher/given/platforms/slurm.py",
+            "launcher/trainworks_launcher/environment/platforms/slurm.py",
         ),
     ):
         assert copied[path] == (component, contents[source])

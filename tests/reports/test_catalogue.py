@@ -21,7 +21,7 @@ from trainworks.facts.rows import Built, Facts, LockedPackage
 from trainworks.inspect.catalogue import catalogue_of, features_of, render_catalogue
 from trainworks.plan.model import Missing, Request, Step
 from trainworks.plan.resolve import make_plan
-from trainworks.render.builds import current_builds, inputs_of_target
+from trainworks.render.build_records import current_builds, inputs_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from image.here import Here
 from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import questions
+from trainworks.imagetest import probe_request
 from trainworks.imagetest.inside.answers import Request
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
@@ -107,7 +107,7 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
     request: Request = {"root": str(tmp_path), "contents": "digests"}
-    found = questions.ask(Here(), request, interpreter=sys.executable)["contents"]
+    found = probe_request.ask(Here(), request, interpreter=sys.executable)["contents"]
     assert dict(found["packages"]) == {"libc6": "2.36-9"}
     assert dict(found["python"]) == {"my-package": "1.0"}
     assert json.loads(found["manifest"]) == {"name": "x"}

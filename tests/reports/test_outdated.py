@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lock.servers import Request, Server, serving
-from trainworks.assemble.outdated import (
+from trainworks.build.outdated import (
     CHANGE,
     OSV,
     OutdatedReport,

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from trainworks.assemble.image import ImageSpec, unchanged_image
-from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.own_layers import compare_layers, layers_of
+from trainworks.build.image import ImageSpec, unchanged_image
+from trainworks.build.layer_audit import compare_layers, layers_of
+from trainworks.build.options import BuildOptions
 from trainworks.engine.entries import entries_of
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import EngineError

@@ -20,7 +20,7 @@ from trainworks_launcher.contract import names
 if TYPE_CHECKING:
     from trainworks_launcher.command.options import Parsed
     from trainworks_launcher.contract.stop_signals import EarlyStops
-    from trainworks_launcher.given.invocation import Invocation
+    from trainworks_launcher.environment.command_line import Invocation
 
 _HELP = """\
 usage: train                        run this host's part of the training job
@@ -138,8 +138,8 @@ def _help(*, every: bool) -> str:
 
     from trainworks_launcher.command import variables
     from trainworks_launcher.command.options import options_help
-    from trainworks_launcher.contract.registry import MODES
-    from trainworks_launcher.given.platforms import PLATFORMS
+    from trainworks_launcher.contract.modes import MODES
+    from trainworks_launcher.environment.platforms import PLATFORMS
 
     return _HELP.format(
         modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
@@ -189,18 +189,18 @@ def _check(measures: bool) -> int:
     if measures:
         import shutil
 
-        from trainworks_launcher.plan import measure
+        from trainworks_launcher.plan import bandwidth
 
-        if shutil.which(measure.PROGRAM):
-            return _train(measure.ASKED, measures)
-        print(f"warning: {measure.MISSING}")
+        if shutil.which(bandwidth.PROGRAM):
+            return _train(bandwidth.ASKED, measures)
+        print(f"warning: {bandwidth.MISSING}")
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run
-    from trainworks_launcher.given.environment import read_environment
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.environment.environment import read_environment
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.network import read_network
     from trainworks_launcher.job.placement import read_placement
-    from trainworks_launcher.plan.asked import checks_of
+    from trainworks_launcher.plan.host_checks import checks_of
 
     environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
@@ -229,22 +229,22 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.command.options import value_of
     from trainworks_launcher.command.rank_map import rank_map
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import read_environment
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.contract.redaction import Redactor
+    from trainworks_launcher.environment.environment import read_environment
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
     environment = read_environment(take_variables(), asked)
-    masker = Masker(environment.variables, environment.hyperparameters)
+    redactor = Redactor(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
         job = make_job(environment, value_of(parsed, "--host"))
         plan = plan_host(job)
     except RefusalError as refusal:
-        sys.stderr.write(f"trainworks: {refusal if secrets else masker.text(str(refusal))}\n")
+        sys.stderr.write(f"trainworks: {refusal if secrets else redactor.text(str(refusal))}\n")
         return refusal.status
-    plan = plan if secrets else plan.masked(masker)
+    plan = plan if secrets else plan.redacted(redactor)
     if what == "--plan":
         sys.stdout.write(plan.to_json())
         return 0
@@ -281,18 +281,18 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     """End a job that a stop signal met while it was read."""
     import signal
 
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import report_directory
-    from trainworks_launcher.supervise.children.output import log
+    from trainworks_launcher.contract.redaction import Redactor
+    from trainworks_launcher.environment.environment import report_directory
+    from trainworks_launcher.supervise.attribution import outcome_files
+    from trainworks_launcher.supervise.attribution.failure import last_words
     from trainworks_launcher.supervise.outcome.outcome import STOPPED, Outcome
-    from trainworks_launcher.supervise.verdict import outcome_files
-    from trainworks_launcher.supervise.verdict.verdict import last_words
+    from trainworks_launcher.supervise.processes.output import log
 
     text = f"stopped by {signal.Signals(number).name} before the program was started"
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
     reports = report_directory(os.environ, asked is not None and bool(asked.program))
     outcome_files.clear(reports)
-    outcome_files.write(reports, outcome, Masker(os.environ))
+    outcome_files.write(reports, outcome, Redactor(os.environ))
     log(last_words(outcome))
     return outcome.status
 
@@ -300,17 +300,17 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
-    from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.invocation import NOTHING_ASKED
-    from trainworks_launcher.given.patience import read_patiently
-    from trainworks_launcher.given.secret import take_variables
+    from trainworks_launcher.contract.redaction import Redactor
+    from trainworks_launcher.environment.command_line import NOTHING_ASKED
+    from trainworks_launcher.environment.patience import read_patiently
+    from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
-    from trainworks_launcher.supervise.children import output
+    from trainworks_launcher.supervise.attribution import outcome_files
     from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+    from trainworks_launcher.supervise.processes import output
     from trainworks_launcher.supervise.supervisor import run_plan
-    from trainworks_launcher.supervise.verdict import outcome_files
 
     try:
         environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
@@ -319,13 +319,13 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     ) as refusal:  # a file system that does not answer: there is no place for a report, either
         output.log(str(refusal))
         return refusal.status
-    masker = Masker(environment.variables, environment.hyperparameters)
+    redactor = Redactor(environment.variables, environment.hyperparameters)
     known: Job | JobRefusedError | None = None
     try:
         known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
-        text = masker.text(str(refusal))
+        text = redactor.text(str(refusal))
         output.log(text)
         known = refusal if isinstance(refusal, JobRefusedError) else known
         outcome = Outcome(
@@ -337,19 +337,19 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
         outcome_files.clear(environment.output)
-        outcome_files.write(environment.refusals, outcome, masker, manifest=environment.manifest)
+        outcome_files.write(environment.refusals, outcome, redactor, manifest=environment.manifest)
         return refusal.status
     if measures:
-        from trainworks_launcher.plan.measure import measured
+        from trainworks_launcher.plan.bandwidth import measured
 
         plan = measured(plan, job)
     for line in first_lines(plan, job):
-        output.log(masker.text(line))
+        output.log(redactor.text(line))
     if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
         from trainworks_launcher.command import explain
         from trainworks_launcher.command.rank_map import rank_map
 
-        shown = plan.masked(masker)
+        shown = plan.redacted(redactor)
         rows = explain.explain(shown, environment.variables)
         ranks = rank_map(job.placement, environment.devices)
         for line in explain.to_table(shown, rows, _columns(), ranks).splitlines():

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.json_values import Json, readable
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import Json, readable
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
 _VALUE_LIMIT = 160

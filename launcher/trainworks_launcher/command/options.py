@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract import likeness
+from trainworks_launcher.contract import suggestions
 from trainworks_launcher.contract.errors import nearest
-from trainworks_launcher.contract.registry import MODES
-from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.contract.modes import MODES
+from trainworks_launcher.environment.command_line import Invocation
 
 
 class UsageError(Exception):
@@ -101,7 +101,7 @@ def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
     """Return what to write instead of a word that is no command: a program
     stands behind PROGRAM.
     """
-    near = likeness.nearest(rest[0], [row.name for row in COMMANDS])
+    near = suggestions.nearest(rest[0], [row.name for row in COMMANDS])
     meant = f"did you mean {near!r}? If it is" if near else "to start"
     write = " ".join(("train", *before, PROGRAM, *rest))
     return f"{rest[0]!r} is not understood; {meant} a program, write: {write}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Sequence
 
-from trainworks_launcher.contract.registry import MODES
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.contract.modes import MODES
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.job.placement import Placement
 
 _HOSTS = 12

@@ -40,17 +40,20 @@ from typing import Mapping, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.files import text_of
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import read_manifest
-from trainworks_launcher.given.platforms import slurm
-from trainworks_launcher.given.routes import interface_that_reaches, network_interfaces
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment import directories
+from trainworks_launcher.environment.environment import read_manifest
+from trainworks_launcher.environment.network_routes import (
+    interface_that_reaches,
+    network_interfaces,
+)
+from trainworks_launcher.environment.platforms import slurm
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
-from trainworks_launcher.supervise.children import output
-from trainworks_launcher.supervise.children.agents import SOCKET
+from trainworks_launcher.supervise.attribution import outcome_files
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+from trainworks_launcher.supervise.processes import output
+from trainworks_launcher.supervise.processes.mpirun_agents import SOCKET
 from trainworks_launcher.supervise.ssh import mounted_keys
-from trainworks_launcher.supervise.verdict import outcome_files
 
 _DRIVER = "/mpi_driver.py"
 """How the path of the SDK's MPI driver ends.
@@ -315,11 +318,11 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     """
     text = NO_KEY.format(hosts=len(hosts))
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
-    reports = f"{base}/{places.RESULTS[places.OUTPUT]}"
+    reports = f"{base}/{directories.RESULTS[directories.OUTPUT]}"
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
     outcome_files.write(
-        reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment)
+        reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Redactor(environment)
     )
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Iterable, NamedTuple
 
-from trainworks_launcher.contract import likeness, names
-from trainworks_launcher.contract.values import readable
+from trainworks_launcher.contract import names, suggestions
+from trainworks_launcher.contract.json_values import readable
 
 
 class Problem(NamedTuple):
@@ -70,7 +70,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     Empty if nothing is.
     """
     candidates = sorted(known)
-    near = likeness.nearest(word, candidates)
+    near = suggestions.nearest(word, candidates)
     if near:
         return f"did you mean {near!r}?"
     if not candidates:

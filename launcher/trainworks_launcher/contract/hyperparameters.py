@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, decode
+from trainworks_launcher.contract.json_values import Json, decode
 
 
 def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:

@@ -7,7 +7,7 @@ from typing import Mapping
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.contract.json_values import Json, text
 
 LEVELS: Mapping[str, int] = MappingProxyType(
     {

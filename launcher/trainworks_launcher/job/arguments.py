@@ -16,8 +16,8 @@ from typing import Callable, Iterator, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import Json
 
 DEFAULT_STYLE = "value"
 """The style of sagemaker-training: scripts were written for it."""

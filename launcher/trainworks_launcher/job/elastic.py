@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import Json
 
 MODE = "torch_distributed"
 """The only mode whose own launcher starts ranks again, and can go on with fewer hosts."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.given.manifest import GENERIC_FABRIC, Instance, Manifest
+from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Instance, Manifest
 
 LOCKED_BYTES = 128 << 20
 """Less memory that may be locked is far from what libfabric registers for one process.

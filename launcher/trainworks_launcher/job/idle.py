@@ -7,8 +7,8 @@ better, and says so by doing it.
 from __future__ import annotations
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.given.environment import Environment
-from trainworks_launcher.given.manifest import Instance
+from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.manifest import Instance
 from trainworks_launcher.job.placement import Placement, is_type_of_this_host
 from trainworks_launcher.job.program import Program
 from trainworks_launcher.job.starters import starter_of, words_of

@@ -12,10 +12,10 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job import idle, starters
-from trainworks_launcher.job.elsewhere import environment_of
 from trainworks_launcher.job.network import Network, read_network
+from trainworks_launcher.job.other_hosts import environment_of
 from trainworks_launcher.job.placement import Placement, read_placement
 from trainworks_launcher.job.program import Program, read_program
 

@@ -15,7 +15,7 @@ from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.values import Json, decode, mapping
+from trainworks_launcher.contract.json_values import Json, decode, mapping
 
 _OLD, _NEW = "partitions", "pipeline_parallel_degree"
 """Two names of one parameter, by age. Hugging Face's Trainer looks for the old one only."""

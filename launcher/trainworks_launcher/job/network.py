@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import text
-from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job.fabric import Fabric, choose_fabric
 from trainworks_launcher.job.placement import Placement, is_type_of_this_host
 

@@ -13,14 +13,14 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.hyperparameters import split_reserved, truth
+from trainworks_launcher.contract.json_values import text, texts, without_brackets
+from trainworks_launcher.contract.modes import MINIMUM_SOURCE, MODES, SWITCHES, Mode
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.registry import MINIMUM_SOURCE, MODES, SWITCHES, Mode
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import text, texts, without_brackets
-from trainworks_launcher.given import cluster
-from trainworks_launcher.given.environment import Environment
-from trainworks_launcher.given.manifest import Instance
-from trainworks_launcher.given.platforms import Tasks
+from trainworks_launcher.environment import resource_config
+from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.manifest import Instance
+from trainworks_launcher.environment.platforms import Tasks
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.elastic import MODE as ELASTIC
 from trainworks_launcher.job.elastic import Elastic, read_elastic
@@ -145,7 +145,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     """
     reserved = split_reserved(environment.hyperparameters)[1]
     reader = Reader(reserved, environment.variables)
-    reader.problems += cluster.check_resource_config(environment.resource_config)
+    reader.problems += resource_config.check_resource_config(environment.resource_config)
     hosts, host = _hosts(environment, asked, reader)
     mode = _choose_mode(environment, reader)
     part = _hosts_of(environment, mode, hosts, reader)
@@ -191,7 +191,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         processes=processes,
         processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
         processes_why=why,
-        instance_type=cluster.instance_type_of(environment.resource_config, host),
+        instance_type=resource_config.instance_type_of(environment.resource_config, host),
         mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
         leader_address=own_route or environment.platform.leader_address or part[0],
@@ -379,7 +379,7 @@ def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[st
     config = environment.resource_config
     grouped = {
         host: group.instance_type
-        for group in cluster.instance_groups(config)
+        for group in resource_config.instance_groups(config)
         for host in group.hosts
     }
     default = text(config.get("current_instance_type")) or "local"
@@ -397,7 +397,8 @@ def _hosts_of(
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {
-        group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)
+        group.name: group.hosts
+        for group in resource_config.instance_groups(environment.resource_config)
     }
     value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
     asked = (value,) if isinstance(value, str) and value else texts(value)
@@ -585,7 +586,7 @@ def is_type_of_this_host(environment: Environment, kind: str) -> bool:
     environment was read on.
     """
     config = environment.resource_config
-    return cluster.instance_type_of(config, text(config.get("current_host"))) == kind
+    return resource_config.instance_type_of(config, text(config.get("current_host"))) == kind
 
 
 def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:

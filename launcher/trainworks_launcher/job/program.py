@@ -10,18 +10,18 @@ from typing import Mapping, NamedTuple
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.hyperparameters import split_reserved
+from trainworks_launcher.contract.json_values import Json, text, text_form, texts, unusable
 from trainworks_launcher.contract.settings import LEVELS, Reader, log_level
-from trainworks_launcher.contract.values import Json, text, text_form, texts, unusable
-from trainworks_launcher.given import cluster
-from trainworks_launcher.given.entry import (
+from trainworks_launcher.environment import resource_config
+from trainworks_launcher.environment.entry_point import (
     Code,
     EntryPoint,
     choose_entry_point,
     choose_given_program,
     program_name,
 )
-from trainworks_launcher.given.environment import Environment
-from trainworks_launcher.job import provision
+from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.job import staging
 from trainworks_launcher.job.arguments import (
     ORDERS,
     check_sizes,
@@ -80,15 +80,15 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         known = (*environment.problems, *reader.problems)
         point, wrong = choose_entry_point(name, environment.code, environment.programs, known)
     reader.problems += wrong
-    code = provision.with_fetch(environment, reader)
-    requirements = provision.installation(environment, code, point, reader)
+    code = staging.with_fetch(environment, reader)
+    requirements = staging.installation(environment, code, point, reader)
     program = Program(
         entry=point,
         code=code,
         requirements=requirements,
         arguments=arguments,
         order=order,
-        warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *provision.unread(code)),
+        warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *staging.unread(code)),
     )
     return program, reader.problems
 
@@ -126,7 +126,7 @@ def _check_texts(
         bad = next(filter(None, map(unusable, (text(value), *texts(value)))), "")
         if bad:
             problems.append(Problem(f"{name!r} {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
-    for group in cluster.instance_groups(environment.resource_config):
+    for group in resource_config.instance_groups(environment.resource_config):
         bad = unusable(group.name) or unusable(group.instance_type)
         if bad:
             problems.append(

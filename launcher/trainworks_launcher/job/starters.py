@@ -13,8 +13,8 @@ import shlex
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.registry import MODES
-from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.contract.modes import MODES
+from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job.placement import Placement
 from trainworks_launcher.job.program import Program
 

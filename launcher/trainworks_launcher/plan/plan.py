@@ -11,10 +11,10 @@ from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.checks import OFF, QUICK, Checks
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.json_values import Json, readable
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import Json, readable
-from trainworks_launcher.given.entry import Code
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.job.job import Job, describe
 from trainworks_launcher.job.network import Limits, Network
 from trainworks_launcher.job.placement import Placement
@@ -151,31 +151,33 @@ class NodePlan(NamedTuple):
     left_out: tuple[str, ...] = ()
     restarts: int = 0
 
-    def to_json(self, masker: Masker | None = None) -> str:
+    def to_json(self, redactor: Redactor | None = None) -> str:
         """Return the plan as JSON text, the same bytes for the same plan.
 
         Args:
-            masker: Hides what is secret; None shows it.
+            redactor: Hides what is secret; None shows it.
         """
-        plan = self if masker is None else self.masked(masker)
+        plan = self if redactor is None else self.redacted(redactor)
         return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
 
-    def masked(self, masker: Masker) -> NodePlan:
+    def redacted(self, redactor: Redactor) -> NodePlan:
         """Return the plan with its secrets hidden: to be shown, not to be run."""
         return self._replace(
-            argv=masker.words(self.argv),
-            env=MappingProxyType(masker.variables(self.env)),
-            code=self.code._replace(fetch=masker.words(self.code.fetch)),
-            requirements=masker.words(self.requirements),
+            argv=redactor.words(self.argv),
+            env=MappingProxyType(redactor.variables(self.env)),
+            code=self.code._replace(fetch=redactor.words(self.code.fetch)),
+            requirements=redactor.words(self.requirements),
             auxiliaries=tuple(
-                beside._replace(argv=masker.words(beside.argv), env=masker.variables(beside.env))
+                beside._replace(
+                    argv=redactor.words(beside.argv), env=redactor.variables(beside.env)
+                )
                 for beside in self.auxiliaries
             ),
             why=tuple(
-                reason._replace(why=masker.text(reason.why), words=masker.words(reason.words))
+                reason._replace(why=redactor.text(reason.why), words=redactor.words(reason.words))
                 for reason in self.why
             ),
-            warnings=tuple(masker.text(warning) for warning in self.warnings),
+            warnings=tuple(redactor.text(warning) for warning in self.warnings),
         )
 
     def document(self) -> dict[str, Json]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.given.archive import judge, members_of
+from trainworks_launcher.environment.source_archive import judge, members_of
 
 
 class _Tree:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.hang import lookout
+from trainworks_launcher.supervise.hang import activation
 
 
 def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
@@ -19,7 +19,7 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
     which Python finds them.
     """
     asked = {
-        "stacks": lookout.needs_stacks(plan, environment),
+        "stacks": activation.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
         "leave": plan.ranks_by in ("mpirun", "torchrun")

@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.looking import LOOK_SECONDS, Look, in_time
-from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.inspection import LOOK_SECONDS, Look, in_time
+from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
-from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.environment import directories
+from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
-from trainworks_launcher.supervise import control, hooks, stopping
-from trainworks_launcher.supervise.again import KIND, Tries
-from trainworks_launcher.supervise.children import output, processes
-from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
-from trainworks_launcher.supervise.children.guard import Guard
-from trainworks_launcher.supervise.children.processes import Child
-from trainworks_launcher.supervise.children.running import Running
-from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
+from trainworks_launcher.supervise import control, hooks, shutdown
+from trainworks_launcher.supervise.attribution import inquiry, outcome_files
+from trainworks_launcher.supervise.attribution.failure import (
+    DAEMON_SECONDS,
+    Verdict,
+    last_words,
+    name_of_program,
+)
 from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
-from trainworks_launcher.supervise.hang import lookout
-from trainworks_launcher.supervise.hang.lookout import Lookout
-from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.event_loop import READ, Loop
+from trainworks_launcher.supervise.hang import activation
+from trainworks_launcher.supervise.hang.activation import Lookout
 from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
@@ -49,26 +49,26 @@ from trainworks_launcher.supervise.outcome.outcome import (
     describe_status,
     shorten,
 )
-from trainworks_launcher.supervise.passing_on import PassingOn
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
-from trainworks_launcher.supervise.stopping import Stopping
-from trainworks_launcher.supervise.verdict import inquiry, outcome_files
-from trainworks_launcher.supervise.verdict.verdict import (
-    DAEMON_SECONDS,
-    Verdict,
-    last_words,
-    name_of_program,
-)
+from trainworks_launcher.supervise.processes import output, processes
+from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.guard import Guard
+from trainworks_launcher.supervise.processes.job_directory import NoRuntime, Runtime
+from trainworks_launcher.supervise.processes.processes import Child
+from trainworks_launcher.supervise.processes.sidecars import Auxiliaries
+from trainworks_launcher.supervise.restart import KIND, Tries
+from trainworks_launcher.supervise.shutdown import Stopping
+from trainworks_launcher.supervise.signal_forwarding import PassingOn
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.children.agents import Agents, Daemons
-    from trainworks_launcher.supervise.children.ranks import Rank
-    from trainworks_launcher.supervise.children.rounds import Rounds
+    from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
+    from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
     from trainworks_launcher.supervise.control.data_path import DataPath
+    from trainworks_launcher.supervise.processes.attempts import Rounds
+    from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
+    from trainworks_launcher.supervise.processes.ranks import Rank
     from trainworks_launcher.supervise.summary.account import Account
-    from trainworks_launcher.supervise.verdict.giving_up import GivingUp
-    from trainworks_launcher.supervise.verdict.overdue import Overdue
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
@@ -131,7 +131,7 @@ def _try(
         written = output.Output()
     except RefusalError as refused:
         runtime.remove()
-        places.take_back(made)
+        directories.take_back(made)
         output.log(str(refused))
         runtime, made = NoRuntime(), ()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
@@ -148,8 +148,8 @@ def _make_places(environment: Environment, tries: Tries) -> tuple[str, ...]:
     Raises RefusalError if the first try cannot have them.
     """
     if not tries.restarts:
-        return places.make(environment.places, environment.home)
-    return in_time(lambda: places.make(environment.places, environment.home), ())
+        return directories.make(environment.places, environment.home)
+    return in_time(lambda: directories.make(environment.places, environment.home), ())
 
 
 class _Supervisor:
@@ -182,14 +182,14 @@ class _Supervisor:
         self._family = processes.Family()
         self._guardian = Guard()
         self._output = written
-        self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
+        self._redactor = Redactor(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
         prefixed = (
             several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         )
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._running = Running(plan.ranks_by)
-        self._verdict = Verdict(plan, self._base, self._masker, self._runtime.path)
+        self._verdict = Verdict(plan, self._base, self._redactor, self._runtime.path)
         self._reported: Outcome | None = None
         self._reported_code = 0
         self._noted_by: set[int] = set()
@@ -197,7 +197,7 @@ class _Supervisor:
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
         self._lookout = Lookout(
-            self._loop, plan, environment, told, self._report, self._log, self._masker.text
+            self._loop, plan, environment, told, self._report, self._log, self._redactor.text
         )
         self._inquiry = inquiry.Inquiry(
             self._loop,
@@ -206,13 +206,13 @@ class _Supervisor:
             is_certain=self._verdict.is_certain,
         )
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {
-            lookout.MESSAGE: self._lookout.told,
+            activation.MESSAGE: self._lookout.told,
             inquiry.KIND: self._inquiry.heard,
         }
         self._rounds: Rounds | None = None
-        self._overdue: Overdue | None = None
+        self._overdue: StuckStarter | None = None
         self._account: Account | None = None
-        self._giving_up: GivingUp | None = None
+        self._giving_up: CrashLoop | None = None
         self._role: control.Role | None = None
         self._agents: Agents | None = None
         self._daemons: Daemons | None = None
@@ -230,7 +230,7 @@ class _Supervisor:
             self._running,
             self._verdict,
             self._runtime.path,
-            stopping.Events(
+            shutdown.Events(
                 phase=lambda: self._phase,
                 report=self._report,
                 begun=self._stop_begun,
@@ -251,7 +251,7 @@ class _Supervisor:
             self._running,
             self._stopping,
             self._verdict,
-            self._masker,
+            self._redactor,
             phase=lambda: self._phase,
             start=self._start,
             report=self._report,
@@ -301,7 +301,7 @@ class _Supervisor:
 
     def _log(self, message: str) -> None:
         """One line of ours, without secrets; never blocks."""
-        self._output.log(self._masker.text(message))
+        self._output.log(self._redactor.text(message))
 
     def _broken(self, trace: str) -> None:
         """A defect of the launcher: an outcome of its own kind, with the
@@ -328,7 +328,7 @@ class _Supervisor:
                 outcome_files.write(
                     self._reports,
                     outcome,
-                    self._masker,
+                    self._redactor,
                     self._plan.mode,
                     self._environment.manifest,
                 )
@@ -382,8 +382,8 @@ class _Supervisor:
         self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
             # Its sockets cost a plain script too much.
-            from trainworks_launcher.supervise.children.ranks import Ranks
-            from trainworks_launcher.supervise.verdict.overdue import Overdue
+            from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
+            from trainworks_launcher.supervise.processes.ranks import Ranks
 
             ranks = Ranks(
                 self._loop,
@@ -394,7 +394,7 @@ class _Supervisor:
                 self._rank_ended,
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
-            self._overdue = Overdue(
+            self._overdue = StuckStarter(
                 self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue
             )
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
@@ -456,12 +456,12 @@ class _Supervisor:
         ranks that report to the launchers.
         """
         # Only mpirun on several hosts needs it.
-        from trainworks_launcher.supervise.children import agents
+        from trainworks_launcher.supervise.processes import mpirun_agents
 
         ours, ranks = self._plan.ranks_by == "mpirun", self._running.ranks
         leads = bool(self._plan.argv) if ours else self._plan.role == "leader"
         if self._refusal is None and (leads or not ours):
-            self._agents = agents.Agents(
+            self._agents = mpirun_agents.Agents(
                 self._loop,
                 self._runtime.path,
                 lambda: role.others() if self._running.is_active else {},
@@ -470,16 +470,16 @@ class _Supervisor:
                 copied=None if leads else self._wait_as_copy,
             )
         if leads and self._agents is not None:
-            self._heard[agents.LOST] = self._lost_daemon
-            self._heard[agents.ENDED] = self._agents.ended
+            self._heard[mpirun_agents.LOST] = self._lost_daemon
+            self._heard[mpirun_agents.ENDED] = self._agents.ended
         else:
-            self._daemons = agents.Daemons(
+            self._daemons = mpirun_agents.Daemons(
                 self._start_daemon,
                 has_ranks=lambda: ranks is not None and bool(ranks.all),
                 may_start_ranks=lambda: self._family.has_others(self._own_pids()),
                 tell=role.tell,
             )
-            self._heard[agents.START] = self._asked_for_daemon
+            self._heard[mpirun_agents.START] = self._asked_for_daemon
 
     def _wait_as_copy(self) -> None:
         """mpirun of this host's program asks for other hosts, as the first
@@ -521,7 +521,7 @@ class _Supervisor:
 
         It may be mpirun that has failed, and ends: then that is the cause.
         """
-        from trainworks_launcher.contract.values import number
+        from trainworks_launcher.contract.json_values import number
         from trainworks_launcher.supervise.control.messages import words
 
         cause = f"mpirun's daemon on host {host} ended before it had started a rank"
@@ -564,7 +564,7 @@ class _Supervisor:
         """Ask the leader for the time, where hosts are checked."""
         if self._plan.checks is None or self._plan.control is None or self._role is None:
             return
-        from trainworks_launcher.supervise.control.clocks import KIND, Clocks
+        from trainworks_launcher.supervise.control.clock_offset import KIND, Clocks
 
         clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
         self._heard[KIND] = clocks.heard
@@ -843,23 +843,23 @@ class _Supervisor:
 
     def _count_rounds(self) -> None:
         """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
-        from trainworks_launcher.supervise.children.rounds import Rounds
-        from trainworks_launcher.supervise.verdict import giving_up
+        from trainworks_launcher.supervise.attribution import crash_loop
+        from trainworks_launcher.supervise.processes.attempts import Rounds
 
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         self._rounds = Rounds(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
-            self._giving_up = giving_up.GivingUp(
+            self._giving_up = crash_loop.CrashLoop(
                 plan.member or plan.host,
                 leads=plan.role != "worker",
-                tell=lambda rounds: self._tell(giving_up.MESSAGE, rounds=rounds),
+                tell=lambda rounds: self._tell(crash_loop.MESSAGE, rounds=rounds),
                 end=self._report,
                 log=self._log,
                 known=self._verdict.first,
             )
-            self._heard[giving_up.MESSAGE] = self._giving_up.told
+            self._heard[crash_loop.MESSAGE] = self._giving_up.told
 
     def _tell(self, kind: str, **fields: Json) -> None:
         if self._role is not None:
@@ -971,7 +971,7 @@ class _Supervisor:
         logs it, long before it ends itself.
         """
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.starters import torchrun_status
+        from trainworks_launcher.supervise.outcome.starter_reports import torchrun_status
 
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
@@ -1013,7 +1013,7 @@ class _Supervisor:
             # Judge again, with messages that came from other hosts since.
             outcome = self._of_command(self._reported_code)
         judged = self._verdict.judge(outcome)
-        where = self._masker.text(self._lookout.of_start)
+        where = self._redactor.text(self._lookout.of_start)
         if where and judged.kind != SUCCEEDED:
             self._log(where)
             judged = judged._replace(notes=(*judged.notes, where))
@@ -1192,7 +1192,7 @@ class _Supervisor:
         self._loop.close()
         self._runtime.remove()
         if not self._verdict.started_at:
-            places.take_back(self._made)
+            directories.take_back(self._made)
         if outcome.again and left:
             self._log(
                 f"not starting again: processes {', '.join(map(str, left))} do not end after KILL"

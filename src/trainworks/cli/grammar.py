@@ -28,8 +28,8 @@ from trainworks.errors import (
     TrainworksError,
     UnknownNameError,
 )
-from trainworks.likeness import nearest
 from trainworks.plan.names import suggestion, together
+from trainworks.suggestions import nearest
 from trainworks.terminal.output import put
 
 WIDTH = 100

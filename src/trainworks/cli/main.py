@@ -15,7 +15,7 @@ from trainworks import __version__
 from trainworks.cli.commands import BUILD, COMMANDS, command_named, grammar_of
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.facts.data import default_root
-from trainworks.likeness import nearest
+from trainworks.suggestions import nearest
 from trainworks.terminal.output import put, put_json, silence
 from trainworks.terminal.progress import DISPLAY
 
@@ -112,7 +112,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _say_error(error: TrainworksError, *, as_json: bool) -> None:
-    from trainworks.terminal.words import describe
+    from trainworks.terminal.formatting import describe
 
     if as_json and not error.reported:
         put_json(error.as_values())

@@ -26,15 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trainworks.engine import isolation, processes, progress
-from trainworks.engine.again import again
+from trainworks.engine import isolation, progress, subprocesses
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
-from trainworks.engine.bindings import with_content_keys
-from trainworks.engine.building import PROXIES, build_arguments, run_build
+from trainworks.engine.common import PROXIES, build_arguments, run_build
+from trainworks.engine.exec_status import Marked
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
-from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
-from trainworks.engine.marked import Marked
+from trainworks.engine.mount_cache_keys import with_content_keys
+from trainworks.engine.orphans import OWNER, container_name, owner, remove_left_containers
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -49,7 +48,8 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.scratch import large_folder, private_folder
+from trainworks.engine.retry import again
+from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
 
@@ -134,7 +134,7 @@ class BuildahEngine:
     def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
         """Find a buildah whose store can be opened; the result is cached."""
         if self._information is None:
-            found = processes.programs("buildah", os.environ.get("PATH"))
+            found = subprocesses.programs("buildah", os.environ.get("PATH"))
             if not found:
                 raise EngineUnavailableError("there is no `buildah` program on PATH", hint=_HINT)
             self._information, self._store = self._examine(found[0])
@@ -175,7 +175,7 @@ class BuildahEngine:
         """
         with self._temporary_files() as (_, environment):
             argv = self._argv("pull", "--quiet", "--policy", "always", "--retry", "0", reference)
-            return processes.run(argv, timeout=timeout, environment=environment).status == 0
+            return subprocesses.run(argv, timeout=timeout, environment=environment).status == 0
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image; raises ``BuildError`` if there is no such image."""
@@ -265,7 +265,7 @@ class BuildahEngine:
             argv = self._argv(
                 "push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout"
             )
-            with processes.piped(argv, environment, _SHORT_CALL) as (stream, failed):
+            with subprocesses.piped(argv, environment, _SHORT_CALL) as (stream, failed):
                 yield stream
                 if words := failed():
                     raise self._fault("reading an image's layers", words)
@@ -292,7 +292,7 @@ class BuildahEngine:
         if self._isolation is None:
             tried = []
             for name in _RUNTIMES:
-                for runtime in processes.programs(name, os.environ.get("PATH")):
+                for runtime in subprocesses.programs(name, os.environ.get("PATH")):
                     words = self._try_runtime(runtime)
                     if not words:
                         self._runtime, self._isolation = runtime, ""
@@ -313,8 +313,8 @@ class BuildahEngine:
         argv = ["run", *(f"--volume={folder.resolve()}:{folder}:ro" for folder in folders)]
         try:
             with self._temporary_files() as (folder, environment):
-                with processes.uninterrupted():
-                    made = processes.run(
+                with subprocesses.uninterrupted():
+                    made = subprocesses.run(
                         self._argv("from", "--quiet", *_own_limits(), "--name", name, "scratch"),
                         timeout=_SHORT_CALL,
                         environment=environment,
@@ -322,7 +322,7 @@ class BuildahEngine:
                 if made.status != 0:
                     return made.words
                 argv += [*_isolating(runtime, folder, "asked"), name, "--", "/bin/sh", "-c", ":"]
-                done = processes.run(
+                done = subprocesses.run(
                     self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True
                 )
             return (
@@ -331,8 +331,8 @@ class BuildahEngine:
                 else (done.words or f"exit status {done.status}").splitlines()[0]
             )
         finally:
-            with processes.uninterrupted():
-                processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+            with subprocesses.uninterrupted():
+                subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _steps_isolation(self, network: Network) -> tuple[str, ...]:
         """Return the options that decide what a build's steps see of this machine.
@@ -457,7 +457,9 @@ class BuildahEngine:
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
-            emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
+            emulation = (
+                f"--env={name}={value}" for name, value in subprocesses.emulation().items()
+            )
             closed = (
                 _isolating(self._runtime, folder, how.isolated)
                 if how.isolated
@@ -466,7 +468,7 @@ class BuildahEngine:
             argv = self._argv(
                 "run", *closed, *emulation, *how.options, container, "--", *marked.argv
             )
-            done = processes.run(
+            done = subprocesses.run(
                 argv,
                 timeout=how.timeout,
                 environment=environment,
@@ -476,8 +478,8 @@ class BuildahEngine:
             )
         if done.over(limit):
             return (
-                processes.TOO_MUCH,
-                done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit),
+                subprocesses.TOO_MUCH,
+                done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit),
                 b"",
             )
         told = marked.read(done, split=how.split)
@@ -526,8 +528,8 @@ class BuildahEngine:
 
     def _examine(self, program: str) -> tuple[EngineInformation, _Store]:
         try:
-            said = processes.run((program, "--version"), timeout=_SHORT_CALL)
-            opened = processes.run((program, *self._options, "info"), timeout=_SHORT_CALL)
+            said = subprocesses.run((program, "--version"), timeout=_SHORT_CALL)
+            opened = subprocesses.run((program, *self._options, "info"), timeout=_SHORT_CALL)
         except OSError as error:
             raise EngineUnavailableError(
                 f"cannot run {program}: {error.strerror}", hint=_HINT
@@ -574,7 +576,7 @@ class BuildahEngine:
     def _do(self, doing: str, *arguments: str) -> str:
         """Run a short command and return its output; raises its text as an error if it fails."""
         with self._temporary_files() as (_, environment):
-            done = processes.run(
+            done = subprocesses.run(
                 self._argv(*arguments), timeout=_LONG_CALL, environment=environment
             )
         if done.status != 0:
@@ -592,7 +594,7 @@ class BuildahEngine:
         return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
     def _describe(self, reference: str) -> dict[str, Any] | None:
-        done = processes.run(
+        done = subprocesses.run(
             self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL
         )
         if done.status == 0:
@@ -651,7 +653,7 @@ class BuildahEngine:
                 shared = Path(parent) / name
                 shared.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).symlink_to(shared)
-            yield folder, {**processes.own_environment(), OWNER: owner(), "TMPDIR": str(folder)}
+            yield folder, {**subprocesses.own_environment(), OWNER: owner(), "TMPDIR": str(folder)}
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -662,12 +664,12 @@ class BuildahEngine:
         self._remove_left()
         name = container_name()
         try:
-            with processes.uninterrupted():
+            with subprocesses.uninterrupted():
                 again(lambda: self._make_container(reference, name, description["FromImageID"]))
             yield name, description
         finally:
-            with processes.uninterrupted():
-                processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+            with subprocesses.uninterrupted():
+                subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _remove_left(self) -> None:
         """Remove the working containers of builders that were killed; once.
@@ -677,28 +679,28 @@ class BuildahEngine:
         if self._swept:
             return
         self._swept = True
-        listed = processes.run(self._argv("containers", "--json"), timeout=_SHORT_CALL)
+        listed = subprocesses.run(self._argv("containers", "--json"), timeout=_SHORT_CALL)
         remove_left_containers(
             (
                 [each["containername"] for each in json.loads(listed.output or b"null") or ()]
                 if listed.status == 0
                 else ()
             ),
-            lambda name: processes.run(self._argv("rm", name), timeout=_SHORT_CALL),
+            lambda name: subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL),
         )
 
     def _make_container(self, reference: str, name: str, image: str) -> None:
         argv = self._argv("from", "--pull=false", "--quiet", *_own_limits(), "--name", name, image)
         with self._temporary_files() as (_, environment):
-            done = processes.run(argv, timeout=_LONG_CALL, environment=environment)
+            done = subprocesses.run(argv, timeout=_LONG_CALL, environment=environment)
         if done.status != 0:
             raise self._fault(f"making a container of {reference}", done.words)
 
     def _sweep(self, marker: Path) -> None:
         """Remove the working containers that this build left, and no others."""
-        with processes.uninterrupted():
+        with subprocesses.uninterrupted():
             assert self._store is not None
-            listed = processes.run(
+            listed = subprocesses.run(
                 self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL
             )
             for identifier in listed.output.decode().split():
@@ -708,7 +710,7 @@ class BuildahEngine:
                     # Another build has removed its container.
                     continue
                 if str(marker) in description:
-                    processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
+                    subprocesses.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
 
 
 def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:

@@ -22,15 +22,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from trainworks.engine import isolation, processes, progress
-from trainworks.engine.again import again
+from trainworks.engine import isolation, progress, subprocesses
 from trainworks.engine.archive import layers_of, write_archive
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
-from trainworks.engine.building import PROXIES, build_arguments, run_build
+from trainworks.engine.common import PROXIES, build_arguments, run_build
+from trainworks.engine.exec_status import Marked
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
-from trainworks.engine.folders import LayerFolder, readable
-from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
-from trainworks.engine.marked import Marked
+from trainworks.engine.orphans import OWNER, PREFIX, container_name, owner, remove_left_containers
+from trainworks.engine.overlay_layers import LayerFolder, readable
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -44,7 +43,8 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.scratch import large_folder, private_folder
+from trainworks.engine.retry import again
+from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
 
@@ -299,7 +299,7 @@ class DockerEngine:
         comes, and the SDK does not wait that long.
         """
         argv = (self.probe().program, "save", str(self._existing(reference).id))
-        with processes.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
+        with subprocesses.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
             yield stream
             if words := failed():
                 raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
@@ -339,7 +339,7 @@ class DockerEngine:
                 name,
             )
         finally:
-            with processes.uninterrupted():
+            with subprocesses.uninterrupted():
                 if before is None:
                     self.remove(name)
                 else:
@@ -352,7 +352,7 @@ class DockerEngine:
         later refuse the skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue
         2202): it is asked for an image without a file, which is there for that moment.
         """
-        found = processes.programs("skopeo", os.environ.get("PATH"))
+        found = subprocesses.programs("skopeo", os.environ.get("PATH"))
         if not found or self._in_containerd():
             return ""
         host = ("--daemon-host", self._host()) if self._host() else ()
@@ -364,9 +364,9 @@ class DockerEngine:
             write_archive(root, archive, name=name, environment={}, command=(), created=0)
             self.load(archive)
         try:
-            done = processes.run(words, timeout=_SHORT_CALL, environment=self._environment({}))
+            done = subprocesses.run(words, timeout=_SHORT_CALL, environment=self._environment({}))
         finally:
-            with processes.uninterrupted():
+            with subprocesses.uninterrupted():
                 self.remove(name)
         return found[0] if done.status == 0 else ""
 
@@ -389,7 +389,7 @@ class DockerEngine:
             if made.status:
                 raise self._fault(f"making a container of {reference}", made.words)
             argv = (self.probe().program, "export", name)
-            with processes.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
+            with subprocesses.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
                 with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as archive:
                     yield iter((Layer(name="all", archive=archive),))
                 while stream.read(1 << 16):
@@ -449,8 +449,8 @@ class DockerEngine:
         if done.over(limit):
             self._call("restart", "--time", "0", container)
             return (
-                processes.TOO_MUCH,
-                done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit),
+                subprocesses.TOO_MUCH,
+                done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit),
                 b"",
             )
         told = marked.read(done, split=split)
@@ -648,7 +648,7 @@ class DockerEngine:
         """
         host = self._host()
         return {
-            **processes.own_environment(),
+            **subprocesses.own_environment(),
             OWNER: owner(),
             **({"DOCKER_HOST": host} if host else {}),
             **arguments,
@@ -661,7 +661,7 @@ class DockerEngine:
     def _program(self) -> str:
         """Return the first ``docker`` on PATH whose BuildKit works; others are skipped."""
         tried = []
-        for program in processes.programs("docker", os.environ.get("PATH")):
+        for program in subprocesses.programs("docker", os.environ.get("PATH")):
             words = self._unfit(program)
             if not words:
                 return program
@@ -677,7 +677,7 @@ class DockerEngine:
     def _unfit(self, program: str) -> str:
         """Return why a client cannot build with BuildKit; ``""`` if it can."""
         try:
-            client = processes.run(
+            client = subprocesses.run(
                 (program, "--version"), timeout=_SHORT_CALL, environment=self._environment({})
             )
             found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
@@ -687,7 +687,9 @@ class DockerEngine:
                 return ""
             words = (program, "buildx", "version")
             if (
-                processes.run(words, timeout=_SHORT_CALL, environment=self._environment({})).status
+                subprocesses.run(
+                    words, timeout=_SHORT_CALL, environment=self._environment({})
+                ).status
                 == 0
             ):
                 return ""
@@ -712,10 +714,10 @@ class DockerEngine:
 
     def _call(
         self, *words: str, timeout: float = _SHORT_CALL, merge: bool = False, limit: int = 0
-    ) -> processes.Finished:
+    ) -> subprocesses.Finished:
         """Run the command line."""
         argv = (self.probe().program, *words)
-        return processes.run(
+        return subprocesses.run(
             argv, timeout=timeout, environment=self._environment({}), merge=merge, limit=limit
         )
 
@@ -745,7 +747,7 @@ class DockerEngine:
         finally:
             # If the container or the daemon is gone, there is nothing to
             # remove; the first error is raised.
-            with processes.uninterrupted():
+            with subprocesses.uninterrupted():
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -757,12 +759,12 @@ class DockerEngine:
         Return the daemon's error if its program does not exist or is none, else ``""``.
         """
         emulation = [
-            f"--env={variable}={value}" for variable, value in processes.emulation().items()
+            f"--env={variable}={value}" for variable, value in subprocesses.emulation().items()
         ]
 
         def attempt() -> str:
             # An interrupted client would let the daemon finish the container after it was removed.
-            with processes.uninterrupted():
+            with subprocesses.uninterrupted():
                 done = self._call("run", "--detach", "--name", name, *emulation, *words)
             if done.status in (126, 127):
                 return done.words

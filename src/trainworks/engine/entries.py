@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Final
 
-from trainworks.engine.folders import ATTRIBUTE
+from trainworks.engine.overlay_layers import ATTRIBUTE
 
 WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"

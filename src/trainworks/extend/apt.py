@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from trainworks.assemble.apt_outside import download_outside
+from trainworks.build.apt_outside import download_outside
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import ExtendError

@@ -17,17 +17,18 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from trainworks.assemble.context import write_output
-from trainworks.assemble.image import ImageSpec, build_image, locate_archive
-from trainworks.assemble.session import BuildReport
+from trainworks.build.context import write_output
+from trainworks.build.image import ImageSpec, build_image, locate_archive
+from trainworks.build.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.engine.scratch import large_folder, private_folder
+from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.apt import AddFiles, packages_for
-from trainworks.extend.base import check_fit, find_base
+from trainworks.extend.base_image import check_fit, find_base
+from trainworks.extend.constraints import checks_again, hidden_by
+from trainworks.extend.cuda_compiler import workbench_of
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.kept import checks_again, hidden_by
 from trainworks.extend.lock import (
     inputs_digest,
     lock_before,
@@ -43,9 +44,8 @@ from trainworks.extend.requirements import NO_LOCK, ExtendedBase, holds
 from trainworks.extend.resolve import Order, check_python, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop, put_wheels
-from trainworks.extend.source import SourceTree
-from trainworks.extend.sources import folder_source, git_sources, named_sources
-from trainworks.extend.toolkit import workbench_of
+from trainworks.extend.user_code import SourceTree
+from trainworks.extend.vcs_sources import folder_source, git_sources, named_sources
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts

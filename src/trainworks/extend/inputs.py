@@ -20,8 +20,7 @@ from trainworks.extend.plan import (
     find_entry_point,
 )
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.source import SourceTree, read_source, some
-from trainworks.extend.wanted import (
+from trainworks.extend.requirement_inputs import (
     OF_OTHER_TOOLS,
     PROJECT,
     PYLOCK,
@@ -31,6 +30,7 @@ from trainworks.extend.wanted import (
     is_lock,
     read_wanted,
 )
+from trainworks.extend.user_code import SourceTree, read_source, some
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""

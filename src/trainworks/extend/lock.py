@@ -14,8 +14,8 @@ from pathlib import Path
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.requirement_inputs import Wanted
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
-from trainworks.extend.wanted import Wanted
 
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
 _DATA = re.compile(r"^# data: (\{.*\})$", re.MULTILINE)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-from trainworks.extend.kept import Move, moves_of
+from trainworks.extend.constraints import Move, moves_of
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
-from trainworks.likeness import nearest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -29,6 +28,7 @@ from trainworks.plan.checks import (
     SecretsCheck,
 )
 from trainworks.plan.variants import BASE_NAME_LABEL
+from trainworks.suggestions import nearest
 
 CODE_FOLDER = "/opt/ml/code"
 """Where the platform and both launchers look for the user's code."""
@@ -46,7 +46,7 @@ PROJECT_FILES = ("setup.py", "pyproject.toml")
 
 INSTALLED_FILE = ".trainworks-installed"
 """Beside the code: tells the launcher what is installed with it
-(launcher/trainworks_launcher/given/entry.py).
+(launcher/trainworks_launcher/environment/entry_point.py).
 """
 
 PROJECT_SOURCE = "--source"

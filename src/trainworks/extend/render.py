@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainworks.extend.cuda_compiler import Workbench
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan
-from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.model import IMAGE_TIME
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainworks.assemble.order import BuildOptions
+from trainworks.build.options import BuildOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,19 +26,19 @@ from urllib.parse import quote
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from trainworks.errors import BuildError, ExtendError, LockError
+from trainworks.extend.constraints import targets_for
+from trainworks.extend.cuda_compiler import Workbench, lacking
 from trainworks.extend.described import Environment
-from trainworks.extend.kept import targets_for
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
+from trainworks.extend.requirement_inputs import INPUTS, Wanted, is_lock
 from trainworks.extend.requirements import NO_LOCK, PIN, ExtendedBase, ExtensionLock
 from trainworks.extend.resolver import NONE, Fetched, Resolver, indexes_in, name_in
 from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
-from trainworks.extend.sources import repository_source, source_at
-from trainworks.extend.toolkit import Workbench, lacking
-from trainworks.extend.wanted import INPUTS, Wanted, is_lock
+from trainworks.extend.vcs_sources import repository_source, source_at
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
 from trainworks.host.uv import uv_program
-from trainworks.plan.shares import library_names
+from trainworks.plan.package_ownership import library_names
 
 OLD = timedelta(days=730)
 """What was replaced by a newer release so long ago is named."""

@@ -23,12 +23,13 @@ from uuid import uuid4
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from trainworks.assemble.context import link_or_copy
-from trainworks.assemble.image import ImageSpec, build_context
-from trainworks.assemble.order import BuildOptions
+from trainworks.build.context import link_or_copy
+from trainworks.build.image import ImageSpec, build_context
+from trainworks.build.options import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
 from trainworks.extend.apt import AddFiles
+from trainworks.extend.cuda_compiler import BARE, Workbench
 from trainworks.extend.plan import ExtensionPlan, WheelSource
 from trainworks.extend.render import (
     LOCK,
@@ -39,7 +40,6 @@ from trainworks.extend.render import (
     render_question,
 )
 from trainworks.extend.requirements import ExtensionLock
-from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.errors import FactsError
-from trainworks.facts import forms, lockfile
+from trainworks.facts import field_types, lockfile
+from trainworks.facts.consistency import relate
 from trainworks.facts.data import FOLDERS, data_folder
 from trainworks.facts.reader import Reader
-from trainworks.facts.relations import relate
 from trainworks.facts.rows import (
     TABLES,
     Facts,
@@ -29,7 +29,7 @@ from trainworks.facts.rows import (
     TargetRow,
     checks_of,
 )
-from trainworks.facts.shapes import shape_of, short
+from trainworks.facts.schema import shape_of, short
 
 BUILT = f"{TABLES['built'].name}.toml"
 """File of ``images`` that ``build.py --record`` writes.
@@ -129,7 +129,7 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             f"{where}: key 'environment': {short(name)} is not the name of a variable: letters,"
             " digits and underscores"
             for name in content.environment
-            if not forms.VARIABLE.match(name)
+            if not field_types.VARIABLE.match(name)
         )
         recipes[path.stem] = Recipe(
             name=path.stem, text=text, checks=checks_of(content), **vars(content)

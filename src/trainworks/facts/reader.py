@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainworks.facts.shapes import shape_of, short
+from trainworks.facts.schema import shape_of, short
 from trainworks.facts.text import (
     MAY_HOLD_CONTROL,
     UnreadableError,

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from trainworks.facts import forms
+from trainworks.facts import field_types
 
 Source = Literal["packages", "vendor"]
 """The origin of a target's parts: Debian and Python packages only, or the
@@ -55,20 +55,20 @@ class Base:
         environment: Variables that every image on it sets, for what its programs do wrong.
     """
 
-    name: forms.Name
-    suite: forms.Name
-    version: forms.Digits
-    glibc: forms.Digits
-    python: forms.Python
-    image: forms.Image
+    name: field_types.Name
+    suite: field_types.Name
+    version: field_types.Digits
+    glibc: field_types.Digits
+    python: field_types.Python
+    image: field_types.Image
     source: str
-    digest: forms.Digest = ""
-    alternatives: tuple[forms.Image, ...] = ()
+    digest: field_types.Digest = ""
+    alternatives: tuple[field_types.Image, ...] = ()
     bootstrap: bool = False
-    archive: forms.Url = ""
-    archives: Mapping[str, forms.Name] = field(default_factory=dict)
-    snapshot: forms.Snapshot = ""
-    pythons: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
+    archive: field_types.Url = ""
+    archives: Mapping[str, field_types.Name] = field(default_factory=dict)
+    snapshot: field_types.Snapshot = ""
+    pythons: Mapping[str, field_types.AbsolutePath] = field(default_factory=dict)
     architecture: Architecture = "amd64"
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,12 +86,12 @@ class BaseImage:
             where this one is gone.
     """
 
-    name: forms.Image
+    name: field_types.Image
     base: str
     source: str
     provides: Mapping[str, str] = field(default_factory=dict)
-    digest: forms.Digest = ""
-    alternatives: tuple[forms.Image, ...] = ()
+    digest: field_types.Digest = ""
+    alternatives: tuple[field_types.Image, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,22 +118,22 @@ class Artifact:
             package index has another build of that version, which requires something else.
     """
 
-    name: forms.Name
-    version: forms.Release
+    name: field_types.Name
+    version: field_types.Release
     source: str
-    url: forms.Url = ""
-    sha256: forms.Sha256 = ""
+    url: field_types.Url = ""
+    sha256: field_types.Sha256 = ""
     size: int = 0
-    git: forms.Url = ""
-    tag: forms.Tag = ""
-    commit: forms.Commit = ""
-    signature: forms.Url = ""
-    key: forms.Url = ""
-    fingerprint: forms.Fingerprint = ""
-    provides: Mapping[str, forms.Release] = field(default_factory=dict)
+    git: field_types.Url = ""
+    tag: field_types.Tag = ""
+    commit: field_types.Commit = ""
+    signature: field_types.Url = ""
+    key: field_types.Url = ""
+    fingerprint: field_types.Fingerprint = ""
+    provides: Mapping[str, field_types.Release] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
-    flags: tuple[forms.Flag, ...] = ()
-    together: Mapping[str, forms.Release] = field(default_factory=dict)
+    flags: tuple[field_types.Flag, ...] = ()
+    together: Mapping[str, field_types.Release] = field(default_factory=dict)
     requires_dist: tuple[str, ...] = ()
 
     @property
@@ -151,7 +151,7 @@ class LockedArtifact:
     """A file as ``build.py lock`` recorded it: its hash and its size in bytes."""
 
     url: str
-    sha256: forms.Sha256
+    sha256: field_types.Sha256
     size: int
 
 
@@ -159,8 +159,8 @@ class LockedArtifact:
 class ToolImage:
     """An image of which CI takes a program; see ``images/tool-images.toml``."""
 
-    name: forms.Name
-    image: forms.Image
+    name: field_types.Name
+    image: field_types.Image
     source: str
 
 
@@ -171,8 +171,8 @@ class LockedBaseImage:
     ``reference`` is the alternative that it had to take.
     """
 
-    name: forms.Image
-    digest: forms.Digest
+    name: field_types.Image
+    digest: field_types.Digest
     reference: str = ""
 
 
@@ -187,10 +187,10 @@ class LockedArchive:
         contents: The hash of its list of files: an archive signs the same packages again and again.
     """
 
-    suite: forms.Name
-    date: forms.Second
-    sha256: forms.Sha256
-    contents: forms.Sha256
+    suite: field_types.Name
+    date: field_types.Second
+    sha256: field_types.Sha256
+    contents: field_types.Sha256
 
 
 Severity = Literal["refuse", "advise"]
@@ -211,7 +211,7 @@ class Rule:
         severity: Whether a plan that breaks it is refused.
     """
 
-    name: forms.Name
+    name: field_types.Name
     when: Mapping[str, str]
     reason: str
     instead: str
@@ -228,12 +228,12 @@ class Cuda:
     without the dot: ``80`` is 8.0.
     """
 
-    name: forms.Cell
+    name: field_types.Cell
     source: str
-    version: forms.Digits = ""
-    wheel_suffix: forms.WheelSuffix = ""
-    minimum_driver: forms.Digits = ""
-    architectures: tuple[forms.Compute, ...] = ()
+    version: field_types.Digits = ""
+    wheel_suffix: field_types.WheelSuffix = ""
+    minimum_driver: field_types.Digits = ""
+    architectures: tuple[field_types.Compute, ...] = ()
 
     @property
     def neuron(self) -> bool:
@@ -248,25 +248,25 @@ class Component:
     See the head of ``images/components.toml`` for the meaning of each key.
     """
 
-    name: forms.Name
+    name: field_types.Name
     summary: str
     source: str
     sources: tuple[Source, ...] = ("packages", "vendor")
     frameworks: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
     by_row: str = ""
-    recipe: forms.Name = ""
+    recipe: field_types.Name = ""
     artifact: bool = False
-    debian: tuple[forms.Package, ...] = ()
-    build_debian: tuple[forms.Package, ...] = ()
-    python: tuple[forms.Requirement, ...] = ()
-    python_cpu: tuple[forms.Requirement, ...] = ()
-    replaces: tuple[forms.Distributions, ...] = ()
-    replaces_debian: tuple[forms.Package, ...] = ()
-    protected: tuple[forms.Distributions, ...] = ()
-    companions: tuple[forms.Distributions, ...] = ()
-    compiles: tuple[forms.Distributions, ...] = ()
-    compiles_later: tuple[forms.Distributions, ...] = ()
+    debian: tuple[field_types.Package, ...] = ()
+    build_debian: tuple[field_types.Package, ...] = ()
+    python: tuple[field_types.Requirement, ...] = ()
+    python_cpu: tuple[field_types.Requirement, ...] = ()
+    replaces: tuple[field_types.Distributions, ...] = ()
+    replaces_debian: tuple[field_types.Package, ...] = ()
+    protected: tuple[field_types.Distributions, ...] = ()
+    companions: tuple[field_types.Distributions, ...] = ()
+    compiles: tuple[field_types.Distributions, ...] = ()
+    compiles_later: tuple[field_types.Distributions, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
     build_only: bool = False
@@ -275,7 +275,7 @@ class Component:
     required: bool = False
     default: bool = False
     without: str = ""
-    variant: forms.Name = ""
+    variant: field_types.Name = ""
     proved: str = ""
     proved_by: tuple[str, ...] = ()
 
@@ -304,7 +304,7 @@ class Stack:
     name: str
     sources: Source
     source: str
-    components: Mapping[str, forms.Release]
+    components: Mapping[str, field_types.Release]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,14 +318,14 @@ class Instance:
     """
 
     name: str
-    gpus: forms.Gpus
-    neuron_cores: forms.NeuronCores
+    gpus: field_types.Gpus
+    neuron_cores: field_types.NeuronCores
     efa: bool
     efa_rdma: bool
     source: str
-    efa_devices: forms.Gpus = 0
+    efa_devices: field_types.Gpus = 0
     network_gigabits: int = 0
-    memory_gib: forms.Gibibytes = 0
+    memory_gib: field_types.Gibibytes = 0
     architecture: Architecture = "amd64"
     smp_loader_workers: bool = True
     smddp: bool = False
@@ -336,8 +336,8 @@ class Instance:
 class FabricVariable:
     """A variable that hosts with EFA need; see the head of ``images/fabric.toml``."""
 
-    name: forms.FabricName
-    value: forms.FabricValue
+    name: field_types.FabricName
+    value: field_types.FabricValue
     why: str
     source: str
     rdma: bool = False
@@ -364,10 +364,10 @@ class EndOfPatch:
     """
 
     framework: str
-    version: forms.Minor
-    date: forms.Day
+    version: field_types.Minor
+    date: field_types.Day
     source: str
-    successor: forms.Minor = ""
+    successor: field_types.Minor = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,8 +377,8 @@ class AdvisoryService:
     See ``images/advisories.toml``.
     """
 
-    name: forms.Name
-    url: forms.Url
+    name: field_types.Name
+    url: field_types.Url
     source: str
 
 
@@ -398,9 +398,9 @@ class GeneratedFiles:
     """
 
     name: str
-    paths: tuple[forms.PathPattern, ...]
-    sha256: forms.Sha256 = ""
-    copy_of: forms.AbsolutePath = ""
+    paths: tuple[field_types.PathPattern, ...]
+    sha256: field_types.Sha256 = ""
+    copy_of: field_types.AbsolutePath = ""
     leads_to: str = ""
     source: str
 
@@ -412,8 +412,8 @@ class PrivilegedFiles:
     See ``images/privileged-files.toml``.
     """
 
-    package: forms.Package
-    paths: tuple[forms.AbsolutePath, ...]
+    package: field_types.Package
+    paths: tuple[field_types.AbsolutePath, ...]
     source: str
 
 
@@ -429,11 +429,11 @@ class Right:
         source: Who says so.
     """
 
-    name: forms.Name
-    paths: tuple[forms.PathPattern, ...]
-    mode: forms.Mode
+    name: field_types.Name
+    paths: tuple[field_types.PathPattern, ...]
+    mode: field_types.Mode
     source: str
-    group: forms.Group = "root"
+    group: field_types.Group = "root"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,9 +452,9 @@ class Built:
     """
 
     target: str
-    inputs: forms.Inputs
+    inputs: field_types.Inputs
     engine: str
-    date: forms.Day
+    date: field_types.Day
     megabytes: int
     seconds: int = 0
 
@@ -483,18 +483,18 @@ class TargetRow:
     """
 
     framework: str
-    version: forms.Version
+    version: field_types.Version
     cuda: str
     base: str
     stack: str
-    versions: Mapping[str, forms.Release]
-    size_budget_megabytes: forms.Budget
+    versions: Mapping[str, field_types.Release]
+    size_budget_megabytes: field_types.Budget
     source: str
-    python: forms.Python = ""
-    image: forms.Image = ""
-    builder_image: forms.Image = ""
-    wheel_index: forms.Url = ""
-    limits: tuple[forms.Requirement, ...] = ()
+    python: field_types.Python = ""
+    image: field_types.Image = ""
+    builder_image: field_types.Image = ""
+    wheel_index: field_types.Url = ""
+    limits: tuple[field_types.Requirement, ...] = ()
     unbuilt: str = ""
 
 
@@ -513,12 +513,12 @@ class LockedPackage:
             source distributions of this lock.
     """
 
-    name: forms.Distribution
-    version: forms.Version
-    file: forms.File
-    sha256: forms.Sha256
+    name: field_types.Distribution
+    version: field_types.Version
+    file: field_types.File
+    sha256: field_types.Sha256
     size: int = 0
-    requires: tuple[forms.Distribution, ...] = ()
+    requires: tuple[field_types.Distribution, ...] = ()
     build: bool = False
 
 
@@ -569,15 +569,15 @@ class FrontMatter:
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[forms.AbsolutePath, ...] = ()
-    libraries: tuple[forms.AbsolutePath, ...] = ()
-    programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
-    owns: tuple[forms.PathPattern, ...] = ()
-    removes: tuple[forms.PathPattern, ...] = ()
+    path: tuple[field_types.AbsolutePath, ...] = ()
+    libraries: tuple[field_types.AbsolutePath, ...] = ()
+    programs: Mapping[str, field_types.AbsolutePath] = field(default_factory=dict)
+    owns: tuple[field_types.PathPattern, ...] = ()
+    removes: tuple[field_types.PathPattern, ...] = ()
     trims: tuple[str, ...] = ()
     strips: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[forms.Module, ...] = ()
+    imports: tuple[field_types.Module, ...] = ()
     answers: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 

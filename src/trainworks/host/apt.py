@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainworks.engine import processes
+from trainworks.engine import subprocesses
 
 _PROBE_SECONDS: Final = 20.0
 KEPT_SETTINGS = re.compile(
@@ -55,7 +55,7 @@ def read_apt_settings(root: Path = Path("/")) -> AptSettings:
     """Read this machine's apt configuration and sources; empty on a machine without apt."""
     try:
         # subprocess.run would leave the child behind after an interrupt between fork and return.
-        dump = processes.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(
+        dump = subprocesses.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(
             errors="replace"
         )
     except OSError:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trainworks.engine.archive import write_archive
-from trainworks.engine.processes import own_environment, stream
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.subprocesses import own_environment, stream
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import HostError
 from trainworks.facts.rows import MACHINES, Base, LockedArchive
 from trainworks.host.apt import apt_configuration, sources_for

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import LockError, OutputError
 from trainworks.host.settings import HostSettings
 

@@ -11,8 +11,8 @@ import re
 import tarfile
 from pathlib import Path
 
-from trainworks.engine.processes import Finished, own_environment, run
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.subprocesses import Finished, own_environment, run
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import LockError
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.downloads import UnreachableError, without_credentials

@@ -7,8 +7,8 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-from trainworks.engine.processes import Finished, run
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.subprocesses import Finished, run
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import LockError
 
 SECONDS = 600.0

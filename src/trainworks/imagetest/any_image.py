@@ -16,13 +16,13 @@ from typing import TypedDict
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, ImageTestError
-from trainworks.imagetest import questions, secrets
+from trainworks.imagetest import probe_request, secrets
 from trainworks.imagetest.inside.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.job_files import READ, JobFiles
 from trainworks.imagetest.results import CheckResult, one_line
 from trainworks.imagetest.test_promises import damages
 from trainworks.plan import checks as kinds
-from trainworks.plan.promises import DRIVER_LIBRARIES
+from trainworks.plan.declared_checks import DRIVER_LIBRARIES
 
 OLDEST_PYTHON = (3, 8)
 """The oldest Python that can run the questions."""
@@ -176,9 +176,9 @@ def _ask_inside(
     job = next((path for path in able if path in named), able[0])
     _ask_torch(container, job, looked)
     start = time.monotonic()
-    request = questions.request_of((*OF_LIBRARIES, delivered), files.image, python=job)
+    request = probe_request.request_of((*OF_LIBRARIES, delivered), files.image, python=job)
     request["distributions"] = True
-    answer = questions.ask(container, request, interpreter=able[0])
+    answer = probe_request.ask(container, request, interpreter=able[0])
     libraries, twice, *paths = answer["problems"]
     libraries = _without_optional(container, job, libraries, looked)
     looked.say(
@@ -223,7 +223,7 @@ def _without_optional(
         modules.setdefault(match[1] if match else "", []).append(line)
     kept = modules.pop("", [])
     for module, lines in modules.items():
-        if questions.can_import(container, python, module, timeout=_LIMIT):
+        if probe_request.can_import(container, python, module, timeout=_LIMIT):
             kept += lines
         else:
             more = f", and {len(lines) - 1} more such" if len(lines) > 1 else ""
@@ -246,7 +246,9 @@ class Frameworks(TypedDict):
 
 def _frameworks(container: Container, python: str, *, torch: bool) -> Frameworks:
     program, request = ("inside.frameworks",), {"torch": torch}
-    return questions.ask_program(container, (python,), program, request, Frameworks, timeout=_LIMIT)
+    return probe_request.ask_program(
+        container, (python,), program, request, Frameworks, timeout=_LIMIT
+    )
 
 
 def _version_of(container: Container, python: str) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from typing import Final
 
 import pytest
 
-from trainworks.engine.processes import wait_for
 from trainworks.engine.protocol import BuiltImage, Engine, Isolation
+from trainworks.engine.subprocesses import wait_for
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.makers import Makers

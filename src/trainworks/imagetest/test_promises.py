@@ -33,10 +33,10 @@ from trainworks.engine.protocol import (
     Isolation,
 )
 from trainworks.errors import ImageTestError, TrainworksError
-from trainworks.imagetest import imports, questions, secrets
+from trainworks.imagetest import imports, probe_request, secrets
+from trainworks.imagetest.concurrency import Lanes
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
-from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.makers import Makers, list_problems
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
@@ -151,7 +151,7 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
     It is answered in this order, in several containers at once.
     """
     engine, image, checks = subject.engine, subject.image, subject.checks
-    request = questions.request_of(checks, image)
+    request = probe_request.request_of(checks, image)
 
     # One walk over the files answers both.
     files: Request = {}
@@ -161,11 +161,13 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         files["lists"] = request.pop("lists")
 
     def ask_files(container: Container) -> Answer:
-        return questions.ask(container, files) if files else {}
+        return probe_request.ask(container, files) if files else {}
 
     def ask(container: Container) -> Answer:
         return (
-            {} if request == questions.request_of((), image) else questions.ask(container, request)
+            {}
+            if request == probe_request.request_of((), image)
+            else probe_request.ask(container, request)
         )
 
     def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
@@ -214,7 +216,7 @@ def _program(
             # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and
             # stderr in their order.
             if check.expect:
-                return lambda container: questions.told(
+                return lambda container: probe_request.told(
                     container, check.command, timeout=COMMAND_TIMEOUT
                 )
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
@@ -237,8 +239,8 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
         case kinds.ImportCheck():
 
             def import_one(container: Container) -> list[str]:
-                python = questions.ENVIRONMENT_PYTHON
-                words = questions.can_import(
+                python = probe_request.ENVIRONMENT_PYTHON
+                words = probe_request.can_import(
                     container, python, check.module, timeout=COMMAND_TIMEOUT
                 )
                 return [words] if words else []
@@ -248,7 +250,7 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
             timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
 
             def import_all(container: Container) -> list[str]:
-                found = questions.ask_program(
+                found = probe_request.ask_program(
                     container,
                     (check.python,),
                     ("imports",),
@@ -276,7 +278,7 @@ def answer(asked: Asked) -> Answer:
 @pytest.fixture(scope="session")
 def problems(answer: Answer, subject: ImageUnderTest) -> dict[kinds.Check, list[str]]:
     """Return what is wrong, by check."""
-    return dict(zip(questions.probed(subject.checks), answer["problems"], strict=True))
+    return dict(zip(probe_request.probed(subject.checks), answer["problems"], strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -382,7 +384,7 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
     if not versions:
         _broken(
             f"{check.distribution} is not installed in the environment of"
-            f" {questions.ENVIRONMENT_PYTHON}"
+            f" {probe_request.ENVIRONMENT_PYTHON}"
         )
     if len(versions) > 1:
         _broken(
@@ -568,7 +570,7 @@ def test_size(
     check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest
 ) -> None:
     """The image is not larger than promised."""
-    if not questions.oversized(check, subject.image):
+    if not probe_request.oversized(check, subject.image):
         return
     reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
     try:

@@ -21,9 +21,9 @@ from trainworks.inputs.lock_artifacts import Report
 from trainworks.inputs.mirror import INDEX
 from trainworks.inputs.sources import Places, archives_of, fetch_source, holds
 from trainworks.plan.resolve import downloads_of
-from trainworks.terminal.fetching import Fetching
+from trainworks.terminal.download_progress import Fetching
+from trainworks.terminal.formatting import megabytes
 from trainworks.terminal.progress import BYTES, DISPLAY
-from trainworks.terminal.words import megabytes
 
 SUMS = "SHA256SUMS"
 PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from packaging.version import Version
 
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import HostError, LockError, RegistryError
 from trainworks.facts import lockfile
 from trainworks.facts.rows import (

@@ -17,8 +17,8 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from trainworks.engine.processes import run
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.subprocesses import run
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import LockError
 from trainworks.facts import lockfile
 from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, TargetRow

@@ -23,8 +23,8 @@ from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.select import request_for, sorted_rows, version_key
 from trainworks.plan.target import context_of
-from trainworks.render.builds import current_builds
-from trainworks.terminal.words import amount
+from trainworks.render.build_records import current_builds
+from trainworks.terminal.formatting import amount
 
 FILE = "released.json"
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
-from trainworks.terminal.words import amount, megabytes, readable, signed
+from trainworks.terminal.formatting import amount, megabytes, readable, signed
 
 SHOWN = 15
 """How many folders and files the text shows."""

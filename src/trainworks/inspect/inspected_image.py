@@ -12,7 +12,7 @@ from trainworks.engine import image_in
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inside.files import pattern_of
-from trainworks.imagetest.questions import take_contents
+from trainworks.imagetest.probe_request import take_contents
 from trainworks.terminal.progress import DISPLAY
 
 

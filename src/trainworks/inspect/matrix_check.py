@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.compatibility import Conflict
-from trainworks.plan.parts import parts_of
+from trainworks.plan.components import parts_of
 from trainworks.plan.resolve import assemble
 from trainworks.plan.select import rows_like
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import usual_components
-from trainworks.render.builds import current_builds
+from trainworks.render.build_records import current_builds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest.inside.files import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
-from trainworks.terminal.words import amount, megabytes, stacked
+from trainworks.terminal.formatting import amount, megabytes, stacked
 
 SHOWN = 10
 """How many of the largest packages and files the text shows."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 from trainworks.engine.protocol import Engine
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
-from trainworks.likeness import nearest
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.variants import HASHED, ImageName, image_named, request_of
+from trainworks.suggestions import nearest
 from trainworks.terminal.output import say
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainworks.facts import forms
+from trainworks.facts import field_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PathCheck(_Promise):
     ``path`` is absolute and may be a glob for ``absent``.
     """
 
-    path: forms.SomePath
+    path: field_types.SomePath
     state: Literal["file", "directory", "executable", "absent"]
     kind: Literal["path"] = "path"
 
@@ -49,7 +49,7 @@ class CommandCheck(_Promise):
 class ImportCheck(_Promise):
     """A Python module can be imported by the image's Python (``/opt/venv/bin/python``)."""
 
-    module: forms.Module
+    module: field_types.Module
     kind: Literal["import"] = "import"
 
 
@@ -57,7 +57,7 @@ class ImportCheck(_Promise):
 class PythonPackageCheck(_Promise):
     """Exactly this version of a Python distribution is installed in the image's environment."""
 
-    distribution: forms.AnyDistribution
+    distribution: field_types.AnyDistribution
     version: str
     kind: Literal["python-package"] = "python-package"
 
@@ -96,8 +96,8 @@ class LoadedLibraryCheck(_Promise):
     ``/proc/self/maps``).
     """
 
-    module: forms.Module
-    library: forms.Library
+    module: field_types.Module
+    library: field_types.Library
     kind: Literal["loaded-library"] = "loaded-library"
 
 
@@ -110,7 +110,7 @@ class SharedLibrariesCheck(_Promise):
     """
 
     roots: tuple[str, ...]
-    provided: tuple[forms.Soname, ...] = ()
+    provided: tuple[field_types.Soname, ...] = ()
     kind: Literal["shared-libraries"] = "shared-libraries"
 
 
@@ -120,7 +120,7 @@ class SingleLibraryCheck(_Promise):
     one image fail at run time).
     """
 
-    soname: forms.Soname
+    soname: field_types.Soname
     kind: Literal["single-library"] = "single-library"
 
 
@@ -134,8 +134,8 @@ class LoadableLibraryCheck(_Promise):
     a driver, the loader's search is followed instead.
     """
 
-    library: forms.Library
-    provided: tuple[forms.Soname, ...] = ()
+    library: field_types.Library
+    provided: tuple[field_types.Soname, ...] = ()
     kind: Literal["loadable-library"] = "loadable-library"
 
 
@@ -153,8 +153,8 @@ class OpenableLibrariesCheck(_Promise):
         by_name: Whether each is opened by its name alone, as programs that are not of its wheel do.
     """
 
-    libraries: tuple[forms.Library, ...]
-    provided: tuple[forms.Soname, ...] = ()
+    libraries: tuple[field_types.Library, ...]
+    provided: tuple[field_types.Soname, ...] = ()
     by_name: bool = False
     kind: Literal["openable-libraries"] = "openable-libraries"
 
@@ -171,7 +171,7 @@ class HardenedLibrariesCheck(_Promise):
             that know a buffer's size. A compiler puts these in only where code has such a buffer.
     """
 
-    libraries: tuple[forms.Library, ...]
+    libraries: tuple[field_types.Library, ...]
     guards: bool = True
     kind: Literal["hardened-libraries"] = "hardened-libraries"
 
@@ -188,7 +188,7 @@ class ElfNeedsCheck(_Promise):
     """
 
     roots: tuple[str, ...]
-    libraries: tuple[forms.Library, ...]
+    libraries: tuple[field_types.Library, ...]
     cuda: str = ""
     kind: Literal["elf-needs"] = "elf-needs"
 
@@ -202,7 +202,7 @@ class DuplicatePackagesCheck(_Promise):
     ``libraries`` (names without ``.so``, as ``libcudart``) is there with two major versions.
     """
 
-    libraries: tuple[forms.Library, ...] = ()
+    libraries: tuple[field_types.Library, ...] = ()
     kind: Literal["duplicate-packages"] = "duplicate-packages"
 
 

@@ -17,7 +17,7 @@ from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.shares import (
+from trainworks.plan.package_ownership import (
     BUILDER,
     distribution_name,
     lock_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trainworks.errors import UnknownNameError
-from trainworks.likeness import alike, nearest
+from trainworks.suggestions import alike, nearest
 
 LISTED = 20
 """If more names than these are available, an error shows only the closest ones."""

@@ -18,6 +18,15 @@ from trainworks.facts.rows import (
     TargetRow,
 )
 from trainworks.plan.compatibility import all_hold
+from trainworks.plan.components import Parts, parts_of
+from trainworks.plan.declared_checks import (
+    declared_checks,
+    file_checks,
+    filled,
+    image_checks,
+    known_versions,
+    lists_of_makers,
+)
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import (
     FabricVariable,
@@ -29,17 +38,7 @@ from trainworks.plan.model import (
     Target,
 )
 from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
-from trainworks.plan.parts import Parts, parts_of
-from trainworks.plan.promises import (
-    declared_checks,
-    file_checks,
-    filled,
-    image_checks,
-    known_versions,
-    lists_of_makers,
-)
-from trainworks.plan.select import select_components, select_row
-from trainworks.plan.shares import (
+from trainworks.plan.package_ownership import (
     BUILDER,
     companion_distributions,
     compiled_distributions,
@@ -49,6 +48,7 @@ from trainworks.plan.shares import (
     protected_distributions,
     share_packages,
 )
+from trainworks.plan.select import select_components, select_row
 from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
 from trainworks.plan.variants import (
     BASE_NAME_LABEL,

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from trainworks.errors import UnknownNameError
 from trainworks.facts.ranges import PRESENT
 from trainworks.facts.rows import Component, Facts, TargetRow
-from trainworks.likeness import nearest
 from trainworks.plan.model import Request
 from trainworks.plan.names import LIST, together, unknown
 from trainworks.plan.target import TargetContext, context_of
+from trainworks.suggestions import nearest
 
 COLUMNS: Mapping[str, tuple[str, Callable[[TargetRow, Facts], str]]] = {
     "framework": ("framework", lambda row, _: row.framework),

@@ -31,7 +31,7 @@ from urllib.request import parse_http_list, parse_keqv_list
 import requests
 import urllib3
 
-from trainworks.engine import processes
+from trainworks.engine import subprocesses
 from trainworks.engine.protocol import Report
 from trainworks.errors import RegistryError
 from trainworks.host.downloads import TRANSIENT, as_given, causes_of, reason_of
@@ -328,7 +328,7 @@ class Client:
         """Return others' words without terminal escapes, logins and the queries of addresses."""
         text = "".join(
             each if each.isprintable() or each == "\n" else " "
-            for each in processes.clean(text.encode())
+            for each in subprocesses.clean(text.encode())
         )
         for login in self.logins.values():
             encoded = login.get("auth", "")

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from requests.utils import parse_header_links
 
-from trainworks.engine import processes
+from trainworks.engine import subprocesses
 from trainworks.engine.protocol import Report, ignore
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import HostError, RegistryError
 from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import config_key
@@ -395,7 +395,7 @@ class Registries:
                     lines.append(line)
                     show(line)
 
-            if processes.stream(argv, heard, environment=environment):
+            if subprocesses.stream(argv, heard, environment=environment):
                 if not image_is_checked:
                     image_is_checked = True
                     check_image()
@@ -429,7 +429,7 @@ class Registries:
         configuration = self._folder / "config.json"
         configuration.write_text(json.dumps({"auths": auths}), encoding="utf-8")
         environment = {
-            **processes.own_environment(),
+            **subprocesses.own_environment(),
             "DOCKER_CONFIG": str(self._folder),
             "REGISTRY_AUTH_FILE": str(configuration),
             "HTTP_PROXY": NOWHERE,
@@ -462,7 +462,7 @@ def _digest(content: bytes) -> str:
 
 def oras() -> str:
     """Return oras's path; raises ``HostError`` if it is not installed."""
-    found = processes.programs("oras", os.environ.get("PATH"))
+    found = subprocesses.programs("oras", os.environ.get("PATH"))
     if not found:
         raise HostError(
             "there is no `oras` program on PATH, which talks to registries",

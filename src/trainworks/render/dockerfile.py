@@ -32,9 +32,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
-from trainworks.likeness import nearest
 from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLDER, ImagePlan, Step
-from trainworks.plan.shares import BUILDER
+from trainworks.plan.package_ownership import BUILDER
 from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.layers import WheelLayer, divided, one_layer
 from trainworks.render.manifest import (
@@ -46,6 +45,7 @@ from trainworks.render.manifest import (
 )
 from trainworks.render.shells import render_profile, render_sshd
 from trainworks.render.steps import image_steps
+from trainworks.suggestions import nearest
 
 INPUTS_LABEL = "trainworks.inputs"
 """Label of every image: the digest of the rendering that it was built from.

@@ -10,8 +10,8 @@ from typing import TextIO
 
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import StepEvent
+from trainworks.terminal.formatting import readable
 from trainworks.terminal.progress import DISPLAY, Display, Task
-from trainworks.terminal.words import readable
 
 MENTIONED_SECONDS = 2.0
 """Steps that end sooner get no line."""

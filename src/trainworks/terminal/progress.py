@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TextIO
 
+from trainworks.terminal.formatting import amount, clock
 from trainworks.terminal.visible import visible
-from trainworks.terminal.words import amount, clock
 
 if TYPE_CHECKING:
     from trainworks.terminal.bars import Bars
@@ -256,6 +256,6 @@ DISPLAY: Final = Display()
 
 def _uninterrupted() -> AbstractContextManager[None]:
     # Help and completion import this file too, and start no processes.
-    from trainworks.engine.processes import uninterrupted
+    from trainworks.engine.subprocesses import uninterrupted
 
     return uninterrupted()

@@ -24,7 +24,7 @@ import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]
 
 from engine.helpers import BASE, request
-from trainworks.engine import create, isolation, processes, read_files
+from trainworks.engine import create, isolation, read_files, subprocesses
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import (
     BuildRequest,
@@ -558,10 +558,11 @@ def leftovers(engine: Engine) -> set[str]:
         # Not by `ancestor`: of what BuildKit built Docker knows none.
         argv = (information.program, "ps", "--all", "--format", "{{.Names}} {{.Image}}")
         lines = [
-            line.split() for line in processes.run(argv, timeout=300).output.decode().splitlines()
+            line.split()
+            for line in subprocesses.run(argv, timeout=300).output.decode().splitlines()
         ]
         return {name for name, image in lines if "conformance" in image}
-    done = processes.run((information.program, "containers", "--json"), timeout=300)
+    done = subprocesses.run((information.program, "containers", "--json"), timeout=300)
     listed = json.loads(done.output or b"null") or []
     return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
 
@@ -691,7 +692,7 @@ def test_an_asked_container_cannot_reach_a_process_of_the_host(closing: Engine) 
 def test_an_asked_container_ends_endless_output_and_endless_work(closing: Engine) -> None:
     with closing.container(BASE, isolated="asked") as container:
         endless = container.run(("yes",), timeout=600)
-        assert endless.status == processes.TOO_MUCH
+        assert endless.status == subprocesses.TOO_MUCH
         assert endless.output.endswith(
             f"(stopped after {isolation.OUTPUT_BYTES} bytes of output)\n"
         )

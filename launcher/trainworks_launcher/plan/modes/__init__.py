@@ -9,11 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Callable
 
+from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.registry import MODES
 from trainworks_launcher.job.job import Job
-from trainworks_launcher.job.provision import why_kept
-from trainworks_launcher.plan.asked import checks_of
+from trainworks_launcher.job.staging import why_kept
+from trainworks_launcher.plan.host_checks import checks_of
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
 

@@ -7,15 +7,14 @@ from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.contract.names import ARGUMENT_LIMIT_BYTES
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.registry import MODES
-from trainworks_launcher.given.entry import REQUIREMENTS, program_words
-from trainworks_launcher.given.manifest import Instance
+from trainworks_launcher.environment.entry_point import REQUIREMENTS, program_words
+from trainworks_launcher.environment.manifest import Instance
 from trainworks_launcher.job.arguments import ORDERS
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import missing_program
-from trainworks_launcher.plan.exported import exported_variables
 from trainworks_launcher.plan.plan import (
     NodePlan,
     Reason,
@@ -24,6 +23,7 @@ from trainworks_launcher.plan.plan import (
     role_of,
     words_of,
 )
+from trainworks_launcher.plan.script_environment import exported_variables
 
 
 class Variable(NamedTuple):

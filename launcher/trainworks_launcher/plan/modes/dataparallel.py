@@ -10,8 +10,8 @@ slots.
 from __future__ import annotations
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import text
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.modes.common import Variable

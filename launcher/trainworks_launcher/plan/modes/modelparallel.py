@@ -7,8 +7,8 @@ project reads the same variables and takes the same start.
 
 from __future__ import annotations
 
+from trainworks_launcher.contract.json_values import mapping
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import mapping
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import version_of

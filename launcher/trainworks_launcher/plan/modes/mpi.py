@@ -21,9 +21,9 @@ from typing import Collection, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.values import text
-from trainworks_launcher.given.entry import program_words
+from trainworks_launcher.environment.entry_point import program_words
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
 from trainworks_launcher.mpirun.flags import (
@@ -32,7 +32,6 @@ from trainworks_launcher.mpirun.flags import (
     merge_parameters,
     parse_user_options,
 )
-from trainworks_launcher.plan.exported import HOST_SPECIFIC, exported_variables
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.plan import (
@@ -44,6 +43,7 @@ from trainworks_launcher.plan.plan import (
     role_of,
     words_of,
 )
+from trainworks_launcher.plan.script_environment import HOST_SPECIFIC, exported_variables
 
 _FROM_USER = "from the job's custom_mpi_options"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.values import Json, compact
+from trainworks_launcher.contract.json_values import Json, compact
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.modes.common import Variable

@@ -22,7 +22,6 @@ from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import DATA_PARALLEL
-from trainworks_launcher.plan.exported import exported_variables
 from trainworks_launcher.plan.flight_recorder import release
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.plan import (
@@ -33,6 +32,7 @@ from trainworks_launcher.plan.plan import (
     role_of,
     words_of,
 )
+from trainworks_launcher.plan.script_environment import exported_variables
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
 """``1``: compile a Neuron job's graphs before it runs, as sagemaker-training."""

@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, Message
-from trainworks_launcher.supervise.loop import READ, WRITE, Loop
+from trainworks_launcher.supervise.event_loop import READ, WRITE, Loop
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.control.proof import Transcript
-    from trainworks_launcher.supervise.control.seal import Seal
+    from trainworks_launcher.supervise.control.handshake import Transcript
+    from trainworks_launcher.supervise.control.message_authentication import Seal
 
 _SOON = 0.01
 _BEATS = 6

@@ -29,12 +29,12 @@ import socket
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, mapping, number, text
-from trainworks_launcher.given import routes
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.contract.json_values import Json, mapping, number, text
+from trainworks_launcher.environment import network_routes
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.supervise.control import Role
 from trainworks_launcher.supervise.control.messages import one_line
-from trainworks_launcher.supervise.loop import READ, WRITE, Loop
+from trainworks_launcher.supervise.event_loop import READ, WRITE, Loop
 
 KIND = "data path"
 
@@ -366,7 +366,7 @@ def place_of(variables: Mapping[str, str], devices: Devices) -> Place:
         value = variables.get(variable, "").strip()
         interface = _named_interface(value, devices.interfaces)
         if interface:
-            address = routes.address_of(interface) or routes.address6_of(interface)
+            address = network_routes.address_of(interface) or network_routes.address6_of(interface)
             return Place(address, interface, f"{variable}={value}")
     if devices.own_address:
         return Place(devices.own_address, devices.routed, "this host's own name")
@@ -390,7 +390,7 @@ def _problems_of(place: Place) -> list[str]:
     if not place.interface:
         return []
     named = f"the network interface {place.interface} ({place.why})"
-    if routes.has_no_carrier(place.interface):
+    if network_routes.has_no_carrier(place.interface):
         return [
             (
                 f"{named} has no carrier: nothing is plugged in,"

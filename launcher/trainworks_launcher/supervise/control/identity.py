@@ -17,11 +17,11 @@ from typing import Mapping
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.hyperparameters import split_reserved
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json, compact, mapping, text
-from trainworks_launcher.given import entry, platforms
-from trainworks_launcher.given.environment import Environment
-from trainworks_launcher.given.source import digest_of_entry
+from trainworks_launcher.contract.json_values import Json, compact, mapping, text
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment import entry_point, platforms
+from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.source_dir import digest_of_entry
 from trainworks_launcher.plan.plan import Control
 
 _DIGITS = 16
@@ -38,7 +38,7 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
     guessed from its digest.
     """
     reserved = split_reserved(environment.hyperparameters)[1]
-    program = entry.program_name(environment.variables, reserved)
+    program = entry_point.program_name(environment.variables, reserved)
     asked = environment.invocation.program
     # Arguments of a command line may be a host's own: train -- train.py --node "$SLURM_NODEID".
     code = digest_of_entry(environment.code, asked or (program,)) if asked or program else ""
@@ -51,7 +51,7 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
-        "hyperparameters": Masker(environment.hyperparameters).json(
+        "hyperparameters": Redactor(environment.hyperparameters).json(
             dict(environment.hyperparameters)
         ),
     }

@@ -6,13 +6,13 @@ import time
 from typing import Any, Mapping, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.contract.json_values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import NO_MORE_TIME, Events
+from trainworks_launcher.supervise.control.admission import Admission
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval
-from trainworks_launcher.supervise.control.door import Door
-from trainworks_launcher.supervise.control.ends import Ends
+from trainworks_launcher.supervise.control.exit_aggregation import Ends
 from trainworks_launcher.supervise.control.hosts import Hosts
 from trainworks_launcher.supervise.control.messages import (
     Message,
@@ -22,7 +22,7 @@ from trainworks_launcher.supervise.control.messages import (
 )
 from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Phases
 from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Own, Rivals
-from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
@@ -63,7 +63,7 @@ class Leader:
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
         self._rivals = Rivals(loop, Own(control.leader, job, secret), self._two_leaders)
-        self._door = Door(loop, self._hosts, job, secret, self._let_in, events.log)
+        self._door = Admission(loop, self._hosts, job, secret, self._let_in, events.log)
         self._door.rival = self._rivals.heard
         self._door.other_launcher = self._will_not_join
         self._with_other_launcher: set[str] = set()

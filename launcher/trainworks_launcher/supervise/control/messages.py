@@ -6,8 +6,8 @@ import math
 from typing import Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, decode, number, printable, text, texts
-from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
+from trainworks_launcher.contract.json_values import Json, decode, number, printable, text, texts
+from trainworks_launcher.supervise.control.message_authentication import SEAL_BYTES, Seal
 from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from typing import Any, Callable, List, Tuple
 
-from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.event_loop import READ, Loop
 
 Found = List[Tuple[int, Any]]
 """Address family and socket address, as ``socket.getaddrinfo`` gives them, in its order."""

@@ -19,17 +19,17 @@ from __future__ import annotations
 import socket
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract.values import Json, mapping, text
-from trainworks_launcher.supervise.control import identity, proof
+from trainworks_launcher.contract.json_values import Json, mapping, text
+from trainworks_launcher.supervise.control import handshake, identity
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
+from trainworks_launcher.supervise.control.message_authentication import LEADER, WORKER
 from trainworks_launcher.supervise.control.messages import (
     STRANGERS_MESSAGE_LIMIT,
     Message,
     one_line,
 )
 from trainworks_launcher.supervise.control.resolve import Found, Lookup
-from trainworks_launcher.supervise.control.seal import LEADER, WORKER
-from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.event_loop import Loop
 
 KIND = "leads"
 
@@ -69,7 +69,7 @@ class Rivals:
         self._lookups: list[Lookup] = []
         self._attempts: list[Attempt] = []
         self._connections: list[Connection] = []
-        self._asked: dict[Connection, proof.Transcript] = {}
+        self._asked: dict[Connection, handshake.Transcript] = {}
         self._nonces: set[str] = set()  # of this host's own questions
 
     def ask(self, hosts: Sequence[str], port: int) -> None:
@@ -95,7 +95,7 @@ class Rivals:
         said = self._asked.get(connection)
         if said is None:
             return self._answer(connection, message)
-        if not proof.is_proof(self._own.secret, WORKER, said, message.get("proof")):
+        if not handshake.is_proof(self._own.secret, WORKER, said, message.get("proof")):
             return False
         self._is_rival(said.host, connection)
         return True
@@ -120,27 +120,27 @@ class Rivals:
             opened.close()
             return
         self._connections.append(connection)
-        nonce = proof.make_nonce()
+        nonce = handshake.make_nonce()
         self._nonces.add(nonce)
-        said = proof.Transcript(identity.as_text(self._own.job), self._own.host, nonce, "")
+        said = handshake.Transcript(identity.as_text(self._own.job), self._own.host, nonce, "")
         self._asked[connection] = said
         connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
 
     def _told(self, connection: Connection, message: Message) -> None:
-        theirs = proof.read_nonce(message.get("nonce"))
+        theirs = handshake.read_nonce(message.get("nonce"))
         said = self._asked[connection]._replace(leader_nonce=theirs)
         if message.get("type") != KIND or not theirs:
             connection.close()
             return
-        if not proof.is_proof(self._own.secret, LEADER, said, message.get("proof")):
+        if not handshake.is_proof(self._own.secret, LEADER, said, message.get("proof")):
             connection.close()
             return
-        connection.send(KIND, proof=proof.make_proof(self._own.secret, WORKER, said))
+        connection.send(KIND, proof=handshake.make_proof(self._own.secret, WORKER, said))
         self._is_rival(one_line(message.get("host"), 64), connection)
 
     # --- answering --------------------------------------------------------------------------------
     def _answer(self, connection: Connection, message: Message) -> bool:
-        nonce = proof.read_nonce(message.get("nonce"))
+        nonce = handshake.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))
         different = identity.differences(self._own.job, message.get("job"))
         if not nonce or different not in ("", _MAY_DIFFER):
@@ -149,9 +149,9 @@ class Rivals:
             connection.close()  # this host has asked itself, by another of its addresses
             return True
         host = one_line(text(message.get("host")), 64)
-        said = proof.Transcript(identity.as_text(job), host, nonce, proof.make_nonce())
+        said = handshake.Transcript(identity.as_text(job), host, nonce, handshake.make_nonce())
         self._asked[connection] = said
-        shown = proof.make_proof(self._own.secret, LEADER, said)
+        shown = handshake.make_proof(self._own.secret, LEADER, said)
         connection.send(KIND, host=self._own.host, nonce=said.leader_nonce, proof=shown)
         return True
 

@@ -6,11 +6,12 @@ import time
 from typing import Any, Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.contract.json_values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval
+from trainworks_launcher.supervise.control.keepalive import Prober
 from trainworks_launcher.supervise.control.messages import (
     Message,
     one_line,
@@ -20,9 +21,8 @@ from trainworks_launcher.supervise.control.messages import (
     suspect_fields,
 )
 from trainworks_launcher.supervise.control.phases import WORKER, Phases, WorkerPhase
-from trainworks_launcher.supervise.control.probe import Prober
-from trainworks_launcher.supervise.control.search import Found, Own, Search
-from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.control.rendezvous import Found, Own, Search
+from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract.values import Json, decode, mapping, number, text
+from trainworks_launcher.contract.json_values import Json, decode, mapping, number, text
 
 
 class Frame(NamedTuple):

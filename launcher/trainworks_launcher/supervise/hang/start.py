@@ -26,13 +26,13 @@ from typing import Iterable, Iterator, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import text_of
-from trainworks_launcher.contract.values import Json, texts
+from trainworks_launcher.contract.json_values import Json, texts
 from trainworks_launcher.supervise.control.messages import one_line
+from trainworks_launcher.supervise.event_loop import READ, Loop
 from trainworks_launcher.supervise.hang.connections import inodes_of
-from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, Eyes, Root
+from trainworks_launcher.supervise.hang.detector import Surroundings
+from trainworks_launcher.supervise.hang.sampling import LONGEST_SECONDS, Eyes, Root
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
-from trainworks_launcher.supervise.hang.watch import Surroundings
-from trainworks_launcher.supervise.loop import READ, Loop
 
 _SHOWN = 8
 _LONGEST = 400

@@ -11,7 +11,7 @@ import re
 import signal
 from typing import NamedTuple, Sequence
 
-from trainworks_launcher.contract.values import printable
+from trainworks_launcher.contract.json_values import printable
 from trainworks_launcher.supervise.outcome.evidence import (
     Kind,
     Seen,
@@ -33,7 +33,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     signal_of,
 )
 from trainworks_launcher.supervise.outcome.records import Record, first_of_the_last
-from trainworks_launcher.supervise.outcome.starters import without_help
+from trainworks_launcher.supervise.outcome.starter_reports import without_help
 
 
 class Said(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-from trainworks_launcher.contract.values import Json, decode, mapping, number, printable, text
+from trainworks_launcher.contract.json_values import Json, decode, mapping, number, printable, text
 from trainworks_launcher.supervise.outcome.evidence import blames_a_peer
 
 FILE = "ends"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.given.environment import Environment, look_again
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.environment.environment import Environment, look_again
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.children.running import Running
+from trainworks_launcher.supervise.attribution.failure import Verdict
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -25,8 +25,8 @@ from trainworks_launcher.supervise.outcome.outcome import (
 )
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
-from trainworks_launcher.supervise.stopping import Stopping
-from trainworks_launcher.supervise.verdict.verdict import Verdict
+from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.shutdown import Stopping
 
 Start = Callable[[Sequence[str], str, Callable[[int], None], int], None]
 """Starts a command: its words, its directory, what is done when it has ended,
@@ -44,7 +44,7 @@ class Preparation:
         running: Running,
         stopping: Stopping,
         verdict: Verdict,
-        masker: Masker,
+        redactor: Redactor,
         phase: Callable[[], Phase],
         start: Start,
         report: Callable[[Outcome], None],
@@ -59,7 +59,7 @@ class Preparation:
             running: Has the output of the step that has just ended.
             stopping: Whether the job is being stopped: then no further step begins.
             verdict: Words a failure.
-            masker: Hides the secrets of the job.
+            redactor: Hides the secrets of the job.
             phase: Returns how far the run is.
             start: Starts a step.
             report: This host's end.
@@ -72,7 +72,7 @@ class Preparation:
         self._running = running
         self._stopping = stopping
         self._verdict = verdict
-        self._masker = masker
+        self._redactor = redactor
         self._phase = phase
         self._start = start
         self._report = report
@@ -135,7 +135,7 @@ class Preparation:
 
         tail = self._running.tail
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
-        reason = "" if stopped else self._masker.text(reason_of(tail.read()))
+        reason = "" if stopped else self._redactor.text(reason_of(tail.read()))
         if reason:
             # Before, it may be of a build that pip started.
             outcome = outcome._replace(memory="", cause=reason)

@@ -10,12 +10,12 @@ import subprocess
 import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract.values import Json, decode, number
-from trainworks_launcher.given.limits import is_contained
-from trainworks_launcher.supervise.children.output import Tail
+from trainworks_launcher.contract.json_values import Json, decode, number
+from trainworks_launcher.environment.cgroups import is_contained
+from trainworks_launcher.supervise.attribution.memory import highest_bytes
 from trainworks_launcher.supervise.control.messages import seconds
-from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.verdict.memory import highest_bytes
+from trainworks_launcher.supervise.event_loop import READ, Loop
+from trainworks_launcher.supervise.processes.output import Tail
 
 MESSAGE = "figures"
 """The kind of this room's message to the leader: the fields of ``Figures``."""

@@ -38,8 +38,8 @@ from trainworks.errors import (
 from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
-    from trainworks.assemble.order import BuildOrder
-    from trainworks.assemble.session import BuildSession
+    from trainworks.build.options import BuildOrder
+    from trainworks.build.session import BuildSession
     from trainworks.facts.rows import Facts, TargetRow
     from trainworks.plan.model import Request
 
@@ -224,7 +224,7 @@ def run(options: Namespace, root: Path) -> int:
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
         from trainworks.inspect.listing import list_json, list_text, state_of
-        from trainworks.render.builds import current_builds
+        from trainworks.render.build_records import current_builds
 
         facts = load(root)
         current = current_builds(facts)
@@ -241,8 +241,8 @@ def run(options: Namespace, root: Path) -> int:
             else list_text(rows, facts, current, whole=whole)
         )
         return 0
-    from trainworks.assemble.run import run_target
-    from trainworks.assemble.session import BuildSession
+    from trainworks.build.run import run_target
+    from trainworks.build.session import BuildSession
     from trainworks.inputs.mirror import read_mirror
     from trainworks.plan.resolve import make_plan
 
@@ -254,7 +254,7 @@ def run(options: Namespace, root: Path) -> int:
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
     if options.trust_first_use:
-        from trainworks.assemble.first_use import with_first_use
+        from trainworks.build.trust_on_first_use import with_first_use
 
         session = with_first_use(request, session)
     result = run_target(request, make_plan(request, session.facts), session, order)
@@ -410,7 +410,7 @@ def _wrong_together(options: Namespace) -> list[str]:
 
 
 def _order(options: Namespace) -> BuildOrder:
-    from trainworks.assemble.order import BuildOrder, PushOrder
+    from trainworks.build.options import BuildOrder, PushOrder
 
     push = PushOrder(
         repositories=tuple(options.repository),
@@ -436,12 +436,12 @@ def _order(options: Namespace) -> BuildOrder:
 
 
 def _many(options: Namespace, like: Request, session: BuildSession, order: BuildOrder) -> int:
-    from trainworks.assemble.many import as_json, as_text, build_many, plan_targets, worst
+    from trainworks.build.matrix import as_json, as_text, build_many, plan_targets, worst
     from trainworks.plan.select import rows_like
 
     targets = plan_targets(rows_like(options.only, session.facts), session.facts, like)
     if options.bake:
-        from trainworks.assemble.bake import write_bake
+        from trainworks.build.bake import write_bake
 
         done = write_bake(
             targets, session, options.output, mirror=options.mirror, strict=options.strict

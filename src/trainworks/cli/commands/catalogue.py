@@ -56,7 +56,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.inspect.catalogue import catalogue_of, read_released, render_catalogue
     from trainworks.inspect.listing import list_json
-    from trainworks.render.builds import current_builds
+    from trainworks.render.build_records import current_builds
 
     facts = load(root)
     if options.format == "json" and options.output is None:

@@ -95,8 +95,8 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _check_image(options: Namespace, root: Path) -> int:
-    from trainworks.assemble.image_check import check_image
-    from trainworks.assemble.session import BuildSession
+    from trainworks.build.image_check import check_image
+    from trainworks.build.session import BuildSession
     from trainworks.facts.load import load
 
     result = check_image(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
 from trainworks.cli.options import add_format, add_only
-from trainworks.engine.scratch import private_folder
+from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put, put_json
 
@@ -151,7 +151,7 @@ def _lock(
     )
     from trainworks.registry.protocol import Patience
     from trainworks.registry.tools import Registries
-    from trainworks.terminal.fetching import Fetching
+    from trainworks.terminal.download_progress import Fetching
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
 

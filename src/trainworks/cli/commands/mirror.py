@@ -58,7 +58,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.fill_mirror import fill_mirror
     from trainworks.plan.select import rows_like
-    from trainworks.terminal.fetching import Fetching
+    from trainworks.terminal.download_progress import Fetching
     from trainworks.terminal.output import say
 
     facts = load(root)

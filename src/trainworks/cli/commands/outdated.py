@@ -71,7 +71,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report the missing updates of an image."""
-    from trainworks.assemble.outdated import find_outdated
+    from trainworks.build.outdated import find_outdated
     from trainworks.facts.load import load
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)

@@ -117,9 +117,9 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
-    from trainworks.proof.evidence import EVIDENCE
-    from trainworks.proof.prove import prove
-    from trainworks.proof.requests import ProveRequest
+    from trainworks.attestation.evidence import EVIDENCE
+    from trainworks.attestation.options import ProveRequest
+    from trainworks.attestation.prove import prove
 
     _check_choice(options)
     extension = extension_of(options, options.target) if options.base else None

@@ -99,7 +99,7 @@ def _digest(image: str) -> str:
 
 def run(options: Namespace, _root: Path) -> int:
     """Check what cosign printed, and print what it proves."""
-    from trainworks.proof.verify import Policy, describe, read_output, verify
+    from trainworks.attestation.verify import Policy, describe, read_output, verify
 
     policy = Policy(
         builder=options.builder, commit=options.commit, unchanged=options.unchanged, gpu=options.gpu

@@ -3,7 +3,7 @@
 A script that calls such a function on one rank only, as ``if smp.rank() == 0: model.state_dict()``
 does, leaves this rank waiting for ever, and soon the others, too. So each of these functions says
 here which call it is. Nothing is sent for it. A rank that waits for long tells its calls to rank 0
-(wire/watch.py), which compares those of all ranks.
+(transport/failure_watch.py), which compares those of all ranks.
 
 Two comparisons show that ranks cannot go on:
 - The same call of a group, counted from the start, has two names: some rank

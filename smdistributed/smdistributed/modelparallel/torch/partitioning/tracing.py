@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from smdistributed.modelparallel.torch.wire import mutable, nested
+from smdistributed.modelparallel.torch.transport import containers, pytrees
 
 from .partitioner import Node
 
@@ -147,9 +147,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     """
     attributes = [(part, dict(part.__dict__)) for part in module.modules()]
     held = [
-        (cell, mutable.content(cell))
+        (cell, containers.content(cell))
         for part, own in attributes
-        for cell in mutable.cells(own, type(part).__module__.partition(".")[0])
+        for cell in containers.cells(own, type(part).__module__.partition(".")[0])
     ]
     buffers = [
         (buffer, buffer.detach().clone())
@@ -176,8 +176,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             part.__dict__.clear()
             part.__dict__.update(own)
         for cell, content in held:
-            if not mutable.same(mutable.content(cell), content):
-                mutable.assign(cell, content)
+            if not containers.same(containers.content(cell), content):
+                containers.assign(cell, content)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -231,8 +231,8 @@ def _whole(module: nn.Module) -> bool:
 
 
 def _bytes(output: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in nested.tensors_in(output))
+    return sum(t.numel() * t.element_size() for t in pytrees.tensors_in(output))
 
 
 def _copied(values: Any) -> Any:
-    return nested.mapped(torch.clone, values)
+    return pytrees.mapped(torch.clone, values)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import is_cache_class
+from smdistributed.modelparallel.torch.transport.pytrees import is_cache_class
 
 _AWAY = "_smp_away"
 """The attribute of a layer's entry that another rank has written."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire import mutable
-from smdistributed.modelparallel.torch.wire.nested import Tree
+from smdistributed.modelparallel.torch.transport import containers
+from smdistributed.modelparallel.torch.transport.pytrees import Tree
 
 from .caches import is_cache
 from .recompute import Again
@@ -79,7 +79,7 @@ class Beside(NamedTuple):
     """What goes along with arguments or a result.
 
     Attributes:
-        written: Values of what the microbatch has written (views.py).
+        written: Values of what the microbatch has written (module_state.py).
         variables: Values of context variables (variables.py).
         tensors: Arguments of the call that were written in place: number, and the values.
         cells: Containers among the arguments that were written: number, and the content.
@@ -232,10 +232,12 @@ class Arguments:
             inside = tuple(each for each in inside if not is_cache(each))
         plain = all(isinstance(each, torch.Tensor) for each in inside)
         self.cells = (
-            [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
+            [] if plain else [(cell, containers.content(cell)) for cell in containers.cells(inside)]
         )
-        leaves = () if plain else mutable.leaves(list(inside), "")
-        self.leaves = [(each, mutable.state(each)) for each in leaves if mutable.writable(each)]
+        leaves = () if plain else containers.leaves(list(inside), "")
+        self.leaves = [
+            (each, containers.state(each)) for each in leaves if containers.writable(each)
+        ]
         self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
 
     def known(self) -> dict[int, tuple[str, int]]:
@@ -267,12 +269,12 @@ class Arguments:
                 tensors.append((number, tensor.view_as(tensor)))
         cells = []
         for number, (cell, before) in enumerate(self.cells):
-            now = mutable.content(cell)
-            if not mutable.same(now, before):
+            now = containers.content(cell)
+            if not containers.same(now, before):
                 cells.append((number, now))
         for number, (leaf, state) in enumerate(self.leaves, len(self.cells)):
-            if mutable.state(leaf, state) is not state:
-                cells.append((number, mutable.value(leaf)))
+            if containers.state(leaf, state) is not state:
+                cells.append((number, containers.value(leaf)))
         return tensors, cells
 
     def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
@@ -296,7 +298,7 @@ class Arguments:
                 )
             tensors[number].copy_(value)
         for number, content in back.cells:
-            mutable.assign([*self.cells, *self.leaves][number][0], content)
+            containers.assign([*self.cells, *self.leaves][number][0], content)
 
 
 _ARGUMENTS = (

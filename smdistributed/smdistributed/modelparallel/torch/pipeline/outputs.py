@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
+from smdistributed.modelparallel.torch.transport.pytrees import flatten, unflatten
 
 from .caches import hollow
 from .messages import Backward, Hop, NotStarted, Outputs, beside

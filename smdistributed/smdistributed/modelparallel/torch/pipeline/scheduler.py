@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.inbox import Inbox
-from smdistributed.modelparallel.torch.wire.transport import Item
+from smdistributed.modelparallel.torch.transport.inbox import Inbox
+from smdistributed.modelparallel.torch.transport.transport import Item
 
 from .contexts import Context, Key, Seat, Worker
 from .randomness import Streams, place

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from smdistributed.modelparallel.torch.wire.mutable import PLAIN
+from smdistributed.modelparallel.torch.transport.containers import PLAIN
 
 _UNSET = object()
 _COLLECTOR = ("transformers.utils.output_capturing", "_active_collector")

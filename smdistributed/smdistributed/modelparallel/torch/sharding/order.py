@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.job.state import state
-from smdistributed.modelparallel.torch.wire import nested
+from smdistributed.modelparallel.torch.transport import pytrees
 
 from . import mesh
 from .outside import Inside
@@ -120,16 +120,16 @@ class Order:
         def after(_: object, __: object, outputs: Any) -> None:
             if not torch.is_grad_enabled():
                 return
-            found = nested.tensors_in(outputs)
+            found = pytrees.tensors_in(outputs)
             closed = [
                 each
                 for each in pytree.tree_leaves(outputs)
-                if self._first and not nested.opens(type(each))
+                if self._first and not pytrees.opens(type(each))
             ]
             if hiding := [
                 each
                 for each in closed
-                if not isinstance(each, torch.Tensor) and nested.tensors_in(each)
+                if not isinstance(each, torch.Tensor) and pytrees.tensors_in(each)
             ]:
                 raise StepError(
                     f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}."

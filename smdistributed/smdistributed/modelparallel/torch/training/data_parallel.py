@@ -15,7 +15,7 @@ from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
-from smdistributed.modelparallel.torch.wire import nested
+from smdistributed.modelparallel.torch.transport import pytrees
 
 MIB = 2**20
 CommHook = Callable[[Any, "Bucket"], "torch.futures.Future[torch.Tensor]"]
@@ -187,7 +187,7 @@ class Reducer:
         (torch's checkpointing).
         """
         self.queued = False
-        for output in nested.tensors_in(outputs):
+        for output in pytrees.tensors_in(outputs):
             if output.requires_grad:
                 output.register_hook(self._queue)  # type: ignore[no-untyped-call]
         return outputs

@@ -16,7 +16,7 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError, SMPRunt
 from smdistributed.modelparallel.torch.job.apex import refuse_amp_of_apex
 from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
-from smdistributed.modelparallel.torch.job.meeting import meet
+from smdistributed.modelparallel.torch.job.meeting_points import meet
 from smdistributed.modelparallel.torch.job.ranks import (
     mp_rank,
     pp_size,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smdistributed.modelparallel.torch.job.meeting import meet
+from smdistributed.modelparallel.torch.job.meeting_points import meet
 from smdistributed.modelparallel.torch.job.ranks import mp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup

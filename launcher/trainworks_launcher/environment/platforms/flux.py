@@ -1,0 +1,44 @@
+"""Flux: ``flux run`` starts the launcher once on each node, or once for each rank. Pure.
+
+The variables do not name the nodes. So a job of one node is started, as one host or as its tasks,
+and one of several is refused. Source: flux-environment(7), TASK ENVIRONMENT.
+"""
+
+from __future__ import annotations
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.environment.platforms import Description, Given, Tasks
+from trainworks_launcher.environment.platforms.common import Reader, config_of
+
+_ADVICE = "start it with flux run, which sets them for every task: do not set or unset them"
+
+
+def describe(given: Given) -> Description:
+    """Return the one node of a job with its tasks; a problem if it has more."""
+    reader = Reader(given.variables, "Flux", _ADVICE)
+    nodes = reader.whole("FLUX_JOB_NNODES", least=1)
+    size = reader.whole("FLUX_JOB_SIZE", least=1)
+    job = reader.optional("FLUX_JOB_ID")
+    if reader.problems:
+        return Description(problems=reader.problems)
+    if nodes > 1:
+        what = f"the job has {nodes} nodes, and Flux does not say which ones"
+        advice = (
+            "start one task on each node,"
+            f" and set {names.HOSTS_VARIABLE}=a,b to the same list on all of them (from"
+            f" flux resource list) and {names.HOST_VARIABLE} to the node's own name"
+        )
+        reader.refuse(what, "FLUX_JOB_NNODES", advice=advice)
+        return Description(problems=reader.problems)
+    if size == 1:
+        return Description(where="FLUX_JOB_NNODES", job_id=job)
+    rank = reader.index("FLUX_TASK_RANK", count=size)
+    local_rank = reader.index("FLUX_TASK_LOCAL_ID", count=size)
+    if reader.problems:
+        return Description(problems=reader.problems)
+    return Description(
+        resource_config=config_of((given.hostname,), given.hostname),
+        where="FLUX_JOB_SIZE",
+        tasks=Tasks(rank, local_rank, (size,)),
+        job_id=job,
+    )

@@ -1,0 +1,143 @@
+"""What torch's flight recorder has of this host's ranks: each rank keeps its last collectives.
+
+A rank that uses NCCL makes a FIFO, and writes its record to a file when
+something is written into that.
+
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe),
+FlightRecorderDetail.hpp (the record's fields).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+import select
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NoReturn, Sequence
+
+from trainworks_launcher.contract.files import written_at
+from trainworks_launcher.contract.json_values import Json, mapping, printable
+from trainworks_launcher.supervise.hang.missing_collectives import short
+
+_LOOK_SECONDS = 0.1
+_BYTES = 64 << 20
+_MESSAGE_BYTES = 60000
+_CALLS, _NAME = 3, 60
+_PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)$")
+_ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")
+"""Collectives whose tensors have one size on all ranks."""
+
+
+class Recorder:
+    """The recorders of this host's ranks. pipe, file: what torch puts the rank behind.
+
+    ``""`` where it has neither.
+    """
+
+    def __init__(self, pipe: str, file: str) -> None:
+        """Nothing is asked yet."""
+        self._pipe = pipe
+        self._file = file
+
+    def of_ranks(self, ranks: Sequence[int], seconds: float) -> list[Json]:
+        """Ask ranks for their records.
+
+        Return those that came within so many seconds, as a part of a message.
+        """
+        deadline = time.monotonic() + seconds
+        waiting = {
+            rank: before
+            for rank in ranks
+            if self._pipe and self._file and (before := self._ask(rank)) is not None
+        }
+        found: list[Json] = []
+        size = 0
+        while waiting:
+            for rank, before in list(waiting.items()):
+                document = (
+                    record_of(rank, self._read(rank))
+                    if written_at(f"{self._file}{rank}") != before
+                    else {}
+                )
+                if document:
+                    size += len(json.dumps(document))
+                    found += [document] if size < _MESSAGE_BYTES else []
+                    del waiting[rank]
+            if time.monotonic() >= deadline:
+                break
+            select.select((), (), (), _LOOK_SECONDS if waiting else 0)
+        return found
+
+    def _ask(self, rank: int) -> int | None:
+        """Ask a rank; return what changes when it writes its record, None if it does not listen."""
+        try:
+            pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        before = written_at(f"{self._file}{rank}")
+        with contextlib.suppress(OSError):
+            os.write(pipe, b"1\n")
+        os.close(pipe)
+        return before
+
+    def _read(self, rank: int) -> bytes:
+        with contextlib.suppress(OSError), Path(f"{self._file}{rank}").open("rb") as opened:
+            return opened.read(_BYTES)
+        return b""
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, texts, lists and dictionaries, and nothing that would run code."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse every class."""
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain")
+
+
+def record_of(rank: int, data: bytes) -> dict[str, Json]:
+    """Return what a rank's record says of its calls; {} if it is none, or not whole.
+
+    ``groups``: name -> [what it is, its ranks, number of the last call]. ``open``: [group, number,
+    call, rank of the group that it goes to or comes from, else -1] of what has not ended, in order;
+    the first few of each group.
+    """
+    try:
+        dump = _Plain(io.BytesIO(data)).load()
+        config = mapping(dump.get("pg_config"))
+        groups: dict[str, Json] = {}
+        last: dict[str, int] = {}
+        open_: list[Json] = []
+        count: Counter[str] = Counter()
+        for row in dump["entries"]:
+            name, about = (printable(str(word))[:_NAME] for word in row["process_group"])
+            call, alone = (
+                printable(row["profiling_name"].rpartition(":")[2])[:_NAME],
+                row.get("is_p2p"),
+            )
+            peer = _PEER.search(call)
+            last[name] = max(last.get(name, -1), -1 if alone else row["collective_seq_id"])
+            listed = mapping(config.get(name)).get("ranks")
+            groups[name] = [
+                about,
+                short(map(int, re.findall(r"\d+", str(listed or "")))),
+                last[name],
+            ]
+            if row["state"] == "completed" or row.get("retired") or (alone and not peer):
+                continue
+            which = f"{name} {call}" if alone else name
+            count[which] += 1
+            if count[which] <= (1 if alone else _CALLS):
+                sizes = f" of sizes {row.get('input_sizes')}"[:_NAME] if call in _ALIKE else ""
+                place = int(peer[1]) if alone and peer else -1
+                open_.append(
+                    [name, -1 if alone else row["collective_seq_id"], f"{call}{sizes}", place]
+                )
+    except Exception:  # noqa: BLE001  (whatever is in a file that is being written)
+        return {}
+    return {"rank": rank, "groups": groups, "open": open_}

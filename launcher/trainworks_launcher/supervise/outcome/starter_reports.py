@@ -1,0 +1,223 @@
+"""What torchrun, mpirun and deepspeed say of the ranks that they started. Pure.
+
+The user's own script may have started them: so each is read in every mode.
+Loaded only when something fails.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Sequence
+
+from trainworks_launcher.contract.json_values import printable
+from trainworks_launcher.supervise.outcome.outcome import LAST_SIGNAL, returncode_of
+
+
+class Report(NamedTuple):
+    """Which rank a starter names as the first to fail.
+
+    Attributes:
+        rank: Its global rank; -1 if the starter does not say.
+        code: Its return code, negative after a signal.
+        host: Its host; "" if the starter does not say.
+        ended_early: It ended with status 0 while others went on, and the
+            starter ended the job for that.
+        starter: Who says so: ``torchrun``, ``mpirun`` or ``deepspeed``; "" for nobody.
+    """
+
+    rank: int = -1
+    code: int = 0
+    host: str = ""
+    ended_early: bool = False
+    starter: str = ""
+
+
+def report_of(tail: bytes, ranks_by: str = "") -> Report:
+    """Return the report in the output of a starter, or of a script that started one.
+
+    Args:
+        tail: End of the output.
+        ranks_by: Who starts the ranks of this job: then only its words count.
+            ``""``: whoever the script started.
+    """
+    words = tail.decode("utf-8", "replace")
+    readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
+    chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
+    found = next(
+        (report for report in (read(words) for read in chosen) if report.starter), Report()
+    )
+    return found._replace(code=printed_code(found.code))
+
+
+def printed_code(number: int) -> int:
+    """Return the return code in a number that a starter prints.
+
+    Some print the wait status itself, with a minus too.
+
+    >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
+    (-9, 1, 9)
+    """
+    return number if -LAST_SIGNAL <= number <= 0xFF else returncode_of(abs(number))
+
+
+_TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def _of_torchrun(words: str) -> Report:
+    """Read the end of torchrun, and of accelerate, which starts torch's agent too."""
+    found = _TORCHRUN_REPORT.findall(words)
+    return Report(int(found[-1][0]), int(found[-1][1]), starter="torchrun") if found else Report()
+
+
+def torchrun_status(tail: bytes, pid: int) -> int | None:
+    """Return the return code of the process ``pid``, which torchrun logs as
+    soon as it has taken it.
+
+    None if it does not say so: it names only the process of its host that failed first.
+    """
+    found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
+    return printed_code(int(found[1])) if found else None
+
+
+_DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
+
+
+def _of_deepspeed(words: str) -> Report:
+    """Read the end of deepspeed's own launcher: it names the local rank, which
+    is the rank of a job of one host.
+    """
+    found = _DEEPSPEED_REPORT.search(words)
+    return Report(int(found[1]), int(found[2]), starter="deepspeed") if found else Report()
+
+
+_MPIRUN_REPORTS = (
+    # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes
+    # [prterun-host-77@1,2]
+    re.compile(
+        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit"
+        r" code:\s*(?P<code>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"noticed that process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)"
+        r".*?exited\s+on\s+signal\s+(?P<signal>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)",
+        re.DOTALL,
+    ),
+    # The words are the same in 4.x and 5.x, but for the name of the program;
+    # lines break where they get too long.
+    re.compile(
+        r"exited\s+due\s+to\s+process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(?P<host>\S+)"
+        r"\s+exiting\s+improperly(?P<early>)"
+    ),
+)
+
+
+def _of_mpirun(words: str) -> Report:
+    """Read mpirun's own words (4.x and 5.x)."""
+    found = [match for match in (pattern.search(words) for pattern in _MPIRUN_REPORTS) if match]
+    if not found:
+        return Report()
+    # What it said first: an abort is told when it happens, the summary comes at the end.
+    values = min(found, key=lambda match: match.start()).groupdict()
+    code = -int(values["signal"]) if values.get("signal") else int(values.get("code") or 0)
+    host = printable(values.get("host") or "")
+    return Report(int(values["rank"]), code, host, "early" in values, "mpirun")
+
+
+_DAEMON_REPORTS = (
+    # Open MPI 5, also where the daemon could not be started
+    re.compile(r"daemon executable.*?Local host:\s+\S+\s+Remote host:\s+(\S+)", re.DOTALL),
+    # both lines, where the connection broke
+    re.compile(
+        r"lost communication with a remote daemon.*?Remote daemon:\s+\S+ on node (\S+)", re.DOTALL
+    ),
+)
+
+
+def mpirun_daemon(tail: bytes) -> str:
+    """Return the host whose daemon mpirun lost or could not start, in its own words.
+
+    "" if it does not say so.
+    """
+    words = tail.decode("utf-8", "replace")
+    found = [match for match in (pattern.search(words) for pattern in _DAEMON_REPORTS) if match]
+    return printable(found[0][1]) if found else ""
+
+
+_HELP = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
+_OF_MPIRUN = re.compile(r"Open MPI|PR?RTE\b|\bmpirun\b|\bprterun\b|\bORTE\b|\bMPI_")
+_REASON_CHARACTERS = 300
+
+
+def mpirun_reason(tail: bytes) -> str:
+    """Return the first sentence of mpirun's own help about why it could not go on.
+
+    "" if it printed none.
+
+    It stands between two lines of dashes, and breaks its lines.
+    """
+    for block in _HELP.findall(tail.decode("utf-8", "replace")):
+        if _OF_MPIRUN.search(block):
+            paragraph = " ".join(block.strip().split("\n\n")[0].split())
+            sentence = re.split(r"(?<=[.!])\s", paragraph)[0].rstrip(".:")
+            return printable(sentence)[:_REASON_CHARACTERS]
+    return ""
+
+
+_UNREACHED = (
+    # 5.x, in a help text of mpirun's: opal/mca/btl/tcp/help-mpi-btl-tcp.txt
+    re.compile(r"connect\(\) to (\S+):(\d+) failed\s+Error:\s+([^\n]+)"),
+    # 4.x, a line of the rank
+    re.compile(r"Unable to connect to the peer (\S+) on port (\d+): ([^\n]+)"),
+)
+
+
+def mpirun_unreached(tail: bytes) -> str:
+    """Return which address a rank of Open MPI could not connect to, as a sentence.
+
+    "" if it does not say so.
+    """
+    words = tail.decode("utf-8", "replace")
+    found = next(
+        (match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None
+    )
+    if found is None:
+        return ""
+    address, port, error = map(printable, found.groups())
+    advice = "OMPI_MCA_btl_tcp_if_include names the interface that reaches the other hosts"
+    return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
+
+
+def mpirun_host(tail: bytes) -> str:
+    """Return the host of the process that failed first, in mpirun's own words.
+
+    "" if it does not say.
+    """
+    found = re.search(
+        r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
+    )
+    return found.group(1) if found else ""
+
+
+_FRAME = re.compile(r"^-{20,}$")
+_ABORTS = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before aborting)")
+
+
+def without_help(lines: Sequence[str]) -> list[str]:
+    """Return lines with mpirun's help made empty: it stands between two lines
+    of dashes, or to the end.
+
+    >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
+    ['step 1', '', '', '']
+    """
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        edge = _FRAME.match(line.strip()) is not None
+        kept.append("" if edge or inside or _ABORTS.match(line) else line)
+        inside = inside != edge
+    return kept

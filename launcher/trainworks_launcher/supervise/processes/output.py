@@ -1,0 +1,480 @@
+"""What leaves the launcher on its standard streams: the user's output, byte for
+byte, and lines of the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import threading
+import time
+from typing import Iterable, Iterator
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+
+TAIL_BYTES = 65536
+"""How much of the end of a command's output is kept for the failure text."""
+
+LINE_BYTES = 65536
+"""How much of a line that has not ended is held back."""
+
+_CHUNK_BYTES = 65536
+_TAKE_LIMIT = 1 << 20  # bytes; a pipe holds no more unless root enlarged it
+_SAID_LIMIT = 1000
+_QUIET_SECONDS = 0.5
+_PATIENCE_SECONDS = 1.0
+_CLOSE_SILENCE_SECONDS = 5.0
+_CLOSE_LIMIT_SECONDS = 60.0
+
+
+def log(message: str) -> None:
+    """Write one line of the launcher to standard error; a reader that has gone is not a failure.
+
+    Not through ``sys.stderr``: what it could not write, it writes again when
+    Python ends, and the status becomes 120.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"trainworks: {message}\n".encode("utf-8", "backslashreplace"))
+
+
+class Tail:
+    """The end of what a process printed, in constant memory: the last
+    TAIL_BYTES bytes of each of its two streams.
+
+    In the order in which they came, but what one stream floods does not wash the other one's last
+    words away. ``first_at``, ``added_at``: when something came first, and last (monotonic clock);
+    0.0 for never.
+    """
+
+    def __init__(self, limit: int = TAIL_BYTES) -> None:
+        """Start empty."""
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pieces: list[tuple[int, bytearray]] = []
+        self._sizes = [0, 0]
+        self.first_at = 0.0
+        self.added_at = 0.0
+
+    def read_from(self, source: int, size: int, stream: int) -> bytes:
+        """Read a piece of a pipe that does not block, and append it to stream 0
+        or 1, whose oldest bytes fall out.
+
+        Raises what ``os.read`` raises. May be called from several threads.
+        """
+        with self._lock:
+            data = os.read(source, size)
+            if not data:
+                return data
+            self.added_at = time.monotonic()
+            self.first_at = self.first_at or self.added_at
+            if self._pieces and self._pieces[-1][0] == stream:
+                self._pieces[-1][1].extend(data)
+            else:
+                self._pieces.append((stream, bytearray(data)))
+            self._sizes[stream] += len(data)
+            if self._sizes[stream] > 2 * self._limit:
+                self._pieces = list(self._last())
+            return data
+
+    def read(self) -> bytes:
+        """Return what is kept; a line of one stream never goes on with the other one's."""
+        kept = b""
+        with self._lock:
+            for _, data in self._last():
+                kept += b"\n" + data if kept and not kept.endswith(b"\n") else data
+        return kept
+
+    def errors(self) -> bytes:
+        """Return what is kept of stream 1, the standard error."""
+        with self._lock:
+            return b"".join(bytes(data) for stream, data in self._last() if stream)
+
+    def _last(self) -> Iterator[tuple[int, bytearray]]:
+        """Yield the pieces with the last bytes of each stream, in order.
+
+        What they leave out is dropped.
+        """
+        excess = [size - self._limit for size in self._sizes]
+        for stream, data in self._pieces:
+            if excess[stream] > 0:
+                cut = min(len(data), excess[stream])
+                excess[stream] -= cut
+                self._sizes[stream] -= cut
+                del data[:cut]
+            if data:
+                yield stream, data
+
+
+class Stream:
+    """One source of a Copier: a descriptor being read, and the line of it that
+    has not ended yet.
+    """
+
+    def __init__(self, source: int, tail: Tail, prefix: bytes | None, number: int) -> None:
+        """See ``Copier.add``."""
+        self.source = source
+        self.number = number
+        self.tail = tail
+        self.prefix = prefix
+        self.unread = b""  # read by ``Copier.take`` and not looked at yet
+        self.held = bytearray()  # the beginning of a line, until its end comes
+        self.ended = False
+
+
+class Copier:
+    """A thread that copies many descriptors to one, and keeps the tail of each.
+
+    A stream without a prefix (None) is copied byte for byte as it comes. Of the others each line is
+    written in one piece, so that no line has another stream's bytes in its middle, and starts with
+    the stream's prefix; nothing else changes. A line that has not ended is held back. It is shown
+    before its end when nothing else was printed for a while (a progress bar, a question), when it
+    is long (memory is bounded) and at the end of its stream. Until such an open line ends, the
+    other streams wait, but not long: then it is broken by a newline.
+
+    A thread and not the event loop: the reader of the log may be slow, and
+    heartbeats must not wait for it.
+    """
+
+    def __init__(self, target: int) -> None:
+        """Start the thread; ``target`` is not closed by it."""
+        self.target = target
+        self._lock = threading.Condition()
+        self._selector = selectors.DefaultSelector()
+        self._wake_source, self._wake_target = os.pipe()
+        os.set_blocking(self._wake_source, False)
+        os.set_blocking(self._wake_target, False)
+        self._selector.register(self._wake_source, selectors.EVENT_READ)
+        self._streams: list[Stream] = []
+        self._new: list[Stream] = []
+        self._said: list[bytes] = []
+        self._open: Stream | None = None
+        self._line_is_open = False
+        self._waiting_since = 0.0
+        self._written_at = time.monotonic()
+        self._written = 0
+        self._writable = True
+        self._closing = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"trainworks-copier-{target}", daemon=True
+        )
+        self._thread.start()
+
+    def add(self, source: int, tail: Tail, prefix: bytes | None = None, number: int = 0) -> Stream:
+        """Copy ``source`` until its end.
+
+        The copier owns and closes it. number: of the stream in its tail.
+        """
+        os.set_blocking(source, False)
+        stream = Stream(source, tail, prefix, number)
+        with self._lock:
+            self._streams.append(stream)
+            self._new.append(stream)
+        self._wake()
+        return stream
+
+    def say(self, line: bytes) -> None:
+        """Write a whole line of our own; never blocks.
+
+        Without a reader, the oldest lines are lost.
+        """
+        with self._lock:
+            self._said.append(line)
+            del self._said[:-_SAID_LIMIT]
+        self._wake()
+
+    def take(self) -> None:
+        """Read what is in the pipes now, even while the thread waits for a slow
+        reader: the tails are complete then.
+        """
+        with self._lock:
+            for stream in self._streams:
+                while not stream.ended and len(stream.unread) < _TAKE_LIMIT:
+                    chunk = self._read(stream)
+                    if not chunk:
+                        break
+                    stream.unread += chunk
+        self._wake()
+
+    def wait(self, streams: Iterable[Stream], seconds: float) -> bool:
+        """Wait, bounded, until the streams have ended.
+
+        A process left behind may hold a pipe open for ever.
+        """
+        waited_for = tuple(streams)
+        with self._lock:
+            return self._lock.wait_for(lambda: all(stream.ended for stream in waited_for), seconds)
+
+    def close(self) -> None:
+        """Write what is left while a reader takes it, then forget every stream."""
+        self.take()
+        with self._lock:
+            self._closing = True
+        self._wake()
+        deadline = time.monotonic() + _CLOSE_LIMIT_SECONDS
+        written = -1
+        while self._thread.is_alive() and self._written != written and time.monotonic() < deadline:
+            written = self._written
+            self._thread.join(_CLOSE_SILENCE_SECONDS)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_target, b"w")
+
+    # --- in the thread ----------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            ready = self._wait()
+            with self._lock:
+                pieces = self._step(ready)
+                done = (
+                    self._closing
+                    and not self._said
+                    and not any(stream.unread for stream in self._streams)
+                )
+            if pieces:
+                self._write(b"".join(pieces))
+            if done:
+                return
+
+    def _wait(self) -> set[int]:
+        """Descriptors that can be read: of all streams, or of the one with the
+        open line while others wait for it.
+        """
+        if self._closing:
+            return set()
+        now = time.monotonic()
+        if self._waiting_since and self._open is not None and not self._open.ended:
+            poll = select.poll()
+            poll.register(self._open.source, select.POLLIN)
+            poll.register(self._wake_source, select.POLLIN)
+            left = max(0.0, self._waiting_since + _PATIENCE_SECONDS - now)
+            return {descriptor for descriptor, _ in poll.poll(left * 1000 + 1)}
+        timeout = None
+        if any(stream.held for stream in self._streams):
+            timeout = max(0.0, self._written_at + _QUIET_SECONDS - now)
+        return {key.fd for key, _ in self._selector.select(timeout)}
+
+    def _step(self, ready: set[int]) -> list[bytes]:
+        """Take in what is ready; the pieces to write, in order."""
+        pieces: list[bytes] = []
+        if self._wake_source in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_source, 4096)
+        for stream in self._new:
+            if not stream.ended:
+                self._selector.register(stream.source, selectors.EVENT_READ, stream)
+        self._new.clear()
+        if self._open is not None:
+            # The open line first: if it ends now, no other stream has to wait.
+            source = self._open.source
+            self._advance(self._open, source in ready, pieces)
+            ready.discard(source)
+        for stream in list(self._streams):
+            self._advance(stream, stream.source in ready, pieces)
+        if self._said and self._may_start(None, pieces):
+            pieces += self._said
+            self._said.clear()
+        if not pieces and time.monotonic() >= self._written_at + _QUIET_SECONDS:
+            self._show_held(pieces)
+        for stream in [
+            stream
+            for stream in self._streams
+            if stream.ended and not stream.unread and not stream.held
+        ]:
+            self._streams.remove(stream)
+        return pieces
+
+    def _advance(self, stream: Stream, ready: bool, pieces: list[bytes]) -> None:
+        """One stream: what was read of it, and what can be read now, as far as it may write."""
+        if ready and not stream.ended and not stream.unread:
+            stream.unread = self._read(stream)
+        ending = bool(stream.held) and (stream.ended or self._closing)
+        if not (stream.unread or ending) or (
+            stream.prefix is not None and not self._may_start(stream, pieces)
+        ):
+            return
+        data, stream.unread = stream.unread, b""
+        if stream.prefix is None:
+            if data:
+                pieces.append(data)
+                self._line_is_open = not data.endswith(b"\n")
+            return
+        self._lines(stream, data, pieces)
+
+    def _read(self, stream: Stream) -> bytes:
+        """One piece of a stream; b"" if there is nothing now, or nothing any more."""
+        try:
+            chunk = stream.tail.read_from(stream.source, _CHUNK_BYTES, stream.number)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            chunk = b""
+        if chunk:
+            return chunk
+        stream.ended = True
+        if stream.source in self._selector.get_map():
+            self._selector.unregister(stream.source)
+        os.close(stream.source)
+        stream.source = -1
+        self._lock.notify_all()
+        return b""
+
+    def _may_start(self, stream: Stream | None, pieces: list[bytes]) -> bool:
+        """Return whether a stream (None: ourselves) may write a line now.
+
+        Another's line that is open too long is broken.
+        """
+        owner = self._open
+        if owner is stream and stream is not None:
+            return True
+        if owner is None and not (self._line_is_open and stream is None):
+            return True
+        now = time.monotonic()
+        if owner is not None and not owner.ended and not self._closing:
+            self._waiting_since = self._waiting_since or now
+            if now < self._waiting_since + _PATIENCE_SECONDS:
+                return False
+        pieces.append(b"\n")
+        self._close_line()
+        return True
+
+    def _close_line(self) -> None:
+        self._open = None
+        self._line_is_open = False
+        self._waiting_since = 0.0
+
+    def _lines(self, stream: Stream, data: bytes, pieces: list[bytes]) -> None:
+        """Whole lines of a stream, prefixed; the beginning of the next one is held."""
+        prefix = stream.prefix or b""
+        if self._open is stream and data:
+            end = data.find(b"\n") + 1
+            if not end:
+                pieces.append(data)
+                data = b""
+            else:
+                pieces.append(data[:end])
+                data = data[end:]
+                self._close_line()
+        end = data.rfind(b"\n") + 1
+        if end:
+            lines = bytes(stream.held) + data[: end - 1]
+            stream.held.clear()
+            pieces += (prefix, lines.replace(b"\n", b"\n" + prefix), b"\n")
+        stream.held += data[end:]
+        if stream.held and (len(stream.held) > LINE_BYTES or stream.ended or self._closing):
+            self._show(stream, pieces)
+
+    def _show(self, stream: Stream, pieces: list[bytes]) -> None:
+        """Show the beginning of a line whose end has not come."""
+        pieces += (stream.prefix or b"", bytes(stream.held))
+        stream.held.clear()
+        self._open = stream
+        self._line_is_open = True
+
+    def _show_held(self, pieces: list[bytes]) -> None:
+        """Nothing is being printed: show a line that has not ended, the first
+        one if there are several.
+        """
+        for stream in self._streams:
+            if stream.held:
+                if self._may_start(stream, pieces):
+                    self._show(stream, pieces)
+                return
+
+    def _write(self, data: bytes) -> None:
+        """Write it all, however slow the reader is."""
+        rest = memoryview(data)
+        while rest and self._writable:
+            try:
+                written = os.write(self.target, rest)
+            except BlockingIOError:
+                # Another process made the shared descriptor non-blocking.
+                select.select((), (self.target,), ())
+                continue
+            except OSError:
+                # The reader has gone. Reading goes on, or the user's program would block for ever.
+                self._writable = False
+                break
+            rest = rest[written:]
+            self._written += written
+        started = self._written_at
+        self._written_at = time.monotonic()
+        if self._waiting_since and self._written_at - started > _PATIENCE_SECONDS / 4:
+            # The reader was slow, not the one whose line is open.
+            self._waiting_since = self._written_at
+
+
+class Output:
+    """Standard output and standard error of this process, as their copiers: one
+    for both where they are one file.
+    """
+
+    def __init__(self) -> None:
+        """Start the threads. Raises RefusalError where this container may not."""
+        try:
+            self._out = Copier(1)
+            self._error = self._out if _same_file(1, 2) else Copier(2)
+        except RuntimeError as error:
+            from trainworks_launcher.environment.cgroups import (
+                why_no_thread,  # only a failure needs it
+            )
+
+            what, advice = why_no_thread()
+            raise RefusalError([Problem(what, str(error), advice)], names.EXIT_LAUNCHER) from error
+
+    def log(self, message: str) -> None:
+        """One line of ours on standard error; never blocks."""
+        self._error.say(f"trainworks: {message}\n".encode("utf-8", "replace"))
+
+    def copy(
+        self, out: int, error: int, tail: Tail, prefix: bytes | None = None
+    ) -> tuple[Stream, Stream]:
+        """Copy two descriptors, of a process's standard output and error, to ours."""
+        return self._out.add(out, tail, prefix, 0), self._error.add(error, tail, prefix, 1)
+
+    def take(self) -> None:
+        """Read what is in the pipes now, however slow our own reader is."""
+        for copier in (self._out, self._error):
+            copier.take()
+
+    def wait(self, pairs: Iterable[tuple[Stream, Stream]], seconds: float) -> None:
+        """Wait, bounded, until the streams that ``copy`` returned have ended.
+
+        Their tails then have what was read.
+        """
+        deadline = time.monotonic() + seconds
+        self.take()
+        for copier, streams in zip((self._out, self._error), zip(*pairs)):
+            copier.wait(streams, max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Write what is left."""
+        for copier in {self._out, self._error}:
+            copier.close()
+
+
+class Plain(Output):
+    """In place of ``Output`` where no thread may be started: lines of ours are
+    all there is to write.
+    """
+
+    def __init__(self) -> None:
+        """There are no copiers."""
+
+    def log(self, message: str) -> None:
+        """One line of ours; it waits for a slow reader."""
+        log(message)
+
+    def close(self) -> None:
+        """Everything is written."""
+
+
+def _same_file(first: int, second: int) -> bool:
+    """Return whether two descriptors are one open pipe, terminal or file."""
+    try:
+        return os.path.samestat(os.fstat(first), os.fstat(second))
+    except OSError:
+        return False

@@ -1,0 +1,215 @@
+"""Writes the proof of an image to files: the predicates that cosign attests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from trainworks.attestation.components import BillOfMaterials
+from trainworks.attestation.cyclonedx import cyclonedx
+from trainworks.attestation.evidence import EVIDENCE_FILE, MANIFEST, read_record, statement_of
+from trainworks.attestation.options import ProveRequest
+from trainworks.attestation.provenance import LOCAL_BUILDER, Builder, Documents
+from trainworks.attestation.subject_image import ProvableImage, extended_image, target_image
+from trainworks.engine import closed
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import HostError, OutputError, ProofError
+from trainworks.host.bootstrap import EPOCH
+from trainworks.host.settings import read_host_settings
+from trainworks.imagetest.probe_request import SYSTEM_PYTHON
+from trainworks.registry.names import split_image
+from trainworks.registry.tools import Registries
+from trainworks.terminal.output import say
+
+CYCLONEDX_FILE = "sbom.cdx.json"
+PROVENANCE_FILE = "provenance.json"
+LICENSES_FILE = "licenses.txt"
+
+LIST_LICENSES = "/opt/trainworks/share/list-licenses"
+"""The program of an image that prints its licences (``templates/files/system/list-licenses``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """A proof that was written.
+
+    Attributes:
+        name: The target, or the extended image.
+        bill: The image and its components.
+        files: The files.
+        address: The image in the registry, by its digest; ``""`` if it was not looked at there.
+    """
+
+    name: str
+    bill: BillOfMaterials
+    files: tuple[Path, ...]
+    address: str
+
+
+def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> Proof:
+    """Write the proof of a target's image, or of an extended one, to a folder.
+
+    Raises:
+        UnknownNameError: The target, the image or the base image does not exist.
+        ExtendError, LockError: The inputs of the extension are not complete.
+        ProofError: The image was built from something else than this checkout,
+            or the registry has another one.
+        OutputError: The folder cannot be written.
+        RegistryError: The registry does not have the image, or does not answer.
+    """
+    time = _time(environment)
+    record = read_record(request.evidence) if request.evidence else None
+    if request.extension is not None:
+        provable = extended_image(request.extension, root, environment)
+    else:
+        provable = target_image(request, root)
+    address = ""
+    if request.pushed:
+        with Registries(read_host_settings(environment), report=say) as registries:
+            address = pushed_address(request.pushed, provable.image, registries)
+    bill = replace(provable.list_contents(), address=address)
+    builder = Builder(
+        identifier=request.builder or LOCAL_BUILDER,
+        version=metadata.version("trainworks"),
+        engine=provable.engine.probe(),
+    )
+    texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, time=time)
+    if record:
+        texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
+    if request.licenses:
+        texts[LICENSES_FILE] = licenses_of(provable, bill)
+    return Proof(
+        name=provable.name, bill=bill, files=_write(request.output, texts), address=address
+    )
+
+
+def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
+    """Return the licence and the source of each package of an image, by the image's own program.
+
+    Raises:
+        ProofError: The image has no such program, or a package of the bill of
+            materials is not in its lists.
+    """
+    with provable.engine.container(
+        provable.image.reference, isolated=closed(provable.engine)
+    ) as container:
+        lists = [
+            container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind))
+            for kind in ("debian", "python", "compiled")
+        ]
+    if any(each.status for each in lists):
+        said = lists[0].output.strip()
+        raise ProofError(
+            [f"{provable.image.reference} does not list its licences: {said}"],
+            hint="build it again",
+        )
+    text = "\n".join(each.output for each in lists)
+    listed = {line[len("==== ") :] for line in text.splitlines() if line.startswith("==== ")}
+    lacks = [
+        f"no licence is listed of {each.kind} {each.name} {each.version}"
+        for each in bill.components
+        if each.kind in ("deb", "python") and "inside" not in dict(each.properties)
+        if f"{each.name} {each.version}" not in listed
+    ]
+    if lacks:
+        raise ProofError(lacks)
+    return text
+
+
+def _manifest(provable: ProvableImage) -> str:
+    """Return the sha256 of the image's own plan. Raises ProofError where it has none."""
+    with provable.engine.container(
+        provable.image.reference, isolated=closed(provable.engine)
+    ) as container:
+        done = container.run(("sha256sum", MANIFEST))
+    if done.status:
+        raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {done.output.strip()}"])
+    return done.output.split()[0]
+
+
+def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
+    """Return the address by digest that an image has in its registry.
+
+    Args:
+        name: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
+        image: The image that it must be.
+        registries: Where it is looked up.
+
+    Raises:
+        ProofError: The registry has another image under this name.
+        RegistryError: It has none, or refuses to show it.
+    """
+    repository, reference = split_image(name, "latest")
+    manifest = registries.existing(repository, reference)
+    if not manifest.is_of(image.identifier):
+        found = manifest.configuration or "no configuration"
+        raise ProofError(
+            [f"{name} is another image ({found}), not {image.identifier}"],
+            hint="push this image first: `build.py push`",
+        )
+    return f"{repository}@{manifest.digest}"
+
+
+def texts_of(
+    bill: BillOfMaterials,
+    provenance: Callable[[Documents], Mapping[str, object]],
+    *,
+    builder: Builder,
+    time: int,
+) -> dict[str, str]:
+    """Return the files of a proof: name to text. The same values give the same texts.
+
+    Args:
+        provenance: Returns the predicate of the provenance, given the other
+            files as its by-products.
+        builder: The builder that the documents name.
+        time: The time of the documents, in seconds since 1970.
+    """
+    document = cyclonedx(bill, builder=builder, time=time)
+    text = text_of(document)
+    digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    made = provenance(
+        ({"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest},)
+    )
+    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(made)}
+
+
+def text_of(document: Mapping[str, object]) -> str:
+    """Return a document as it is written to its file."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _time(environment: Mapping[str, str]) -> int:
+    """Return the time of the documents: the standard variable's, or else that
+    of all our base images.
+    """
+    said = environment.get("SOURCE_DATE_EPOCH", "")
+    if not said:
+        return EPOCH
+    if not (said.isascii() and said.isdigit() and len(said) < 12):
+        raise HostError(f"SOURCE_DATE_EPOCH must be a number of seconds since 1970, got {said!r}")
+    return int(said)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            # Beside, and renamed: a link that lies there is replaced, not followed.
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=folder, prefix=f".{name}.", delete=False
+            ) as draft:
+                draft.write(text)
+            Path(draft.name).chmod(0o644)
+            Path(draft.name).replace(folder / name)
+    except OSError as error:
+        # A full disk, or one that a process may not fill, is an error of a write: it names no file.
+        where = error.filename or folder
+        raise OutputError(f"{where}: {error.strerror}", hint="choose another --output") from error
+    return tuple(folder / name for name in texts)

@@ -1,0 +1,281 @@
+"""Finds the image that ``prove`` gives proof of: a target's image, or one that ``extend`` made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainworks.attestation.components import (
+    BillOfMaterials,
+    ListedComponent,
+    extension_bill,
+    package_components,
+    target_bill,
+)
+from trainworks.attestation.options import ProveRequest
+from trainworks.attestation.provenance import (
+    Builder,
+    Checkout,
+    Documents,
+    extension_provenance,
+    provenance,
+)
+from trainworks.engine import choose, closed, image_in
+from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.engine.subprocesses import run
+from trainworks.errors import OutputError, ProofError, UnknownNameError
+from trainworks.extend.image import plan_extension
+from trainworks.extend.render import RECIPES
+from trainworks.extend.request import ExtendRequest
+from trainworks.facts.load import BUILT, load
+from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.probe_request import list_packages
+from trainworks.inspect.targets import build_command, find_image
+from trainworks.plan.model import ImagePlan
+from trainworks.plan.names import unknown
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
+from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
+from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
+from trainworks.terminal.output import say
+from trainworks.terminal.progress import DISPLAY
+
+SOURCES = (
+    "build.py",
+    "images",
+    "launcher",
+    "smdistributed",
+    "src",
+    "templates",
+    f":(exclude)images/{BUILT}",
+)
+"""The files of a checkout that decide an image, as git pathspecs.
+
+The record of builds is written after a build.
+"""
+
+GIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvableImage:
+    """An image that was built from the checkout as it is now.
+
+    Attributes:
+        name: Of the target, or of the extended image.
+        engine: The engine that has it.
+        image: The image.
+        list_contents: Runs the image and returns its bill of materials; raises
+            ``ProofError`` where that fails.
+        provenance: Returns the predicate of its provenance, given its bill of materials, the
+            builder, and the files beside it as by-products.
+    """
+
+    name: str
+    engine: Engine
+    image: BuiltImage
+    list_contents: Callable[[], BillOfMaterials]
+    provenance: Callable[[BillOfMaterials, Builder, Documents], dict[str, object]]
+
+
+def target_image(request: ProveRequest, root: Path) -> ProvableImage:
+    """Return a target's image.
+
+    Raises:
+        UnknownNameError: The target does not exist, or the engine has no image of it.
+        ProofError: The image was built from something else than this checkout.
+    """
+    facts = load(root)
+    named = image_named(request.target, facts)
+    if named is None:
+        raise unknown("target", request.target, map(facts.name_of, facts.targets))
+    build_request = replace(
+        request_for(named.row, facts),
+        with_components=request.with_components,
+        without_components=request.without_components,
+        artifacts=request.artifacts,
+    )
+    # Planned before an engine is asked: what is wrong with the components is said first.
+    plan = make_plan(build_request, facts)
+    engine = choose(request.engine, report=say)
+    if not (request.with_components or request.without_components or request.artifacts):
+        reference = find_image(request.target, engine, facts)
+        found = request_of(named.row, reference.removeprefix(plan.tags[0]), facts)
+        if found is None:
+            raise UnknownNameError(
+                f"the name {reference} does not say which components the image has",
+                hint="give the --with and --without of its build",
+            )
+        build_request, plan = found, make_plan(found, facts)
+    rendering = render(plan, facts)
+    image = _built(engine, plan.tags[0], rendering, f"`{build_command(build_request)}`")
+
+    def list_contents() -> BillOfMaterials:
+        return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
+
+    def predicate(
+        bill: BillOfMaterials, builder: Builder, documents: Documents
+    ) -> dict[str, object]:
+        names = [
+            f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")
+        ]
+        checkout = read_checkout(root, names)
+        return provenance(
+            plan,
+            build_request,
+            rendering,
+            bill,
+            checkout=checkout,
+            builder=builder,
+            documents=documents,
+        )
+
+    return ProvableImage(
+        name=plan.target.name,
+        engine=engine,
+        image=image,
+        list_contents=list_contents,
+        provenance=predicate,
+    )
+
+
+def extended_image(
+    request: ExtendRequest, root: Path, environment: Mapping[str, str]
+) -> ProvableImage:
+    """Return an image that ``extend`` made.
+
+    Raises:
+        ExtendError, UnknownNameError: As ``extend`` does.
+        LockError: The lock of its requirements does not exist, or is for other requirements.
+        ProofError: The image was made from something else than the files are now.
+    """
+    with ExitStack() as stack:
+        extension = plan_extension(request, root, environment, stack)
+    engine, plan, rendering = extension.engine, extension.plan, extension.spec.rendering
+    image = _built(engine, plan.tag, rendering, "`python build.py extend` with the same options")
+
+    def list_contents() -> BillOfMaterials:
+        inherited = _base_components(plan.base.reference, extension.image, engine, root)
+        return extension_bill(plan, image, _ask(engine, plan.tag), inherited)
+
+    def predicate(
+        bill: BillOfMaterials, builder: Builder, documents: Documents
+    ) -> dict[str, object]:
+        checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
+        return extension_provenance(
+            plan, rendering, bill, checkout=checkout, builder=builder, documents=documents
+        )
+
+    return ProvableImage(
+        name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate
+    )
+
+
+def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
+    again = f"build it again: {command}"
+    image = image_in(engine, reference, hint=again)
+    if image.labels.get(INPUTS_LABEL) != rendering.digest:
+        raise ProofError(
+            [f"{reference} was not built from this checkout as it is now"],
+            hint=again,
+        )
+    return image
+
+
+def _ask(engine: Engine, reference: str) -> PackagesAnswer:
+    say(f"reading the packages of {reference}")
+    with (
+        DISPLAY.task("reading", log=False),
+        engine.container(reference, isolated=closed(engine)) as container,
+    ):
+        return list_packages(container)
+
+
+def _target_bill(
+    plan: ImagePlan,
+    rendering: Rendering,
+    image: BuiltImage,
+    found: PackagesAnswer,
+    engine: Engine,
+    root: Path,
+) -> BillOfMaterials:
+    launcher = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
+    base = engine.inspect(plan.image)
+    return target_bill(
+        plan,
+        rendering,
+        image,
+        found,
+        base_identifier=base.identifier if base else "",
+        launcher_version=launcher["version"],
+        launcher_license=launcher["license"],
+    )
+
+
+def _base_components(
+    reference: str, image: BuiltImage, engine: Engine, root: Path
+) -> tuple[ListedComponent, ...]:
+    """Return the components of an image that was extended.
+
+    With hashes and downloads if this checkout built it.
+    """
+    found = _ask(engine, reference)
+    facts = load(root)
+    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    request = request_of(named.row, named.variant, facts) if named else None
+    if request is not None:
+        plan = make_plan(request, facts)
+        rendering = render(plan, facts)
+        if image.labels.get(INPUTS_LABEL) == rendering.digest:
+            return _target_bill(plan, rendering, image, found, engine, root).components
+    say(
+        f"  {reference} was not built from this checkout as it is now: the bill of materials has no"
+        " hashes of its files"
+    )
+    return package_components(reference, found, {})
+
+
+def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
+    """Return the checkout's commit, whether it has changes, and the hashes of
+    those of the files that exist.
+    """
+    files = {name: root / name for name in names}
+    commit = ""
+    changed = False
+    if _git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = bool(_git(root, "status", "--porcelain", "--", *SOURCES))
+    return Checkout(
+        commit=commit,
+        changed=changed,
+        files={
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if path.is_file()
+        },
+    )
+
+
+def _git(root: Path, *words: str) -> str:
+    """Return the output of git for a folder; ``""`` without git, and outside of a repository."""
+    try:
+        environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
+        done = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
+    except FileNotFoundError:
+        return ""
+    return done.output.decode().strip() if done.status == 0 else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename or path}: {error.strerror}",
+            hint="run from a checkout of trainworks, or name one with --root",
+        ) from error

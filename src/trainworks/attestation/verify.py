@@ -1,0 +1,302 @@
+"""Holds what cosign has verified to a policy: both statements are about the
+image, and say what was demanded.
+
+cosign judges signatures. What it prints, one DSSE envelope in a line, is read and believed here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packageurl import PackageURL
+
+from trainworks.attestation.cyclonedx import serial_number
+from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, stated
+from trainworks.attestation.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
+from trainworks.errors import ProofError
+
+TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
+"""The types of statements that an image must have, by their names in ``cosign --type``."""
+
+_CUDA = re.compile(r"nvidia-cuda-runtime(-cu\d+)?$|cuda-cudart-[\d-]+$|(.*/)?nvidia/cuda(:|$)")
+"""The names of CUDA's runtime: as a wheel, as a Debian package, and of NVIDIA's image."""
+
+_NOT_OURS = "the statements are not as trainworks writes them"
+
+LARGEST = 256_000_000
+"""The most characters of cosign's output that are read.
+
+The bill of materials of a large image has a hundredth.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What a good proof says.
+
+    Attributes:
+        sha256: The hash of the image's manifest.
+        builder: The URI of the builder.
+        commit: The git commit that it was built from; ``""`` outside of git.
+        changed: Whether the checkout had changes that are in no commit.
+        components: How many components the bill of materials lists.
+        cuda: Whether one of them is CUDA's runtime, or NVIDIA's image with it.
+        evidence: The runs that were recorded of the image, and fit the policy.
+    """
+
+    sha256: str
+    builder: str
+    commit: str
+    changed: bool
+    components: int
+    cuda: bool = False
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the statements have to say beside their signatures.
+
+    Attributes:
+        builder: The URI of the builder; ``""``: any.
+        commit: The git commit, or its first digits (at least seven); ``""``: any.
+        unchanged: Whether the checkout must have been that of the commit, without changes.
+        gpu: A GPU on which the image passed ``parts``, or a part of its name; ``""``: none is
+            needed. The image must have CUDA, and the run must have been of a checkout without
+            changes.
+        parts: The parts of `make gpu` that must have passed there.
+    """
+
+    builder: str = ""
+    commit: str = ""
+    unchanged: bool = False
+    gpu: str = ""
+    parts: tuple[str, ...] = GPU_PARTS
+
+    def problems(self, found: Verified) -> list[str]:
+        """Return what a proof says otherwise."""
+        problems = []
+        if self.builder and found.builder != self.builder:
+            problems.append(f"the builder is {found.builder}, not {self.builder}")
+        if self.commit and not found.commit.startswith(self.commit.lower()):
+            problems.append(f"built from the commit {found.commit or '(none)'}, not {self.commit}")
+        if self.unchanged and found.changed:
+            problems.append("built from a checkout with changes that are in no commit")
+        if self.gpu and not found.cuda:
+            problems.append(f"the image has no CUDA: nothing of it runs on {self.gpu}")
+        return problems
+
+
+def read_output(files: Sequence[Path]) -> str:
+    """Return cosign's output, from files or else from stdin.
+
+    Raises:
+        ProofError: It cannot be read, or is too large.
+    """
+    texts = []
+    try:
+        for path in files:
+            with path.open(encoding="utf-8") as file:
+                texts.append(file.read(LARGEST + 1))
+        if not files:
+            texts.append(sys.stdin.read(LARGEST + 1))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProofError([f"cannot read cosign's output: {error}"]) from error
+    if sum(map(len, texts)) > LARGEST:
+        raise ProofError(
+            [f"cosign's output has more than {LARGEST // 1_000_000} MB; no proof of an image has"]
+        )
+    return "\n".join(texts)
+
+
+def verify(output: str, sha256: str, policy: Policy) -> Verified:
+    """Check that provenance and bill of materials of an image are there, and say what was demanded.
+
+    Several of each may be there: one that fits the policy is enough.
+
+    Args:
+        output: What ``cosign verify-attestation`` printed for each type.
+        sha256: The hash of the image's manifest.
+        policy: What the provenance has to say.
+
+    Raises:
+        ProofError: Something does not hold; the error lists every problem.
+    """
+    passed_over: list[str] = []
+    statements: dict[str, list[Mapping[str, Any]]] = {
+        kind: [] for kind in (*TYPES.values(), EVIDENCE)
+    }
+    for number, statement in _statements(output):
+        kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
+        if kind not in statements:
+            passed_over.append(
+                f"line {number}: not a type of statement that is known ({kind or 'it has no type'})"
+            )
+        elif sha256 not in subjects:
+            said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
+            passed_over.append(
+                f"line {number}: it is about another image: {said}, not sha256:{sha256}"
+            )
+        else:
+            statements[kind].append(statement)
+    missing = [name for name, kind in TYPES.items() if not statements[kind]]
+    if missing:
+        wanted = [
+            f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})"
+            for name in missing
+        ]
+        raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
+    evidence, untrue = _evidence(statements[EVIDENCE], sha256, policy)
+    if policy.gpu and not evidence:
+        none = f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
+        raise ProofError(
+            [*passed_over, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}"
+        )
+    bills: dict[str, Mapping[str, Any]] = {}
+    problems: list[str] = []
+    for statement in statements[CYCLONEDX]:
+        if problem := _problem_of_bill(statement.get("predicate"), sha256):
+            problems.append(problem)
+        else:
+            bills[statement["predicate"]["serialNumber"]] = statement["predicate"]
+    for provenance in reversed(statements[PROVENANCE] if bills else ()):
+        found = _summary(sha256, provenance, bills)
+        differs = (
+            policy.problems(found)
+            if found
+            else ["the provenance is of another bill of materials than is there"]
+        )
+        if found and not differs:
+            return replace(found, evidence=evidence)
+        problems += differs
+    raise ProofError(
+        list(dict.fromkeys(problems)),
+        hint="the signature is good; what it says is not what you demand of an image",
+    )
+
+
+def _evidence(
+    statements: Sequence[Mapping[str, Any]], sha256: str, policy: Policy
+) -> tuple[tuple[Evidence, ...], list[str]]:
+    """Return the evidence that holds and fits the policy, and what is wrong with the rest."""
+    fitting: list[Evidence] = []
+    problems: list[str] = []
+    for statement in statements:
+        try:
+            found = stated(statement.get("predicate"), sha256)
+        except ProofError as error:
+            problems += error.problems
+            continue
+        differs = found.problems(policy.gpu, policy.parts) if policy.gpu else []
+        if policy.unchanged and not policy.gpu and found.changed:
+            differs.append(f"{found.suite} ran on a checkout with changes that are in no commit")
+        problems += differs
+        if not differs:
+            fitting.append(found)
+    return tuple(fitting), problems
+
+
+def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the statements in cosign's output, with their lines.
+
+    Its words for people are passed over.
+    """
+    for number, line in enumerate(output.splitlines(), start=1):
+        if line.startswith("{"):
+            try:
+                statement = json.loads(base64.b64decode(json.loads(line)["payload"], validate=True))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ProofError([f"line {number}: not an envelope as cosign prints it"]) from None
+            if isinstance(statement, dict):
+                yield number, statement
+
+
+def _subjects(statement: Mapping[str, Any]) -> list[str]:
+    try:
+        return [str(each["digest"]["sha256"]) for each in statement["subject"]]
+    except (KeyError, TypeError):
+        return []
+
+
+def _problem_of_bill(bill: Any, sha256: str) -> str:
+    """Return what keeps a bill of materials from being this image's; ``""`` if nothing does.
+
+    A signature does not say that the right document was signed: the bill of another image, signed
+    for this one, is a mistake that only the bill itself shows.
+    """
+    try:
+        serial, named = (
+            str(bill["serialNumber"]),
+            PackageURL.from_string(bill["metadata"]["component"]["purl"]).version,
+        )
+    except (KeyError, TypeError, ValueError):
+        return _NOT_OURS
+    if serial != serial_number(bill):
+        return (
+            "the bill of materials is not what was written:"
+            " its serial number does not follow from its content"
+        )
+    if not named:
+        return (
+            "the bill of materials does not name the image's manifest: write it with `prove"
+            " --pushed ADDRESS`"
+        )
+    return (
+        ""
+        if named == f"sha256:{sha256}"
+        else f"the bill of materials is about another image: {named}"
+    )
+
+
+def _summary(
+    sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]
+) -> Verified | None:
+    """Return what a provenance says.
+
+    ``None`` where it was made with none of these bills of materials.
+    """
+    try:
+        predicate = provenance["predicate"]
+        made = [str(each.get("uri")) for each in predicate["runDetails"]["byproducts"]]
+        bill = next((bills[name] for name in made if name in bills), None)
+        if bill is None:
+            return None
+        inputs = predicate["buildDefinition"]["resolvedDependencies"]
+        checkout = next(each for each in inputs if each["name"] == CHECKOUT)
+        return Verified(
+            sha256=sha256,
+            builder=str(predicate["runDetails"]["builder"]["id"]),
+            commit=str(checkout.get("digest", {}).get("gitCommit", "")),
+            # What is not plainly "unchanged" counts as changed.
+            changed=checkout["annotations"]["changed"] is not False,
+            components=len(bill["components"]),
+            cuda=any(_CUDA.match(str(each["name"])) for each in bill["components"]),
+        )
+    except (KeyError, StopIteration, TypeError, AttributeError):
+        raise ProofError([_NOT_OURS]) from None
+
+
+def describe(image: str, proven: Verified) -> str:
+    """Return what a good proof says, for people."""
+    commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
+    changed = ", with changes that are in no commit" if proven.changed else ""
+    tested = "".join(
+        f"  tested    {each.suite}, {each.date}, {', '.join(each.gpus) or 'no GPU'}, driver"
+        f" {each.driver or 'none'}: {len(each.passed)} passed, {len(each.failed)} failed,"
+        f" {len(each.not_tested)} not tested\n"
+        for each in proven.evidence
+    )
+    return (
+        f"{image}: proof holds\n"
+        f"  image     sha256:{proven.sha256}\n"
+        f"  builder   {proven.builder}\n"
+        f"  built     from {commit}{changed}\n"
+        f"  contents  {proven.components} components\n{tested}"
+    )

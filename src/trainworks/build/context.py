@@ -1,0 +1,259 @@
+"""Writes a rendering to a folder: the build context, which is also what ``--output`` shows."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainworks.engine.temporary_folders import private_folder
+from trainworks.errors import OutputError
+from trainworks.facts.rows import SourceFile
+from trainworks.host.bootstrap import EPOCH
+from trainworks.host.cache import cache_folder
+from trainworks.host.pip import PipSettings, find_local_file
+from trainworks.plan.model import ImagePlan
+from trainworks.render.dockerfile import Rendering
+
+CONTEXT_FOLDERS = frozenset(
+    {
+        "artifacts",
+        "code",
+        "files",
+        "launcher",
+        "requirements",
+        "shells",
+        "smdistributed",
+        "sources",
+        "wheels",
+    }
+)
+"""Every folder that a context of ours may have at its top."""
+
+MARK = "# Written by trainworks"
+"""Stands in every Dockerfile of ours: a folder that has one may be replaced."""
+
+
+def write_context(rendering: Rendering, folder: Path) -> None:
+    """Write the Dockerfile and all files into an empty or new folder.
+
+    The same rendering gives the same folder.
+
+    Raises:
+        OutputError: Something cannot be written; nothing of it is left then.
+    """
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dockerfile = SourceFile(path="Dockerfile", content=rendering.dockerfile.encode())
+        for file in (dockerfile, *rendering.files):
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.content)
+            target.chmod(file.mode)
+            os.utime(target, ns=(content_time(file.content),) * 2)
+        for path in (*folder.rglob("*"), folder):
+            if path.is_dir():
+                # Folders are copied into the image as they are: this machine's umask must not
+                # decide who may read them.
+                path.chmod(0o755)
+                os.utime(path, (EPOCH, EPOCH))
+    except OSError as error:
+        # Remove what was written: half a context looks like a whole one.
+        for path in (folder,) if new else [folder / name for name in _top_names(rendering)]:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise OutputError(
+            f"{error.filename or folder}: {error.strerror or error}", hint="choose another --output"
+        ) from error
+
+
+def _top_names(rendering: Rendering) -> set[str]:
+    """Return the names of a context's files and folders at its top."""
+    return {"Dockerfile", *(file.path.split("/", 1)[0] for file in rendering.files)}
+
+
+def content_time(content: bytes) -> int:
+    """Return the time of a context's file in nanoseconds since 1970: one second
+    for all, a fraction by its content.
+
+    Docker compares a context with the last one from the same place by sizes and times alone. With
+    one fixed time a file that changed and kept its size would be taken for the old one; with the
+    clock's, no two contexts would be the same.
+    """
+    fraction = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % 1_000_000_000
+    return EPOCH * 1_000_000_000 + fraction
+
+
+def replace_output(rendering: Rendering, folder: Path) -> None:
+    """Clear ``--output`` for a new context: it may be new, empty, or an earlier context of ours.
+
+    Raises:
+        OutputError: The folder has anything else in it, or cannot be changed;
+            nothing was removed then.
+    """
+    hint = "name a new or an empty folder with --output"
+    try:
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is not a folder", hint=hint)
+        there = {path.name for path in folder.iterdir()}
+        # The earlier context may be another target's, which has more.
+        ours = _top_names(rendering) | CONTEXT_FOLDERS
+        dockerfile = folder / "Dockerfile"
+        if there and not (
+            dockerfile.is_file()
+            and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")
+        ):
+            ours = set()
+        if others := sorted(there - ours):
+            names = ", ".join(others[:3])
+            raise OutputError(
+                f"{folder} has files that trainworks did not write: {names}", hint=hint
+            )
+        for name in there:
+            # The folder itself stays: it may be a link, or a mount.
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror or error}") from error
+
+
+def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
+    """Write a rendering to ``--output``.
+
+    Return the result for people (without a folder the Dockerfile) and programs.
+
+    Raises:
+        OutputError: The folder has files that are not ours, or cannot be written.
+    """
+    if folder is not None:
+        replace_output(rendering, folder)
+        write_context(rendering, folder)
+    text = rendering.dockerfile if folder is None else f"{folder}\n"
+    return text, {
+        "dockerfile": rendering.dockerfile,
+        "files": [file.path for file in rendering.files],
+    }
+
+
+@contextlib.contextmanager
+def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Give an empty folder for a build context, the same one for each build of
+    an image, and remove it afterwards.
+
+    Docker knows a context by its path: from a new path it sends and keeps every byte once more. Of
+    two builds of one image at the same time, the second one gets a private folder.
+
+    Args:
+        name: The target's, or the image's.
+        environment: The process's environment, which says where caches lie.
+    """
+    name = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
+    with contextlib.ExitStack() as stack:
+        folder: Path | None = None
+        try:
+            cache = cache_folder(environment, "context")
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = stack.enter_context((cache / f"{name}.lock").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = cache / name
+            if folder.exists():
+                shutil.rmtree(folder)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        except (OSError, RuntimeError):
+            # Another build has it, it cannot be written, or there is no home
+            # folder: only speed is lost.
+            folder = None
+        yield folder if folder is not None else stack.enter_context(private_folder())
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Let threads and processes that want the same thing take turns.
+
+    Without a file to lock, they do not wait.
+
+    Args:
+        name: Of the thing; any text.
+        environment: The process's environment, which says where caches lie.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, RuntimeError):
+            cache = cache_folder(environment)
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = cache / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+            fcntl.flock(stack.enter_context(file.open("wb")), fcntl.LOCK_EX)
+        yield
+
+
+def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
+    """Put this machine's own copies of locked files into the context, each
+    where its step mounts it.
+
+    Returns:
+        The names of the files that were found, in the order of the plan.
+
+    Raises:
+        OutputError: A file cannot be copied.
+    """
+    found: dict[str, None] = {}
+    for step in plan.steps:
+        for package in step.python:
+            source = find_local_file(package, settings)
+            if source is not None:
+                link_or_copy(source, folder / "wheels" / step.component / package.file)
+                found[package.file] = None
+    return tuple(found)
+
+
+def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) -> tuple[str, ...]:
+    """Put this machine's copies of what components download into the context.
+
+    The build verifies them.
+
+    Args:
+        plan: What is built.
+        sources: Folders that may have them; the first one that has a file wins.
+        folder: The context.
+
+    Returns:
+        The names of the files, in the order of the plan.
+
+    Raises:
+        OutputError: A file cannot be copied.
+    """
+    found = []
+    for step in plan.steps:
+        for artifact in step.artifacts:
+            file = next(
+                (each / artifact.file for each in sources if (each / artifact.file).is_file()), None
+            )
+            if file is not None:
+                link_or_copy(file, folder / "artifacts" / step.component / artifact.file)
+                found.append(artifact.file)
+    return tuple(found)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a file into the context: a hard link costs nothing.
+
+    Across file systems only a copy is possible.
+    """
+    try:
+        try:
+            os.link(source.resolve(), target)  # a folder may have links
+        except FileExistsError:
+            return
+        except OSError:
+            shutil.copy2(source, target)
+        # Newer versions of buildah have the times of what a step mounts in their cache's keys.
+        os.utime(target.parent, (EPOCH, EPOCH))
+    except OSError as error:
+        raise OutputError(f"{target}: {error.strerror or error}") from error

@@ -1,0 +1,315 @@
+"""Many targets in one run, each in a thread of this process: one that fails
+does not stop the others.
+
+A thread waits for its engine nearly all the time. Threads share the engine's store and its cache of
+layers; each has an engine client of its own, and only image tests take turns (pytest keeps state of
+its own in the process).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal
+
+from trainworks.build.image import ImageResult
+from trainworks.build.options import BuildOrder
+from trainworks.build.run import run_target
+from trainworks.build.session import BuildSession
+from trainworks.engine import choose
+from trainworks.engine.subprocesses import Interruption, uninterrupted
+from trainworks.errors import (
+    BuildError,
+    ImageTestError,
+    InterruptionError,
+    LockError,
+    OutputError,
+    TrainworksError,
+)
+from trainworks.facts.rows import Facts, TargetRow
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
+from trainworks.terminal.formatting import describe, megabytes
+from trainworks.terminal.output import labelled, say
+from trainworks.terminal.progress import DISPLAY
+
+Outcome = Literal["done", "unchanged", "failed", "skipped", "stopped", "not started"]
+
+OUTCOMES: Final = ("done", "unchanged", "skipped", "failed", "stopped", "not started")
+"""In the order in which a summary counts them."""
+
+
+# Choosing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTarget:
+    """A target that was asked for: its plan, or the error that planning ended with."""
+
+    name: str
+    request: Request
+    plan: ImagePlan | None = None
+    error: TrainworksError | None = None
+
+
+def plan_targets(
+    rows: Sequence[TargetRow], facts: Facts, like: Request | None = None
+) -> list[PlannedTarget]:
+    """Plan each row; an error stays with its target.
+
+    ``like`` says which optional components are asked for.
+    """
+    found = []
+    for row in rows:
+        target = PlannedTarget(name=facts.name_of(row), request=request_for(row, facts, like))
+        try:
+            found.append(replace(target, plan=make_plan(target.request, facts)))
+        except TrainworksError as error:
+            found.append(replace(target, error=error))
+    return found
+
+
+# Building.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSummary:
+    """How a target ended.
+
+    Attributes:
+        target: Its name.
+        outcome: ``unchanged``: the engine had its image already. ``skipped``:
+            it cannot be built yet, see ``cause``.
+        seconds: How long it took; 0 where it was not started.
+        size: Bytes of the image, uncompressed; 0 without an image.
+        cause: The first line of what went wrong.
+        exit_status: That of the target alone.
+        report: The target's own result, or its error.
+    """
+
+    target: str
+    outcome: Outcome
+    seconds: float = 0
+    size: int = 0
+    cause: str = ""
+    exit_status: int = 0
+    report: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """How a run ended: every target in the order of the run, its seconds, and
+    whether Ctrl-C or SIGTERM ended it.
+    """
+
+    targets: tuple[TargetSummary, ...]
+    seconds: float
+    at_once: int
+    interrupted: bool = False
+
+
+def build_many(
+    targets: Sequence[PlannedTarget], session: BuildSession, order: BuildOrder, *, at_once: int
+) -> RunSummary:
+    """Do for each target what the order says, so many at once.
+
+    Args:
+        targets: The targets.
+        session: The run.
+        order: How to build; ``output`` and ``junit`` are folders that get an entry for each target.
+        at_once: How many targets at the same time, one thread for each.
+
+    Raises:
+        EngineUnavailableError: No engine answers; nothing was started then.
+        OutputError: A folder cannot be made.
+    """
+    started = time.monotonic()
+    if order.until in ("build", "test") and any(
+        target.plan and not target.plan.unlocked for target in targets
+    ):
+        # Once for all: no target gets another engine because this one does not answer for a moment.
+        order = replace(order, engine=choose(order.engine, report=say).name)
+    _make_folders(order)
+    interruption, interrupted = Interruption(), False
+    futures: list[Future[TargetSummary]] = []
+    counts: Counter[str] = Counter()
+    with (
+        DISPLAY.task("running", len(targets), "targets", log=False) as task,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        try:
+            futures.extend(
+                pool.submit(_work, target, session, order, interruption) for target in targets
+            )
+            for future in as_completed(futures):
+                counts[future.result().outcome] += 1
+                task.note = said_counts(counts)
+                task.advance()
+        except BaseException as error:
+            with uninterrupted():
+                interruption.request()
+                pool.shutdown(cancel_futures=True)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            interrupted = True
+    ended = [future.result() for future in futures if not future.cancelled()]
+    begun = {summary.target for summary in ended}
+    never = [
+        TargetSummary(target=each.name, outcome="not started")
+        for each in targets
+        if each.name not in begun
+    ]
+    return RunSummary(
+        targets=(*ended, *never),
+        seconds=time.monotonic() - started,
+        at_once=at_once,
+        interrupted=interrupted,
+    )
+
+
+def _work(
+    target: PlannedTarget, session: BuildSession, order: BuildOrder, interruption: Interruption
+) -> TargetSummary:
+    """Do one target; an error is part of the summary."""
+    started = time.monotonic()
+    with labelled(target.name), interruption.reaches_this_thread():
+        try:
+            summary = _summary(target, session, order)
+        except KeyboardInterrupt:
+            status = InterruptionError.exit_status
+            summary = TargetSummary(target=target.name, outcome="stopped", exit_status=status)
+        except BrokenPipeError:
+            # stderr is closed: the run as a whole ends.
+            raise
+        except OSError as error:
+            summary = _failed(
+                target.name, OutputError(f"{error.filename or 'error'}: {error.strerror or error}")
+            )
+        except TrainworksError as error:
+            summary = _failed(target.name, error)
+        except Exception as error:  # noqa: BLE001 - a defect in one target's build must not end the others
+            say(traceback.format_exc())
+            summary = _failed(target.name, TrainworksError(f"{type(error).__name__}: {error}"))
+        say(f"{summary.outcome}{f': {summary.cause}' if summary.cause else ''}")
+    return replace(summary, seconds=round(time.monotonic() - started, 1))
+
+
+def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) -> TargetSummary:
+    name, plan = target.name, target.plan
+    if plan is None:
+        raise target.error or TrainworksError(f"{name} has no plan")
+    if plan.unlocked and order.until in ("build", "test"):
+        cause = f"{len(plan.unlocked)} inputs not locked, first {plan.unlocked[0]}"
+        if order.strict:
+            return TargetSummary(
+                target=name, outcome="failed", cause=cause, exit_status=LockError.exit_status
+            )
+        return TargetSummary(target=name, outcome="skipped", cause=cause)
+    own = replace(
+        order,
+        output=order.output / name if order.output else None,
+        junit=order.junit / f"{name}.xml" if order.junit else None,
+    )
+    result = run_target(target.request, plan, session, own)
+    done, broken = result.image, result.broken
+    return TargetSummary(
+        target=name,
+        outcome="failed" if broken else "unchanged" if done and done.unchanged else "done",
+        size=done.image.size if done else 0,
+        cause=_first_failure(done) if done else "",
+        exit_status=broken.exit_status if broken else 0,
+        report=result.report,
+    )
+
+
+def _failed(name: str, error: TrainworksError) -> TargetSummary:
+    say(describe(error))
+    return TargetSummary(
+        target=name,
+        outcome="failed",
+        cause=error.message.splitlines()[0],
+        exit_status=error.exit_status,
+        report=error.as_values(),
+    )
+
+
+def _first_failure(done: ImageResult) -> str:
+    checks = done.checks or ()
+    failed = [check for check in checks if not check.passed]
+    if not failed:
+        return ""
+    return (
+        f"{len(failed)} of {len(checks)} checks failed, first {failed[0].component}:"
+        f" {failed[0].title}"
+    )
+
+
+def _make_folders(order: BuildOrder) -> None:
+    for folder in (order.output, order.junit):
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{folder}: {error.strerror}",
+                hint="with many targets it is a folder, with one entry for each target",
+            ) from error
+
+
+# Summing up.
+
+
+def worst(targets: Sequence[TargetSummary]) -> int:
+    """Return the exit status of a run: that of the target that failed earliest in the pipeline.
+
+    An image that fails a check was built; a failed build was begun; any other
+    error ends a target before that.
+    """
+    order = {0: 0, ImageTestError.exit_status: 1, BuildError.exit_status: 2}
+    statuses = [target.exit_status for target in targets]
+    return max(statuses, key=lambda status: (order.get(status, 3), status), default=0)
+
+
+def as_text(run: RunSummary) -> str:
+    """Return the table that ends a run."""
+    rows = [("target", "outcome", "seconds", "size", "cause")]
+    for each in run.targets:
+        took = f"{each.seconds:.1f}" if each.seconds else "-"
+        rows.append(
+            (
+                each.target,
+                each.outcome,
+                took,
+                megabytes(each.size) if each.size else "-",
+                each.cause,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
+    said = said_counts(Counter(each.outcome for each in run.targets))
+    lines.append(
+        f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once: {said}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def said_counts(counts: Mapping[str, int]) -> str:
+    """Return how many targets ended in which way."""
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
+
+
+def as_json(run: RunSummary) -> str:
+    """Return the same for programs."""
+    content = {
+        "seconds": round(run.seconds, 1),
+        "at_once": run.at_once,
+        "exit_status": worst(run.targets),
+        "targets": [asdict(each) for each in run.targets],
+    }
+    return json.dumps(content, indent=2) + "\n"

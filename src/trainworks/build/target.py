@@ -1,0 +1,178 @@
+"""One target: plan, sources, rendering, image (``assemble.image``), record, push."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from trainworks.build.base import own_base, pull_base
+from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
+from trainworks.build.image import ImageResult, ImageSpec, build_image, unchanged_image
+from trainworks.build.options import BuildOrder, PushOrder
+from trainworks.build.session import BuildReport, BuildSession
+from trainworks.engine import choose
+from trainworks.engine.protocol import Engine
+from trainworks.errors import EngineUnavailableError, UnknownNameError
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.makers import MakersLists
+from trainworks.inputs.mirror import check_mirror
+from trainworks.inputs.source_code import describe_left_out, reachable_plan
+from trainworks.inputs.sources import Unreachable
+from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
+from trainworks.plan.locks import refuse_unlocked
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import make_plan, without_pulled_bases
+from trainworks.render.dockerfile import Rendering, render
+from trainworks.terminal.build_progress import BuildProgress
+from trainworks.terminal.output import say
+
+
+def build_target(
+    request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
+) -> BuildReport:
+    """Build a target's image and test it, as far as the order says.
+
+    Args:
+        request: What was asked for.
+        plan: Its plan.
+        session: The run that it is part of.
+        order: How to build.
+
+    Raises:
+        LockError: An input is not locked, or a file is not what was locked.
+        HostError: A source that the image needs cannot be downloaded.
+        RegistryError: A registry refuses the push. BuildError, EngineError, EngineUnavailableError,
+        OutputError, RecipeError: See ``trainworks.errors``.
+    """
+    left_out: tuple[Unreachable, ...] = ()
+    refuse_unlocked(plan)
+    if order.push is not None:
+        from trainworks.registry.tools import oras
+
+        # Before hours of building.
+        oras()
+    if session.mirror.folder:
+        check_mirror(plan, session.mirror.folder, complete=order.offline)
+    engine = _engine_that_answers(order)
+    base = own_base(plan)
+    if engine is not None and base is not None and base.origin == "pulled":
+        progress = BuildProgress(verbose=order.verbose)
+        if order.offline or not pull_base(base, engine, progress, again=order.pull):
+            progress.line("  no registry gives the base image: it is bootstrapped instead")
+            session = replace(session, facts=without_pulled_bases(session.facts))
+            plan = make_plan(request, session.facts)
+    facts = session.facts
+    spec = image_spec(plan, render(plan, facts), session)
+    if order.record:
+        from trainworks.build.record import refuse_record
+
+        refuse_record(plan, facts, session.root)
+    if engine is None or unchanged_image(spec, engine, order) is None:
+        plan, left_out = _with_sources(request, plan, session, order)
+        if left_out:
+            spec = image_spec(plan, render(plan, facts), session)
+    result = build_image(spec, engine or choose(order.engine), order)
+    if left_out:
+        say(describe_left_out(plan, left_out))
+    report: dict[str, object] = {
+        "name": plan.target.name,
+        "tags": plan.tags,
+        "left_out": [asdict(unreachable) for unreachable in left_out],
+        **result.as_values(),
+    }
+    text = f"{plan.tags[0]}\n"
+    if order.record and result.broken is None:
+        from trainworks.build.record import record_result
+
+        say(f"recorded in {record_result(plan, facts, result, session.root, os.environ)}")
+    if order.push is not None and result.broken is None:
+        report["pushed"], pushed = _push(plan.tags[0], order.push, result, session.settings)
+        text += pushed
+    return BuildReport(report=report, text=text, image=result)
+
+
+def _engine_that_answers(order: BuildOrder) -> Engine | None:
+    """Return the engine, or ``None``: what is wrong with the sources is
+    reported before a missing engine.
+    """
+    with suppress(EngineUnavailableError, UnknownNameError):
+        return choose(order.engine, report=say)
+    return None
+
+
+def _with_sources(
+    request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
+) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
+    """Download the sources of a plan.
+
+    Return the plan of what can be built of them, and what was left out.
+    """
+    # Two targets often need the same files: the second one finds what the first one downloaded.
+    with one_at_a_time("sources", os.environ):
+        plan, left_out = reachable_plan(
+            request,
+            plan,
+            session.facts,
+            session.places,
+            session.settings,
+            strict=order.strict or order.record or order.push is not None,
+            mirror=order.mirror,
+        )
+    if left_out:
+        say(describe_left_out(plan, left_out))
+    return plan, left_out
+
+
+def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> ImageSpec:
+    """Return the image of a target, ready to be built."""
+    settings = session.settings
+    suite = plan.base.suite if plan.base.bootstrap else ""
+    artifacts = [artifact for step in plan.steps for artifact in step.artifacts]
+    addresses = [address for each in artifacts for address in (each.url, each.git)]
+
+    def add_files(folder: Path) -> tuple[str, ...]:
+        return (
+            *add_local_wheels(plan, settings.pip, folder),
+            *add_local_artifacts(plan, session.places.folders, folder),
+        )
+
+    return ImageSpec(
+        name=plan.target.name,
+        tags=plan.tags,
+        rendering=rendering,
+        settings=settings,
+        secrets=settings.secrets(suite, plan.wheel_index, addresses),
+        add_files=add_files,
+        checks=tuple(_rendered(check, rendering) for check in plan.checks),
+        forbidden=settings.forbidden_texts(plan.wheel_index),
+        base=own_base(plan),
+        architecture=plan.base.architecture,
+        makers=MakersLists(plan=plan, settings=settings, environment=os.environ, report=say),
+    )
+
+
+def _rendered(check: Check, rendering: Rendering) -> Check:
+    """Return a check of the plan with what only the rendering knows."""
+    if isinstance(check, DeliveredFilesCheck):
+        return replace(check, digests=(*check.digests, *rendering.copied))
+    if isinstance(check, ConfigurationCheck):
+        return replace(check, steps=rendering.history)
+    return check
+
+
+def _push(
+    reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
+) -> tuple[list[dict[str, object]], str]:
+    from trainworks.registry.names import tags_for
+    from trainworks.registry.push import push_image, report_of, say_tags, text_of
+    from trainworks.registry.tools import Registries
+
+    tags = tags_for(reference, order.fixed_tags, order.moving_tags)
+    with Registries(settings, report=say) as registries:
+        pushed = push_image(
+            result.engine, reference, order.repositories, tags, registries, os.environ
+        )
+    say_tags(pushed)
+    return report_of(pushed), text_of(pushed)

@@ -1,0 +1,96 @@
+"""What the builds of docker and buildah have in common: shared options, and the
+child whose lines become events.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.engine import subprocesses
+from trainworks.engine.orphans import end_left_children
+from trainworks.engine.progress import TAIL, BuildahParser, BuildKitParser, StepLog
+from trainworks.engine.protocol import BuildRequest, Progress, StepEvent
+from trainworks.errors import EngineUnavailableError
+
+PROXIES = tuple(
+    name
+    for stem in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for name in (stem, stem.upper())
+)
+"""Variables with the addresses of proxies, which engines keep out of history and cache keys."""
+
+
+def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
+    """Return the options that both engines take.
+
+    Secrets are written into a private folder, with mode 0600.
+    """
+    argv: list[str] = []
+    for number, secret in enumerate(request.secrets):
+        # The identifier may hold a slash or a comma, neither of which may reach
+        # a file name or a ``src=`` option.
+        path = folder / f"secret-{number}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret.content)
+        argv += ["--secret", f"id={secret.identifier},src={path}"]
+    for label, value in request.labels.items():
+        argv += ["--label", f"{label}={value}"]
+    for tag in request.tags:
+        argv += ["--tag", tag]
+    argv += ["--platform", f"linux/{request.architecture}"]
+    return [*argv, "--no-cache"] if request.no_cache else argv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """How a build ended: its exit status, what is known of its steps, and its
+    last lines that are not empty.
+    """
+
+    status: int
+    log: StepLog
+    lines: tuple[str, ...]
+
+
+def run_build(
+    argv: tuple[str, ...],
+    parser: BuildKitParser | BuildahParser,
+    receive: Progress,
+    *,
+    environment: Mapping[str, str],
+    hint: str,
+    strays: subprocesses.Strays = subprocesses.no_strays,
+) -> Built:
+    """Run the engine's program to its end, and hand on each event.
+
+    Raises:
+        EngineUnavailableError: There is no such program; with the hint.
+    """
+    log = StepLog()
+    last: deque[str] = deque(maxlen=TAIL)
+
+    def hand_on(events: Iterator[StepEvent]) -> None:
+        for event in events:
+            log.add(event)
+            receive(event)
+
+    def take(line: str) -> None:
+        if line.strip():
+            last.append(line)
+        hand_on(parser.feed(line))
+
+    end_left_children()
+    try:
+        status = subprocesses.stream(argv, take, environment=environment, strays=strays)
+    except OSError as error:
+        raise EngineUnavailableError(
+            f"cannot run {argv[0]}: {error.strerror}", hint=hint
+        ) from error
+    if status == 0:
+        hand_on(parser.finish())
+    return Built(status=status, log=log, lines=tuple(last))

@@ -1,0 +1,175 @@
+"""Reads a table of TOML into a frozen dataclass and says everything that is wrong with it.
+
+A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X,
+...]``, ``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int``
+with its range. Nothing is converted but an array into a tuple, and no number is negative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from trainworks.facts.field_types import Form
+
+Row = TypeVar("Row")
+
+LARGEST_NUMBER = 2**63 - 1
+"""The range that TOML promises; Python cannot even print a number of thousands of digits."""
+
+LONGEST_VALUE = 200
+"""Characters of a value that an error shows."""
+
+PLAIN: Mapping[type, str] = {str: "a string", bool: "true or false", int: "an integer"}
+"""The types of single values, and what an error calls them."""
+
+
+_SHAPES: dict[type[Any], Shape[Any]] = {}
+
+
+class Shape(Generic[Row]):
+    """The fields that a dataclass asks of a table.
+
+    Args:
+        row_type: The dataclass; its fields are the keys.
+    """
+
+    def __init__(self, row_type: type[Row]) -> None:
+        """Look at the annotations, once."""
+        hints = get_type_hints(row_type, include_extras=True)
+        self.row_type = row_type
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(row_type)  # type: ignore[arg-type]
+        self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in fields}
+        self.required = tuple(
+            each.name
+            for each in fields
+            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        )
+        self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
+
+    def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
+        """Return the row of a table, None if the table is malformed, and
+        everything that is wrong with it.
+        """
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        checks = self._checks
+        for key, value in raw.items():
+            check = checks.get(key)
+            if check is None:
+                problems.append(f"unknown key '{key}'")
+            else:
+                values[key] = check(value, key, problems)
+        problems += [f"key '{key}' is missing" for key in self.required if key not in raw]
+        problems += [f"key '{key}': is empty" for key in self.required if raw.get(key) == ""]
+        return (None if problems else self.row_type(**values)), problems
+
+
+def shape_of(row_type: type[Row]) -> Shape[Row]:
+    """Return the shape of a dataclass.
+
+    Looking at its annotations takes longer than reading a row.
+    """
+    if row_type not in _SHAPES:
+        _SHAPES[row_type] = Shape(row_type)
+    return _SHAPES[row_type]
+
+
+def short(value: object) -> str:
+    """Return a value as Python writes it, without the end of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+_Check = Callable[[Any, str, list[str]], Any]
+"""Takes a value, its place and the list of problems; returns what the row gets."""
+
+
+def _check_of(annotation: Any) -> _Check:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain_check(*arguments)
+    if origin is tuple:
+        return _array_check(_check_of(arguments[0]))
+    if origin is Literal:
+        return _choice_check(arguments)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _table_check(
+            _check_of(arguments[1]), empty=get_origin(arguments[1]) is not Annotated
+        )
+    return (
+        _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
+    )
+
+
+def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        # Python's True is a number too; TOML's is not.
+        if type(value) is not kind:
+            problems.append(f"key '{place}': must be {PLAIN[kind]}, got {short(value)}")
+        elif kind is int and abs(value) > LARGEST_NUMBER:
+            problems.append(f"key '{place}': a number has too many digits")
+        elif kind is int and value < 0:
+            problems.append(f"key '{place}': {value} is negative")
+        elif isinstance(rule, range) and value not in rule:
+            numbers = f"{rule.start} to {rule[-1]}"
+            problems.append(f"key '{place}': {value} is not from {numbers}, which can be meant")
+        elif kind is str and value.isspace():
+            problems.append(f"key '{place}': is blank")
+        elif isinstance(rule, Form) and value and not rule.pattern.fullmatch(value):
+            problems.append(f"key '{place}': {short(value)} is not {rule.words}")
+        return value
+
+    return check
+
+
+def _choice_check(choices: tuple[str, ...]) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if value not in choices:
+            problems.append(
+                f"key '{place}': must be {' or '.join(map(repr, choices))}, got {short(value)}"
+            )
+        return value
+
+    return check
+
+
+def _array_check(item: _Check) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if not isinstance(value, list):
+            problems.append(f"key '{place}': must be an array, got {short(value)}")
+            return ()
+        problems += [
+            f"key '{place}.{number}': is empty" for number, each in enumerate(value) if each == ""
+        ]
+        return tuple(
+            [item(each, f"{place}.{number}", problems) for number, each in enumerate(value)]
+        )
+
+    return check
+
+
+def _table_check(item: _Check, *, empty: bool) -> _Check:
+    """Return the check of a table.
+
+    ``empty``: whether its texts may be empty, as those without a form may.
+    """
+
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if not isinstance(value, dict):
+            problems.append(f"key '{place}': must be a table, got {short(value)}")
+            return {}
+        problems += [
+            f"key '{place}.{key}': is empty"
+            for key, each in value.items()
+            if each == "" and not empty
+        ]
+        return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
+
+    return check
