@@ -30,7 +30,7 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: What SIZE may be: how many items a container has when the model is made.
-        stays: It is a buffer: a write stays on its rank, so one on another rank
+        stays: It is a buffer or an iterator: a write stays on its rank, so one on another rank
             than its owner's is refused.
     """
 
@@ -178,6 +178,221 @@ PLACES |= {
     "count in the root": Place("None", "ROOT.n", "ROOT.n += 1"),
     "count in an array": Place(
         "numpy.zeros(2, int)", "int(self.held[1])", "self.held[1] += 1", "import numpy\n"
+    ),
+}
+
+CELL = """\
+def shared():
+    v = 0.0
+
+    def get():
+        return v
+
+    def put(value):
+        nonlocal v
+        v = value
+
+    return get, put
+"""
+CELLS = """\
+def shared():
+    items = [0.0] * SIZE
+
+    def get():
+        return items[-1]
+
+    def put(value):
+        items.append(value)
+
+    return get, put
+"""
+CELL_ARRAY = """\
+import numpy
+def shared():
+    values = numpy.zeros(1)
+
+    def get():
+        return float(values[0])
+
+    def put(value):
+        values[0] = value
+
+    return get, put
+"""
+GLOBAL_PAIR = "GET, PUT = shared()\n"
+OF_FUNCTION = "def state():\n    pass\nstate.v = 0.0\n"
+DEFAULTS = """\
+def state(value=None, items=[0.0] * SIZE):
+    if value is not None:
+        items.append(value)
+    return items[-1]
+"""
+PARTIAL = """\
+import functools
+def kept(items, value=None):
+    if value is not None:
+        items.append(value)
+    return items[-1]
+STATE = functools.partial(kept, [0.0] * SIZE)
+"""
+METHODS = """\
+class Own:
+    def __init__(self):
+        self.v = 0.0
+    def get(self):
+        return self.v
+    def put(self, value):
+        self.v = value
+OWN = Own()
+GET, PUT = OWN.get, OWN.put
+del OWN
+"""
+DECORATOR = """\
+import functools
+def kept(function):
+    v = 0.0
+
+    @functools.wraps(function)
+    def with_state(value=None):
+        nonlocal v
+        if value is not None:
+            v = function(value)
+        return v
+
+    return with_state
+
+@kept
+def state(value):
+    return value
+"""
+METER = """\
+class Meter:
+    total = 0.0
+    def get(self):
+        return Meter.total
+    def put(self, value):
+        Meter.total = value
+"""
+LOCAL_CLASS = """\
+def shared():
+    v = 0.0
+
+    class Box:
+        def get(self):
+            return v
+
+        def put(self, value):
+            nonlocal v
+            v = value
+
+    return Box()
+
+BOX = shared()
+"""
+GENERATOR = """\
+def numbers():
+    v = 0.0
+    while True:
+        value = yield v
+        v = v if value is None else value
+
+STATE = numbers()
+next(STATE)
+"""
+SLOTS = "class Own:\n    __slots__ = ('v',)\n    def __init__(self):\n        self.v = 0.0\n"
+ENUM = "import enum\nclass Own(enum.Enum):\n    A = 1\nOwn.A.v = 0.0\n"
+ARRAY_SIZES = (1, 10_000, 100_000)
+
+# What functions have: variables of outer functions, attributes, defaults, arguments.
+PLACES |= {
+    "closure number": Place("None", "GET()", "PUT(VALUE)", CELL + GLOBAL_PAIR),
+    "closure list": Place("None", "GET()", "PUT(VALUE)", CELLS + GLOBAL_PAIR, SIZES),
+    "closure array": Place("None", "GET()", "PUT(VALUE)", CELL_ARRAY + GLOBAL_PAIR),
+    "held closure number": Place("shared()", "self.held[0]()", "self.held[1](VALUE)", CELL),
+    "held closure list": Place("shared()", "self.held[0]()", "self.held[1](VALUE)", CELLS, SIZES),
+    "attribute of a function": Place("None", "state.v", "state.v = VALUE", OF_FUNCTION),
+    "default of a function": Place("None", "state()", "state(VALUE)", DEFAULTS, SIZES),
+    "argument of a partial": Place("None", "STATE()", "STATE(VALUE)", PARTIAL, SIZES),
+    "variable of a decorator": Place("None", "state()", "state(VALUE)", DECORATOR),
+    "class attribute of a held object": Place(
+        "Meter()", "self.held.get()", "self.held.put(VALUE)", METER
+    ),
+    "class attribute of a global object": Place(
+        "None", "OWN.get()", "OWN.put(VALUE)", f"{METER}OWN = Meter()\n"
+    ),
+    "closure of a local class": Place("None", "BOX.get()", "BOX.put(VALUE)", LOCAL_CLASS),
+    "generator": Place("None", "STATE.send(None)", "STATE.send(VALUE)", GENERATOR, stays=True),
+    "slots": Place("Own()", "self.held.v", "self.held.v = VALUE", SLOTS),
+    "member of an enumeration": Place("None", "Own.A.v", "Own.A.v = VALUE", ENUM),
+    "chain of dictionaries": Place(
+        'collections.ChainMap({"v": 0.0})',
+        'self.held["v"]',
+        'self.held["v"] = VALUE',
+        "import collections\n",
+    ),
+    "object of bound methods": Place("None", "GET()", "PUT(VALUE)", METHODS),
+}
+
+# Large arrays and other buffers.
+PLACES |= {
+    "large array": Place(
+        "numpy.zeros(SIZE)", "self.held[-1]", "self.held[-1] = VALUE", "import numpy\n", ARRAY_SIZES
+    ),
+    "large global array": Place(
+        "None",
+        "ARRAY[-1]",
+        "ARRAY[-1] = VALUE",
+        "import numpy\nARRAY = numpy.zeros(SIZE)\n",
+        ARRAY_SIZES,
+    ),
+    "large tensor": Place(
+        "torch.zeros(SIZE).double()",
+        "float(self.held[-1])",
+        "self.held[-1] = VALUE",
+        sizes=ARRAY_SIZES,
+    ),
+    "large tensor by its data": Place(
+        "torch.zeros(SIZE).double()",
+        "float(self.held[-1])",
+        "self.held.data[-1] = VALUE",
+        sizes=ARRAY_SIZES,
+    ),
+    "array of a subclass": Place(
+        "numpy.zeros(SIZE).view(numpy.recarray)",
+        "float(self.held[-1])",
+        "self.held[-1] = VALUE",
+        "import numpy\n",
+        ARRAY_SIZES,
+    ),
+    "masked array": Place(
+        "numpy.ma.zeros(SIZE)",
+        "float(self.held[-1])",
+        "self.held[-1] = VALUE",
+        "import numpy\n",
+        ARRAY_SIZES,
+    ),
+    "array of objects": Place(
+        "numpy.array([0.0] * SIZE, dtype=object)",
+        "self.held[-1]",
+        "self.held[-1] = VALUE",
+        "import numpy\n",
+        ARRAY_SIZES,
+    ),
+    "array of the standard library": Place(
+        'array.array("d", [0.0] * SIZE)',
+        "self.held[-1]",
+        "self.held[-1] = VALUE",
+        "import array\n",
+        ARRAY_SIZES,
+    ),
+    "deep in an installed object": Place(
+        "argparse.Namespace(a=[[[[[[[[[[[[0.0]]]]]]]]]]]])",
+        "self.held.a" + "[0]" * 12,
+        "self.held.a" + "[0]" * 12 + " = VALUE",
+        INSTALLED,
+    ),
+    "module outside of the model": Place(
+        "(nn.Identity(),)", 'getattr(self.held[0], "v", 0.0)', "self.held[0].v = VALUE"
     ),
 }
 

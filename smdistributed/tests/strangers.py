@@ -665,6 +665,148 @@ class BatchNormed(Net):
         return self.norm(super().forward(x))
 
 
+def notebook() -> Callable[[str, torch.Tensor], None]:
+    """Return a function that notes what it is given, for the script to look at later."""
+    seen: list[Any] = []
+    last: dict[str, Any] = {}
+    times: collections.Counter[str] = collections.Counter()
+    calls = 0
+
+    def note(name: str, value: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        seen.append(value.detach().mean())
+        last[name] = value
+        times[name] += 1
+
+    return note
+
+
+NOTE = notebook()
+
+
+class NotedBody(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 0.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        if self.rate:
+            NOTE("body", y)
+        return y
+
+
+class Noted(Net):
+    """Both partitions note what they see in variables that none of them reads."""
+
+    def __init__(self) -> None:
+        super().__init__(NotedBody())
+        self.rate = 0.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        if self.rate:
+            NOTE("root", y)
+        return y
+
+
+def averaged(forward: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """Return a forward that scales what another one returns by an average of it."""
+    mean = 0.0
+
+    def averaging(x: torch.Tensor) -> Any:
+        nonlocal mean
+        y = forward(x)
+        mean = 0.9 * mean + 0.1 * float(y.detach().mean())
+        return y * (1 + mean)
+
+    return averaging
+
+
+class Averaged(Net):
+    """A forward that was replaced on each side of the remote module, and one in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in (self.first, self.body, self.last):
+            module.forward = averaged(module.forward)
+
+
+class TaughtBody(Body):
+    """Adds what a teacher says that is no part of the model."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        super().__init__()
+        self.teacher = [teacher]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) + self.teacher[0](x).detach()
+
+
+class Taught(Net):
+    """A teacher that follows a layer of the root, and that the root asks."""
+
+    def __init__(self, body: nn.Module | None = None, teacher: nn.Module | None = None) -> None:
+        super().__init__(body)
+        self.teacher = [teacher or nn.Linear(WIDTH, WIDTH).double()]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            teacher = self.teacher[0].parameters()
+            for mine, theirs in zip(self.first.parameters(), teacher, strict=True):
+                theirs.mul_(0.9).add_(0.1 * mine)
+        return super().forward(x) + self.teacher[0](x).detach()
+
+
+def taught_in_both(teacher: nn.Module) -> nn.Module:
+    return Taught(TaughtBody(teacher), teacher)
+
+
+class WritesArray(Body):
+    def forward(self, x: torch.Tensor, counts: Any = None) -> Any:
+        y = super().forward(x)
+        counts[-1] += float(y.detach().mean())
+        return y
+
+
+class PassesArray(Net):
+    """Passes an array along, of more than a mebibyte."""
+
+    def __init__(self) -> None:
+        super().__init__(WritesArray())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        counts = numpy.zeros(150_000)
+        y = self.body(self.body(self.first(x), counts), counts)
+        return self.last(y) * (1 + float(counts[-1]))
+
+
+class ReturnsTable(Body):
+    """Returns what it keeps, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(WIDTH).double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) * self.table.clone(), self.table
+
+
+class WritesResult(Net):
+    """Writes into what a module keeps and has returned, from a later step on."""
+
+    def __init__(self) -> None:
+        super().__init__(ReturnsTable())
+        self.rate = 0.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y, table = self.body(self.first(x))
+        if self.rate:
+            table.mul_(1.01)
+        return self.last(y)
+
+
 # --- loops ----------------------------------------------------------------------------------------
 
 
@@ -734,6 +876,20 @@ def changes_rate(job: Job, model: Any) -> list[float]:
         for module in model.modules():
             if isinstance(module, Drop):
                 module.rate = 0.1 * step
+        optimizer.zero_grad()
+        losses += train(model, *batch(step))
+        optimizer.step()
+    return losses
+
+
+def begins_late(job: Job, model: Any) -> list[float]:
+    """Switch on in the fifth step what modules do at a rate."""
+    optimizer, train = job.optimizer(adam(model)), job.step(squares)
+    losses = []
+    for step in range(7):
+        for module in model.modules():
+            if hasattr(module, "rate"):
+                module.rate = float(step >= 4)
         optimizer.zero_grad()
         losses += train(model, *batch(step))
         optimizer.step()
@@ -821,6 +977,14 @@ PROGRAMS: dict[str, Program] = {
     "features by hooks": Program(Hooked),
     "features by hooks of both partitions": Program(Hooked, ("body.1",)),
     "gradients reversed by a hook": Program(ScalesGradients),
+    "notes in variables of an outer function": Program(Noted, loop=begins_late),
+    "forwards replaced by closures": Program(Averaged),
+    "teacher in a list": Program(Taught),
+    "teacher of two partitions in a list": Program(
+        lambda: taught_in_both(nn.Linear(WIDTH, WIDTH).double())
+    ),
+    "large array that is passed along": Program(PassesArray),
+    "result that is written late": Program(WritesResult, loop=begins_late),
     "spectral norm": Program(Spectral),
     "weight norm": Program(WeightNorm),
     "tied weights": Program(Tied),

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -89,16 +90,22 @@ def test_a_gradient_in_the_step_function_is_refused() -> None:
         run_ranks(2, attacks)
 
 
+def warnings() -> list[str]:
+    """Return a list that gets what the library warns of from now on."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("smdistributed.modelparallel").addHandler(handler)
+    return said
+
+
 def differs() -> list[str]:
     """Return what a rank says of a model that keeps a list on one rank and a
     dictionary on the other.
     """
     import smdistributed.modelparallel.torch as smp
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("smdistributed.modelparallel").addHandler(handler)
+    said = warnings()
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model = idioms.Root(idioms.Notes(), lambda self, x: self.c(self.b(self.a(x)))).double()
     notes: Any = [] if smp.rank() == 0 else {}
@@ -117,3 +124,72 @@ def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
         "attribute 'notes' of module b (Notes): something in it is of another kind on another rank"
         in root[0]
     )
+
+
+def keeps_arrays() -> list[str]:
+    """Return what the root's rank warns of: it has two arrays of 65 MiB, and one is read-only."""
+    import smdistributed.modelparallel.torch as smp
+
+    said = warnings()
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model: Any = idioms.Root(idioms.Layer(), lambda self, x: self.c(self.b(self.a(x)))).double()
+    constant = numpy.zeros(65 << 20, numpy.uint8)
+    constant.flags.writeable = False
+    model.constant, model.bank = constant, numpy.zeros(65 << 20, numpy.uint8)
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+    assert equality.compare(model, squares, rows, owner=owner).largest <= 1e-9
+    smp.barrier()
+    return said
+
+
+def test_an_array_that_is_too_large_to_be_compared_is_said_once() -> None:
+    root, _ = run_ranks(2, keeps_arrays)
+    assert len(root) == 1, root
+    assert root[0].startswith("attribute 'bank' of module the root module (Root) has an array of")
+
+
+def notebook() -> Callable[[torch.Tensor], None]:
+    seen: list[Any] = []
+    last: dict[str, Any] = {}
+    calls = 0
+
+    def note(value: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        seen.append(value.detach().mean())
+        last["value"] = value
+
+    return note
+
+
+NOTE = notebook()
+
+
+class NotesInClosure(idioms.Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        NOTE(y)
+        return y
+
+
+class RootNotesInClosure(idioms.Root):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        NOTE(y)
+        return y
+
+
+def notes_in_closure() -> list[str]:
+    import smdistributed.modelparallel.torch as smp
+
+    said = warnings()
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model = RootNotesInClosure(NotesInClosure(), lambda self, x: self.c(self.b(self.a(x))))
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+    assert equality.compare(model.double(), squares, rows, owner=owner).largest <= 1e-9
+    smp.barrier()
+    return said
+
+
+def test_what_is_only_noted_in_a_closure_does_not_put_microbatches_in_turn() -> None:
+    assert run_ranks(2, notes_in_closure) == [[], []]

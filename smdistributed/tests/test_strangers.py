@@ -15,7 +15,10 @@ from jobs import BY_HAND, forget
 from ranks import run_ranks
 from strangers import MICROBATCHES, PROGRAMS, Job
 
-REFUSED: dict[str, str] = {}
+REFUSED = {
+    "teacher of two partitions in a list": "is on another partition, and was written in place",
+    "result that is written late": "keeps what it returned, and its caller wrote to that",
+}
 """Programs that are refused, and what the error says."""
 
 

@@ -273,7 +273,7 @@ class Arguments:
             if not containers.same(now, before):
                 cells.append((number, now))
         for number, (leaf, state) in enumerate(self.leaves, len(self.cells)):
-            if containers.state(leaf) != state:
+            if containers.state(leaf, state) is not state:
                 cells.append((number, containers.value(leaf)))
         return tensors, cells
 

@@ -13,6 +13,7 @@ it has left the rank: then those of the next step do not overlap either.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -35,7 +36,7 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import flatten, tensors_in
 
 from . import running, variables
-from .outside import HOOKS, Outside, package
+from .outside import HOOKS, Outside, hooks_of, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
 
@@ -385,8 +386,10 @@ class Views:
         self._places: dict[Key, Any] = {}
         self._keys: dict[int, Key] = {}
         self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
+        self._kept: set[int] = set()
         self._weak: list[tuple[int, str, Any]] = []
         self._hooks: dict[int, int] = {}
+        self._all_hooks: list[int] = []
         self._replaced: dict[tuple[type, str], bool] = {}
         self._log: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
         self._known: dict[tuple[int, bool], set[Stamp]] = {}
@@ -406,6 +409,7 @@ class Views:
         self._stays_in_turn: set[str] = set()
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
+        self._too_large: set[Key] = set()
         self._locals: list[_Slot] = []
         self._returned: collections.Counter[Turn] = collections.Counter()
         self._moving: set[tuple[int, str]] = set()
@@ -414,7 +418,8 @@ class Views:
 
     def install(self, modules: list[nn.Module], owner: list[int]) -> None:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
-        self._modules, self._owner, self._outside = modules, owner, Outside(modules)
+        self._modules, self._owner = modules, owner
+        containers.Settings.model = set(map(id, modules))
         self._numbers = {id(module): number for number, module in enumerate(modules)}
         for known in (
             self._steps,
@@ -436,11 +441,20 @@ class Views:
             for name, buffer in module._buffers.items()  # noqa: SLF001
             if buffer is not None
         )
+        self._look_at_code()
+
+    def _look_at_code(self) -> None:
+        """Look at the code of the modules, and of the hooks that they have."""
+        self._outside = Outside(self._modules)
+        self._all_hooks = self._hooks_now()
         # Reads of these are seen from the first step on, whenever they are first written.
-        for number, module in enumerate(modules):
+        for number, module in enumerate(self._modules):
             for name in self._outside.written & module.__dict__.keys() - _PRIVATE:
                 if not hasattr(getattr(type(module), name, None), "__set__"):
                     self._hot.add((number, name))
+
+    def _hooks_now(self) -> list[int]:
+        return [id(hook) for module in self._modules for hook in hooks_of(module)]
 
     def draws(self) -> set[str]:
         """Return the packages whose generators the code of the modules names."""
@@ -459,6 +473,8 @@ class Views:
         if late and function not in self._said:
             self._said.add(function)
             _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
+        if self._hooks_now() != self._all_hooks:
+            self._look_at_code()
         self._entered.clear()
         self._left.clear()
         self._returned.clear()
@@ -507,6 +523,7 @@ class Views:
             and not buffer.is_inference()
             if id(buffer) not in whole
         ]
+        self._kept = {id(buffer) for _, _, buffer, _ in self._buffers}
         self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
         if self._learns:
             roots = (
@@ -704,9 +721,9 @@ class Views:
         containers and objects.
         """
         for leaf in self._leaves:
-            now = leaf.now(in_turn=self._in_turn)
+            now = leaf.now()
             visit = (self.here(), self._returned[turn])
-            before, written_in, changed = leaf.writer, leaf.visit, now != leaf.state
+            before, written_in, changed = leaf.writer, leaf.visit, now is not leaf.state
             if changed:
                 leaf.writer, leaf.visit, leaf.state = turn, visit, now
                 self._check_owner(leaf)
@@ -1332,18 +1349,14 @@ class Views:
         return found - set(map(id, tensors_in(others))) if found else found
 
     def lent(self, result: Any) -> tuple[int, ...]:
-        """Return the numbers of the tensors and containers in a result that modules keep.
-
-        First steps show them.
-        """
-        kept = (
-            {*self._cells, *(id(buffer) for _, _, buffer, _ in self._buffers)}
-            if self._learns
-            else ()
-        )
-        return (
-            tuple(n for n, each in enumerate(_inside(result)) if id(each) in kept) if kept else ()
-        )
+        """Return the numbers of the tensors and containers in a result that modules keep."""
+        if isinstance(result, torch.Tensor):
+            return (0,) if id(result) in self._kept else ()
+        found = []
+        for number, each in enumerate(_inside(result)):
+            if id(each) in self._cells or id(each) in self._kept:
+                found.append(number)
+        return tuple(found)
 
     def borrow(self, result: Any, numbers: Sequence[int], title: str) -> None:
         """Look at what of a result its module keeps: whoever writes to it is told."""
@@ -1393,6 +1406,7 @@ class Views:
         would one to a tensor in an attribute of a module of another rank.
         """
         found: dict[int, _Leaf] = {}
+        weights = {id(each) for module in self._modules for each in module._parameters.values()}  # noqa: SLF001
         for number, module in enumerate(self._modules):
             mine = self._owner[number] == self.me
             own = module.__dict__
@@ -1401,16 +1415,40 @@ class Views:
                 named += [*own["_parameters"].items(), *own["_buffers"].items()]
             for name, value in named:
                 for place, each in enumerate(containers.leaves(value, package(type(module)))):
-                    if not self._in_turn and not _is_cheap(each):
+                    # What a step writes into the weights of a teacher counts, too.
+                    of_others = isinstance(each, nn.Parameter) and id(each) not in weights
+                    if not self._in_turn and not (_is_cheap(each) or of_others):
                         continue
                     if not mine and not _is_shared(each):
                         continue
                     held = found.setdefault(id(each), _Leaf((number, name, place, _LEAF), each))
                     held.elsewhere |= not mine
                     held.direct |= each is value and (name in own or name in own["_buffers"])
+        # torch counts no write to a tensor's `data`, or to an array of its memory.
+        uncounted = any(map(self._outside.reads, ("data", "numpy")))
         for leaf in found.values():
-            leaf.state = leaf.now(in_turn=self._in_turn)
+            self._warn_of_size(leaf)
+            leaf.by_values = self._in_turn or (uncounted and leaf.travels())
+            leaf.state = leaf.now()
             yield leaf
+
+    def _warn_of_size(self, leaf: _Leaf) -> None:
+        """Say once that an array is so large that writes to it are not seen."""
+        place = leaf.key[:2]
+        if not containers.is_buffer(leaf.value) or place in self._too_large:
+            return
+        octets = containers.size(leaf.value)
+        if octets <= containers.LARGEST or containers.is_constant(leaf.value):
+            return
+        self._too_large.add(place)
+        _log.warning(
+            "%s has an array of %d MiB: above %d MiB what a step writes into it is not seen. It"
+            " would stay on its rank, and microbatches would not wait for it. Make it a torch"
+            " tensor, or read-only (array.flags.writeable = False).",
+            self._leaf_title(leaf),
+            octets >> 20,
+            containers.LARGEST >> 20,
+        )
 
     def _look(self) -> Iterator[tuple[Key, Any]]:
         """Yield the containers that modules hold, each once."""
@@ -1434,6 +1472,8 @@ _NEW = "new"
 """In the place of the way to a container that was made in the present step: it
 goes along with its attribute.
 """
+_LARGEST_PARAMETER = 1 << 18
+"""Bytes of a frozen parameter whose values are compared, as torch does not count all writes."""
 _LEAF = "leaf"
 """At the end of the key of a tensor, an array or another object that is no container."""
 _MOST = 256
@@ -1467,8 +1507,8 @@ def _is_cheap(leaf: Any) -> bool:
     """
     if isinstance(leaf, nn.Parameter):
         return False
-    kinds = (torch.Tensor, bytearray, itertools.count, types.GeneratorType)
-    return isinstance(leaf, kinds) or type(leaf).__name__ == "ndarray"
+    kinds = (torch.Tensor, bytearray, array.array, itertools.count, types.GeneratorType)
+    return isinstance(leaf, kinds) or containers.is_array(leaf)
 
 
 def _is_shared(leaf: Any) -> bool:
@@ -1490,6 +1530,7 @@ class _Leaf:
         direct: It is an attribute of a module, so that reads of it are seen.
         writer: The microbatch that wrote it last.
         visit: What that ran then, and how many calls of other ranks it had made.
+        by_values: The values of a tensor are compared, and not only its version.
         state: What was seen of it last.
     """
 
@@ -1497,6 +1538,7 @@ class _Leaf:
     value: Any
     elsewhere: bool = False
     direct: bool = False
+    by_values: bool = False
     writer: Turn | None = None
     visit: tuple[Key, int] | None = None
     state: Any = None
@@ -1517,13 +1559,15 @@ class _Leaf:
             return False
         return self.elsewhere or not self.direct
 
-    def now(self, *, in_turn: bool) -> Any:
-        """Return what is seen of it now: of a tensor its version, and where
-        microbatches run in turn its sum.
-        """
-        if isinstance(self.value, torch.Tensor) and not in_turn:
-            return None if self.value.is_inference() else self.value._version  # noqa: SLF001
-        return containers.state(self.value)
+    def now(self) -> Any:
+        """Return what is seen of it now. The same object as before: it was not written."""
+        if isinstance(self.value, torch.Tensor) and not self.by_values:
+            now = None if self.value.is_inference() else self.value._version  # noqa: SLF001
+            return self.state if now == self.state else now
+        # A copy of each frozen weight would cost too much memory.
+        frozen = isinstance(self.value, nn.Parameter)
+        limit = _LARGEST_PARAMETER if frozen else containers.LARGEST
+        return containers.state(self.value, self.state, limit)
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -1539,8 +1583,9 @@ def _held(module: nn.Module) -> dict[str, Any]:
 def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
     """Yield what a module holds, with names: its attributes, and what its hooks have in hand."""
     for name, value in list(module.__dict__.items()):
-        if name not in _PRIVATE and not name.startswith("_smp"):
-            yield name, value
+        if type(value) in containers.ATOMS or name in _PRIVATE or name.startswith("_smp"):
+            continue
+        yield name, value
     yield from outside.of(module)
     for kind in HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):

@@ -2,9 +2,9 @@
 user's step function as its clients.
 
 Every rank runs the user's step function on each microbatch. Where that calls a module of another
-rank, the arguments go there, and the context waits (remote_calls.py). The owner runs the module
-and sends the result back, later the gradients (module_server.py). What the root module returns
-goes to all ranks (outputs.py). scheduler.py decides what runs when.
+rank, the arguments go there, and the context waits (remote_calls.py). The owner runs the module and
+sends the result back, later the gradients (module_server.py). What the root module returns goes to
+all ranks (outputs.py). scheduler.py decides what runs when.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ and how the change goes to a copy.
 
 from __future__ import annotations
 
+import array
 import collections
 import collections.abc
 import contextlib
@@ -16,10 +17,11 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _SEQUENCES = (list, collections.deque)
 WHOLE = (
@@ -58,27 +60,19 @@ _LEAVES = (
     random.Random,
     itertools.count,
     bytearray,
+    array.array,
 )
-_SUMMED = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.bool,
-}
-_SMALL = 1 << 16
+LARGEST = 1 << 26
+"""Bytes of an array or a tensor. What is written to a larger one without a word is not seen."""
 _STDLIB = sysconfig.get_path("stdlib")
-_DATA_DEPTH = 8
-"""Levels of containers in an attribute of an object of an installed class."""
 _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
 LARGE = 4096
 """Containers with more items than this are not compared whenever a microbatch ends or waits."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that do not change, and are cheap to send."""
 
-
+ATOMS = frozenset(PLAIN)
+"""The same, to be asked for the type of a value: a subclass may have attributes."""
 _NOTHING_INSIDE = {*PLAIN, torch.Tensor}
 
 
@@ -126,7 +120,7 @@ class Names:
 
         One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out.
         """
-        space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
+        space = self._space()
         found: dict[str, Any] = {}
         held: dict[int, Held] = {}
         for name in self.names:
@@ -142,10 +136,7 @@ class Names:
     def put(self, value: dict[str, Any]) -> None:
         """Set the values, and delete the names that have none."""
         for name in self.get().keys() - value.keys():
-            if isinstance(self.holder, dict):
-                self.holder.pop(name)
-            else:
-                delattr(self.holder, name)
+            self._delete(name)
         for name, each in value.items():
             if isinstance(each, Held):
                 self._held[id(each.value)] = each
@@ -163,6 +154,15 @@ class Names:
         stayed = [name for name, each in value.items() if each is ELSEWHERE]
         return found if all(isinstance(found[name], Held) for name in stayed) else None
 
+    def _space(self) -> Mapping[str, Any]:
+        return self.holder if isinstance(self.holder, dict) else vars(self.holder)
+
+    def _delete(self, name: str) -> None:
+        if isinstance(self.holder, dict):
+            self.holder.pop(name)
+        else:
+            delattr(self.holder, name)
+
     def _set(self, name: str, value: Any) -> None:
         if isinstance(self.holder, dict):
             self.holder[name] = value
@@ -170,6 +170,37 @@ class Names:
             there.default = value
         else:
             setattr(self.holder, name, value)
+
+
+class Enclosed(Names):
+    """A variable of an outer function, as a container."""
+
+    holder: types.CellType
+
+    def __init__(self, holder: types.CellType, name: str) -> None:
+        super().__init__(holder, frozenset([name]))
+
+    def _space(self) -> Mapping[str, Any]:
+        value = content_of(self.holder)
+        return {} if value is UNSET else {self.names[0]: value}
+
+    def _delete(self, name: str) -> None:  # noqa: ARG002  there is but one
+        del self.holder.cell_contents
+
+    def _set(self, name: str, value: Any) -> None:  # noqa: ARG002  there is but one
+        self.holder.cell_contents = value
+
+
+UNSET = type("Unset", (), {})
+"""In the place of the value of a variable that has none yet."""
+
+
+def content_of(cell: types.CellType) -> Any:
+    """Return the value of a variable of an outer function."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return UNSET
 
 
 def _is_object(value: Any) -> bool:
@@ -195,6 +226,8 @@ class Settings:
 
     known: ClassVar[dict[int, Settings | Local | Written]] = {}
     """Those of the present step, by the identity of the object."""
+    model: ClassVar[set[int]] = set()
+    """The identities of the modules of the model. Another module is an object like others."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
@@ -274,8 +307,8 @@ class Written:
 
     def get(self) -> dict[str, Any]:
         """Return a copy of the values: the same one until they are written."""
-        now = state(self.holder)
-        if not self._content or now != self._state:
+        now = state(self.holder, self._state)
+        if not self._content or now is not self._state:
             self._state, self._content = now, {"value": _copied(self.holder)}
         return dict(self._content)
 
@@ -292,6 +325,17 @@ def _copied(leaf: Any) -> Any:
 def held(cell: Any) -> Any:
     """Return the object that a container stands for."""
     return cell.holder if isinstance(cell, Settings | Local | Written) else cell
+
+
+def is_outside(value: Any) -> bool:
+    """Return whether a value is a module that is not of the model, such as a teacher in a list."""
+    if not isinstance(value, torch.nn.Module) or id(value) in Settings.model:
+        return False
+    return type(value).__module__.partition(".")[0] != "smdistributed"
+
+
+_OF_TORCH = frozenset(torch.nn.Module().__dict__)
+"""Attributes of a module that are torch's."""
 
 
 def has_settings(value: Any) -> bool:
@@ -317,28 +361,33 @@ def _nested(value: Any) -> list[Any]:
         elif type(each) in BUILTIN:
             # A writer has lists of files and of other writers. Such a list is
             # left alone, as the writer is.
-            if _is_data(each, 0):
+            if _is_data(each):
                 found.append(each)
         elif has_settings(each) and _are_alike(type(each), type(value)):
             found.append(each)
     return found
 
 
-def _is_data(value: Any, depth: int) -> bool:
+def _is_data(value: Any) -> bool:
     """Return whether a container has only plain values, tensors, arrays and
     other such containers in it.
     """
-    if isinstance(value, types.SimpleNamespace) or depth > _DATA_DEPTH:
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    for kind in set(map(type, inside)) - set(PLAIN):
-        if (
-            kind not in BUILTIN
-            and not issubclass(kind, torch.Tensor)
-            and kind.__name__ != "ndarray"
-        ):
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, types.SimpleNamespace):
             return False
-    return all(_is_data(each, depth + 1) for each in inside if type(each) in BUILTIN)
+        inside = each.values() if isinstance(each, dict) else each
+        kinds: set[Any] = set(map(type, inside))
+        for kind in kinds - {*PLAIN, *BUILTIN}:
+            if not issubclass(kind, torch.Tensor) and not _is_array_kind(kind):
+                return False
+        todo += [item for item in inside if type(item) in BUILTIN]
+    return True
 
 
 def _are_alike(one: type, other: type) -> bool:
@@ -386,12 +435,8 @@ def writable(leaf: Any) -> bool:
     """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and
     generators of numbers.
     """
-    kinds = (torch.Generator, random.Random, bytearray)
-    return (
-        isinstance(leaf, kinds)
-        or hasattr(leaf, "bit_generator")
-        or type(leaf).__name__ == "ndarray"
-    )
+    kinds = (torch.Generator, random.Random, bytearray, array.array)
+    return isinstance(leaf, kinds) or hasattr(leaf, "bit_generator") or is_array(leaf)
 
 
 def value(leaf: Any) -> Any:
@@ -416,9 +461,9 @@ def assign(cell: Any, value: Any) -> None:
         cell.setstate(value)
     elif hasattr(cell, "bit_generator"):
         cell.bit_generator.state = value
-    elif isinstance(cell, bytearray):
+    elif isinstance(cell, bytearray | array.array):
         cell[:] = value
-    elif type(cell).__name__ == "ndarray":
+    elif is_array(cell):
         cell[...] = value
     elif isinstance(cell, list):
         cell[:] = value
@@ -450,7 +495,7 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         package: Of objects of other installed packages, such as a configuration, a log or a writer,
             only plain attributes are looked at; empty: they are as all others.
     """
-    if isinstance(value, WHOLE):
+    if type(value) in ATOMS:
         return
     seen: set[int] = set()
     todo = [iter([value])]
@@ -459,11 +504,20 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         if each is todo:
             todo.pop()
             continue
-        if isinstance(each, WHOLE) or id(each) in seen:
+        kind: Any = type(each)
+        if kind in ATOMS or id(each) in seen or _is_array_kind(kind):
             continue
         seen.add(id(each))
-        kind: Any = type(each)
-        if kind is Names:
+        if package and is_outside(each):
+            yield Settings.of(each)
+            todo.append(
+                iter([value for name, value in vars(each).items() if name not in _OF_TORCH])
+            )
+            todo.append(iter(list(vars(each)["_modules"].values())))
+            continue
+        if isinstance(each, WHOLE):
+            continue
+        if isinstance(each, Names):
             yield each
         elif isinstance(each, threading.local):
             if package:  # one among the arguments of a call is that of the caller's thread
@@ -492,7 +546,12 @@ def leaves(value: Any, package: str) -> Iterator[Any]:
         yield value
     for cell in cells(value, package):
         # Of an object of an installed class only plain attributes are its content.
-        inside = vars(cell.holder).values() if isinstance(cell, Settings) else items(content(cell))
+        inside = list(items(content(cell)))
+        if isinstance(cell, Settings):
+            inside = list(vars(cell.holder).values())
+            if isinstance(cell.holder, torch.nn.Module):
+                inside += cell.holder._buffers.values()  # noqa: SLF001
+                inside += cell.holder._parameters.values()  # noqa: SLF001
         for item in inside:
             if is_leaf(item):
                 yield item
@@ -501,21 +560,114 @@ def leaves(value: Any, package: str) -> Iterator[Any]:
 def is_leaf(value: Any) -> bool:
     """Return whether a value is no container, and can be written in place."""
     kind: Any = type(value)
+    if kind in ATOMS:
+        return False
     iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
-    return iterates or isinstance(value, _LEAVES) or kind.__module__.partition(".")[0] == "numpy"
+    of_numpy = kind.__module__.partition(".")[0] == "numpy" or is_array(value)
+    return iterates or isinstance(value, _LEAVES) or of_numpy
 
 
-def state(leaf: Any) -> Any:
-    """Return what changes when a leaf is written, as far as that can be seen without much work."""
+def is_array(value: Any) -> bool:
+    """Return whether a value is one of numpy's arrays."""
+    kind: Any = type(value)
+    return _is_array_kind(kind)
+
+
+@functools.lru_cache(4096)
+def _is_array_kind(kind: Any) -> bool:
+    bases = [(base.__module__, base.__name__) for base in kind.__mro__]
+    return ("numpy", "ndarray") in bases
+
+
+def state(leaf: Any, then: Any = None, limit: int | None = None) -> Any:
+    """Return what is another object after a leaf was written.
+
+    Args:
+        leaf: The leaf.
+        then: What this returned before. The same object comes back if nothing was written.
+        limit: The bytes of an array or a tensor above which its values are not compared.
+    """
     if isinstance(leaf, torch.Tensor):
-        # torch does not count what is written to a tensor's `data`.
-        small = (
-            not leaf.requires_grad and leaf.layout is torch.strided and 0 < leaf.numel() <= _SMALL
+        return _state_of_tensor(leaf, then, limit)
+    if is_array(leaf):
+        return _state_of_array(leaf, then, limit)
+    if is_buffer(leaf) and limit is not None and size(leaf) > limit:
+        return None
+    now = _state_of_other(leaf)
+    return then if then == now else now
+
+
+def is_buffer(leaf: Any) -> bool:
+    """Return whether a leaf has values that nothing counts the writes of."""
+    return isinstance(leaf, bytearray | array.array) or is_array(leaf)
+
+
+def is_constant(values: Any) -> bool:
+    """Return whether an array cannot be written, and is no view of one that can."""
+    return is_array(values) and not values.flags.writeable and not is_array(values.base)
+
+
+def size(leaf: Any) -> int:
+    """Return the bytes of a tensor, an array or a bytearray."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.numel() * leaf.element_size()
+    return memoryview(leaf).nbytes if not is_array(leaf) else int(leaf.nbytes)
+
+
+def _state_of_tensor(tensor: torch.Tensor, then: Any, limit: int | None) -> Any:
+    """Return the version of a tensor, and a copy of its values: torch does not
+    count what is written to a tensor's `data`.
+    """
+    version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
+    if not _has_values(tensor) or (limit is not None and size(tensor) > limit):
+        now = (version, None)
+        return then if then == now else now
+    if then is not None and then[0] == version and _are_same_bits(tensor, then[1]):
+        return then
+    return version, tensor.detach().clone()
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    if tensor.requires_grad or tensor.is_meta or tensor.is_quantized:
+        return False
+    return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+
+
+_OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Return whether two tensors have the same values; a NaN is the same as itself."""
+    if other is None or one.dtype != other.dtype:
+        return False
+    one, other = one.detach(), other.detach()
+    if one.is_complex():
+        one, other = (
+            torch.view_as_real(one.resolve_conj()),
+            torch.view_as_real(other.resolve_conj()),
         )
-        total = (
-            leaf.detach().sum(dtype=torch.float64).item() if small and leaf.dtype in _SUMMED else 0
-        )
-        return None if leaf.is_inference() else leaf._version, total  # noqa: SLF001
+    kind = _OF_WIDTH[one.element_size()]
+    return torch.equal(one.view(kind), other.view(kind))
+
+
+def _state_of_array(values: Any, then: Any, limit: int | None) -> Any:
+    """Return a copy of the values of one of numpy's arrays."""
+    if is_constant(values) or (limit is not None and values.nbytes > limit):
+        return None
+    numpy = sys.modules["numpy"]
+    kind = values.shape, values.dtype
+    if values.dtype.hasobject:
+        objects = list(values.flat)
+        if then is not None and then[0] == kind and same(then[1], objects):
+            return then
+        return kind, objects
+    octets = numpy.ascontiguousarray(values).reshape(-1).view(numpy.uint8)
+    if then is not None and then[0] == kind and numpy.array_equal(then[1], octets):
+        return then
+    return kind, octets.copy()
+
+
+def _state_of_other(leaf: Any) -> Any:
     if isinstance(leaf, types.FunctionType):
         return [*map(_mark, (*vars(leaf).values(), *enclosed(leaf)))]
     if isinstance(leaf, torch.Generator):
@@ -533,10 +685,9 @@ def state(leaf: Any) -> Any:
     if hasattr(leaf, "bit_generator"):
         return repr(leaf.bit_generator.state)
     try:
-        view = memoryview(leaf)
+        return memoryview(leaf).tobytes()
     except (TypeError, ValueError):
         return None
-    return view.tobytes() if view.nbytes <= _SMALL else None
 
 
 def _mark(item: Any) -> Any:
