@@ -29,10 +29,10 @@ from .job.topology import CommGroup, Topology
 from .partitioning import placement
 from .pipeline.runtime import Runtime, present, use
 from .sharding import mesh
-from .wire.connect import START_SECONDS, connect
-from .wire.payload import GroupPayload
-from .wire.transport import Transport
-from .wire.watch import Failure, Watch
+from .transport.connect import START_SECONDS, connect
+from .transport.failure_watch import Failure, Watch
+from .transport.payload import GroupPayload
+from .transport.transport import Transport
 
 GROUP_MINUTES = 10
 """How long a collective of the process groups may take."""

@@ -40,13 +40,13 @@ from .partitioning.tracing import (
 from .pipeline import own_passes
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
-from .sharding.outside import whole
-from .sharding.passes import Passes
+from .sharding.gradient_reduction import Passes
+from .sharding.misuse import whole
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
 from .training.precision import LossScaler
 from .training.state_dicts import PARTIAL, StateDict
-from .wire import nested
+from .transport import pytrees
 
 Hook = Callable[["DistributedModel", Any], Any]
 
@@ -213,7 +213,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """
         if self._half is None:
             return values
-        return nested.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+        return pytrees.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
     def backward(
         self,
@@ -413,7 +413,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if gpu is not None:
             target = gpu if self._trace_device == "gpu" else torch.device("cpu")
             self.module.to(target)
-            args, kwargs = nested.mapped(lambda t: t.to(target), (args, dict(kwargs)))
+            args, kwargs = pytrees.mapped(lambda t: t.to(target), (args, dict(kwargs)))
         return trace_forward(self.module, args, kwargs, seconds=self._seconds)
 
     def _dtype(self) -> torch.dtype | None:

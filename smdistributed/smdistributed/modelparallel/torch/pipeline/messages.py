@@ -15,9 +15,9 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import Tree
 
 from .caches import is_cache
+from .module_state import NOTHING, Notes
 from .recompute import Again
 from .threadstate import Flags
-from .views import NOTHING, Notes
 
 CallId = tuple[int, int]
 """The rank that called a remote module, and the number of the call on that rank."""

@@ -12,15 +12,15 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, tensors_in, unflatten
 
 from . import own_passes, variables
-from .contexts import Context
 from .messages import Arguments, Backward, Forward, Gradients, Hop, Outputs, Result, beside
+from .microbatch_threads import Context
+from .module_state import NOTHING, Notes
 from .modules import run_children
-from .port import TWICE, Port
 from .randomness import place
+from .rank_state import TWICE, Port
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
 from .threadstate import capture
-from .views import NOTHING, Notes
 
 
 class Fresh(torch.autograd.Function):

@@ -36,7 +36,7 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import flatten, tensors_in
 
 from . import running, variables
-from .outside import HOOKS, Outside, hooks_of, package
+from .global_state import HOOKS, Outside, hooks_of, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .tails import returned_modules
+from .tail_calls import returned_modules
 
 
 class Segment(NamedTuple):

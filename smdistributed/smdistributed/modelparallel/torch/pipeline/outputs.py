@@ -12,9 +12,9 @@ from smdistributed.modelparallel.torch.transport.pytrees import flatten, unflatt
 
 from .caches import hollow
 from .messages import Backward, Hop, NotStarted, Outputs, beside
-from .port import Port
+from .module_server import Server, fresh
+from .rank_state import Port
 from .scheduler import FORWARD
-from .serving import Server, fresh
 
 
 class Model:

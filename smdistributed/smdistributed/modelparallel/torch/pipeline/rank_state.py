@@ -13,7 +13,7 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError
 from smdistributed.modelparallel.torch.transport.transport import Transport
 
-from .contexts import Context
+from .microbatch_threads import Context
 from .modules import Modules
 from .scheduler import Scheduler
 

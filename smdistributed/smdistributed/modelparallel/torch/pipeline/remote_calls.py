@@ -17,14 +17,14 @@ from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, t
 
 from . import variables
 from .caches import trimmed
-from .contexts import Context
 from .messages import Arguments, Backward, CallId, Forward, Mode, beside
+from .microbatch_threads import Context
+from .module_state import Notes
 from .modules import run_children
-from .port import TWICE, Port
 from .randomness import draw
+from .rank_state import TWICE, Port
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
-from .views import Notes
 
 
 class RemoteCall:

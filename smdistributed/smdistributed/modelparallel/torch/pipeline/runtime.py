@@ -21,15 +21,15 @@ from smdistributed.modelparallel.torch.exceptions import PeerError, StepError, s
 from smdistributed.modelparallel.torch.job.config import Config
 from smdistributed.modelparallel.torch.transport.transport import Gone, Item, Transport
 
-from .calls import Caller
-from .contexts import Key
 from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
+from .microbatch_threads import Key
+from .module_server import Server
 from .modules import Modules
 from .outputs import Model
-from .port import GONE, Port
 from .randomness import Streams
+from .rank_state import GONE, Port
+from .remote_calls import Caller
 from .scheduler import Scheduler, Step
-from .serving import Server
 from .threadstate import Home, capture
 
 __all__ = ["Runtime", "present", "use"]

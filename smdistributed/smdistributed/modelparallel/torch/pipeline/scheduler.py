@@ -29,11 +29,11 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.inbox import Inbox
 from smdistributed.modelparallel.torch.transport.transport import Item
 
-from .contexts import Context, Key, Seat, Worker
+from .microbatch_threads import Context, Key, Seat, Worker
+from .module_state import Turn, Views
 from .randomness import Streams, place
 from .threadstate import Applied, Flags, Home
 from .variables import Kept, title
-from .views import Turn, Views
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
 """Why a context is ready: a forward got its answer; a backward; a request; a microbatch."""

@@ -11,8 +11,8 @@ from torch import nn
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport import pytrees
 
+from .misuse import whole
 from .order import Order
-from .outside import whole
 
 __all__ = ["Passes"]
 

@@ -22,7 +22,7 @@ from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.transport import pytrees
 
 from . import mesh
-from .outside import Inside
+from .misuse import Inside
 
 __all__ = ["Order"]
 
