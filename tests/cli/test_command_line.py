@@ -122,7 +122,8 @@ def test_list_filters_by_state(state: str, call: Call) -> None:
 
 def test_the_first_column_of_the_list_names_a_target_for_every_command(call: Call) -> None:
     names = [line.split()[0] for line in call("--list", "--all").stdout.splitlines()[1:]]
-    for name in names[:: len(names) // 5]:
+    # That each name is one: test_every_target_has_a_name_and_a_command_of_its_own.
+    for name in (names[0], names[-1]):
         assert [line.split()[0] for line in call("--list", name).stdout.splitlines()[1:]] == [name]
         for words in ((name,), ("build", name)):
             assert call(*words, "--until", "plan").stdout.startswith(f"{name}\n")

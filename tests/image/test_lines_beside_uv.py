@@ -423,6 +423,9 @@ def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
         monkeypatch.delenv(variable)
     for variable, value in variables(index, private, tmp_path).items():
         monkeypatch.setenv(variable, value)
+    # A Python without pip, as uv makes them: then its settings are these variables, and no pip has
+    # to start for each row. What pip says of them: launcher/tests/test_launcher_pip_files.py.
+    monkeypatch.setitem(sys.modules, "pip", None)
     file = written(row, folder, index, private)
     if row.refused:
         with pytest.raises((ExtendError, LockError)) as caught:
