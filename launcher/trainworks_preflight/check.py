@@ -319,26 +319,36 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
 def _as_json(result: Result, redactor: Redactor | None) -> str:
     """Return the whole result as JSON text."""
     hidden = redactor.text if redactor else str
-    sent: dict[str, Json] = {}
-    for name, value in result.hyperparameters.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        shown = redactor.value(name, text) if redactor else text
-        sent[name] = value if shown == text else shown  # its type is kept where there is no secret
+    redacted = [problem._replace(what=hidden(problem.what)) for problem in result.problems]
     document: dict[str, Json] = {
         "ready": not result.problems,
-        "problems": [
-            {**problem._asdict(), "what": hidden(problem.what)} for problem in result.problems
-        ],
+        "problems": [dict(problem._asdict()) for problem in redacted],
         "warnings": [hidden(warning) for warning in result.warnings],
-        "hyperparameters": sent,
-        "plans": [
-            (plan.redacted(redactor) if redactor else plan).document() for plan in result.plans
-        ],
+        "hyperparameters": _redacted(result.hyperparameters, redactor),
+        "plans": [plan.document() for plan in _redacted_plans(result, redactor)],
         "advice": [dict(piece._asdict()) for piece in result.advice],
         "tips": [{"text": tip.text, "link": tip.link} for tip in result.tips],
         "assumptions": [result.assumption] if result.assumption else [],
     }
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+
+
+def _redacted(hyperparameters: Mapping[str, Json], redactor: Redactor | None) -> dict[str, Json]:
+    """Return hyperparameters without secrets; a value without one keeps its type."""
+    if redactor is None:
+        return dict(hyperparameters)
+    shown: dict[str, Json] = {}
+    for name, value in hyperparameters.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        redacted = redactor.value(name, text)
+        shown[name] = value if redacted == text else redacted
+    return shown
+
+
+def _redacted_plans(result: Result, redactor: Redactor | None) -> Sequence[NodePlan]:
+    if redactor is None:
+        return result.plans
+    return [plan.redacted(redactor) for plan in result.plans]
 
 
 def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
@@ -347,20 +357,18 @@ def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
     hidden = redactor.text if redactor else str
     lines: list[str] = []
     if result.job is not None:
-        lines += _wrapped(
-            f"{describe(result.job)}; hosts are {result.job.placement.instance_type}", width
-        )
+        instance_type = result.job.placement.instance_type
+        lines += _wrapped(f"{describe(result.job)}; hosts are {instance_type}", width)
         ranks = rank_map(result.job.placement, result.job.environment.devices)
-        lines += ["", *ranks] if ranks else []
-    for heading, texts in (
-        ("Problems", [hidden(str(problem)) for problem in result.problems]),
-        ("Warnings", [hidden(warning) for warning in result.warnings]),
-    ):
+        if ranks:
+            lines += ["", *ranks]
+    problems = [str(problem) for problem in result.problems]
+    for heading, texts in (("Problems", problems), ("Warnings", result.warnings)):
         if texts:
             lines += ["", f"{heading}:"]
         for number, text in enumerate(texts, 1):
-            lines += _wrapped(text, width, f"  {number}. ", "     ")
-    plans = [plan.redacted(redactor) if redactor else plan for plan in result.plans]
+            lines += _wrapped(hidden(text), width, f"  {number}. ", "     ")
+    plans = _redacted_plans(result, redactor)
     for plan in plans:
         lines += ["", *_plan_lines(plan, plans[0], width)]
     if result.advice:
@@ -373,9 +381,12 @@ def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
     for tip in result.tips:
         lines += _wrapped(f"{tip.text}: {tip.link}", width, "  - ", "    ")
     lines.append("")
-    lines += _wrapped(f"({result.assumption})", width) if result.assumption else []
-    count = len(result.problems)
-    lines.append("ready: the job would start" if not count else f"not ready: {count} problem(s)")
+    if result.assumption:
+        lines += _wrapped(f"({result.assumption})", width)
+    if result.problems:
+        lines.append(f"not ready: {len(result.problems)} problem(s)")
+    else:
+        lines.append("ready: the job would start")
     return "\n".join(lines).strip("\n") + "\n"
 
 
@@ -393,30 +404,47 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     place = f"{plan.host} ({plan.role})"
     beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
     if not plan.argv:
-        why = next(
-            (reason.why for reason in plan.why if not reason.words),
-            "another host starts its processes",
-        )
+        reasons = [reason.why for reason in plan.why if not reason.words]
+        why = reasons[0] if reasons else "another host starts its processes"
         return [*_wrapped(f"{place} runs no command: {why}", width, "", "  "), *beside]
-    shown, leaders = _own_variables(plan), _own_variables(leader)
-    if plan is not leader and len(plan.argv) == len(leader.argv) and shown.keys() >= leaders.keys():
-        different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
-        changed = {name: value for name, value in shown.items() if leaders.get(name) != value}
-        different += [
-            f"{name}={value}" if len(value) < _SHORT else f"its own {name}"
-            for name, value in changed.items()
-        ]
-        if len(different) <= _FEW:
-            but = f", but for {', '.join(different)}" if different else ""
-            return _wrapped(f"{place} runs the same{but}", width, "", "  ")
+
+    different = _differences(plan, leader) if plan is not leader else None
+    if different is not None and len(different) <= _FEW:
+        same = f"{place} runs the same"
+        if different:
+            same += f", but for {', '.join(different)}"
+        return _wrapped(same, width, "", "  ")
+
     lines, line = [f"{place} runs:"], "  "
     for word in map(shlex.quote, plan.argv):
         if len(line) + len(word) + 3 > width and line.strip():
             lines.append(f"{line}\\")
             line = "    "
         line += f"{word} "
-    variables = [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
-    return [*lines, line.rstrip(), *(["  with:", *variables] if variables else []), *beside]
+    lines.append(line.rstrip())
+    variables = _own_variables(plan)
+    if variables:
+        lines.append("  with:")
+    for name, value in variables.items():
+        lines.append(f"    {name}={shlex.quote(value)}")
+    return lines + beside
+
+
+def _differences(plan: NodePlan, leader: NodePlan) -> list[str] | None:
+    """Return words and variables of a plan that the leader's has otherwise.
+
+    None if the plans have another form.
+    """
+    own, leaders = _own_variables(plan), _own_variables(leader)
+    if len(plan.argv) != len(leader.argv) or not own.keys() >= leaders.keys():
+        return None
+    different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
+    for name, value in own.items():
+        if leaders.get(name) == value:
+            continue
+        is_short = len(value) < _SHORT
+        different.append(f"{name}={value}" if is_short else f"its own {name}")
+    return different
 
 
 _SHORT = 40

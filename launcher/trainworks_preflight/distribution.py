@@ -112,11 +112,16 @@ def group_names(distribution: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the instance groups that a distribution names, as texts or as the
     SDK's objects are written.
     """
-    listed = distribution.get(GROUPS, [])
-    return tuple(
-        entry if isinstance(entry, str) else str(mapping(entry).get("instance_group_name", ""))
-        for entry in (listed if isinstance(listed, list) else [])
-    )
+    groups = distribution.get(GROUPS, [])
+    if not isinstance(groups, list):
+        return ()
+    group_names = []
+    for group in groups:
+        if isinstance(group, str):
+            group_names.append(group)
+        else:
+            group_names.append(str(mapping(group).get("instance_group_name", "")))
+    return tuple(group_names)
 
 
 def _where(*keys: str) -> str:

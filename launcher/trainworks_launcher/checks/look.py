@@ -57,21 +57,32 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         gpus: What nvidia-smi said; None if it was not asked.
     """
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
-    places = {name: _file_system(name) for name in directories}
-    # Source of both files: Linux, Documentation/ABI/testing/sysfs-class-net.
-    flags = text_of(f"/sys/class/net/{interface}/flags").strip() if interface else ""
-    carrier = text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""
+    if not driver and gpus is not None:
+        driver = gpus.driver
+    free = {}
+    for directory in directories:
+        file_system = _file_system(directory)
+        if file_system is not None and file_system.f_blocks:
+            free[directory] = file_system.f_frsize * file_system.f_bavail
     return Seen(
-        driver=driver or (gpus.driver if gpus is not None else ""),
+        driver=driver,
         gpus=gpus,
         shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
-        free={
-            name: at.f_frsize * at.f_bavail
-            for name, at in places.items()
-            if at is not None and at.f_blocks
-        },
-        interface_up=bool(int(flags, 16) & 1) and carrier != "0" if flags else None,
+        free=free,
+        interface_up=_is_up(interface) if interface else None,
     )
+
+
+def _is_up(interface: str) -> bool | None:
+    """Return whether a network interface is up and has a carrier; None if the kernel has none.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-class-net.
+    """
+    flags = text_of(f"/sys/class/net/{interface}/flags").strip()
+    if not flags:
+        return None
+    carrier = text_of(f"/sys/class/net/{interface}/carrier").strip()
+    return bool(int(flags, 16) & 1) and carrier != "0"
 
 
 def size_of(path: str) -> int | None:

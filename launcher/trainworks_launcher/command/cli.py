@@ -205,22 +205,25 @@ def _check(measures: bool) -> int:
     environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
     network, _ = read_network(environment, placement)
-    level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
-    asked = checks_of(environment, placement, network, level)
-    found = run(asked) if asked is not None else ()
-    for finding in found:
+    level = QUICK if environment.variables.get(names.CHECK_VARIABLE) == OFF else ""
+    checks = checks_of(environment, placement, network, level)
+    findings = run(checks) if checks is not None else ()
+    for finding in findings:
         print(line_of(finding))
-    if not found:
+    if not findings:
         print("nothing is wrong with this host")
     if len(placement.hosts) > 1:
-        way = f"the launchers of this job talk on port {network.control_port} of {placement.leader}"
-        known = f"with {names.JOB_SECRET_VARIABLE}: only who knows it may join or lead"
-        open_ = (
-            f"without {names.JOB_SECRET_VARIABLE}:"
-            " who comes first may join, or lead and start programs"
-        )
-        print(f"{way}, {known if environment.job_secret else open_}")
-    return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
+        if environment.job_secret:
+            secret = f"with {names.JOB_SECRET_VARIABLE}: only who knows it may join or lead"
+        else:
+            secret = (
+                f"without {names.JOB_SECRET_VARIABLE}:"
+                " who comes first may join, or lead and start programs"
+            )
+        place = f"port {network.control_port} of {placement.leader}"
+        print(f"the launchers of this job talk on {place}, {secret}")
+    failed = any(finding.severity == FAILED for finding in findings)
+    return names.EXIT_CHECK if failed else 0
 
 
 def _show(what: str, parsed: Parsed, asked: Invocation) -> int:

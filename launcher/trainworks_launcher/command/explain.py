@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
@@ -274,23 +275,22 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
 
 def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
     """One row of the table: as many lines as its longest cell needs."""
-    columns = [_wrapped(cell, width) for cell, width in zip(cells, widths)]
-    name, value = (
-        [] if max(map(len, column)) <= width else column
-        for column, width in zip(columns[:2], widths)
-    )
-    lines = ["  " + " ".join(name)] if name else []
-    shown = [
-        [""] if alone else column for column, alone in zip(columns[:2], (name, value))
-    ] + columns[2:]
-    for number in range(max(len(column) for column in shown)):
-        parts = [
-            (column[number] if number < len(column) else "").ljust(width)
-            for column, width in zip(shown, widths)
-        ]
-        lines.append("  " + "  ".join(parts).rstrip())
-    below = sum(widths) + 2 * len(widths) - len(_BELOW)
-    return lines + [_BELOW + line for line in _wrapped(cells[1], below) if value]
+    name, value, *others = (_wrapped(cell, width) for cell, width in zip(cells, widths))
+    above: list[str] = []
+    below: list[str] = []
+    if max(map(len, name)) > widths[0]:
+        above = ["  " + " ".join(name)]
+        name = [""]
+    if max(map(len, value)) > widths[1]:
+        width_below = sum(widths) + 2 * len(widths) - len(_BELOW)
+        below = [_BELOW + line for line in _wrapped(cells[1], width_below)]
+        value = [""]
+
+    lines = []
+    for parts in zip_longest(name, value, *others, fillvalue=""):
+        padded = [part.ljust(width) for part, width in zip(parts, widths)]
+        lines.append("  " + "  ".join(padded).rstrip())
+    return [*above, *lines, *below]
 
 
 _BELOW = " " * 6

@@ -120,20 +120,16 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
         name, equals, value = waiting.pop(0).partition("=")
         option = known.get(name)
         if option is None and not name.startswith("-"):
-            before = words[: len(words) - len(waiting) - 1]
-            raise UsageError(
-                _no_word(
-                    [*([] if command is TRAIN else [command.name]), *before],
-                    [name + equals + value, *waiting],
-                )
-            )
+            before = list(words[: len(words) - len(waiting) - 1])
+            if command is not TRAIN:
+                before.insert(0, command.name)
+            raise UsageError(_no_word(before, [name + equals + value, *waiting]))
         if option is None:
-            every = (
-                known
-                if command is not TRAIN
-                else (*known, *(row.name for row in COMMANDS), "--help", "--version")
-            )
-            raise UsageError(f"{command.name} has no option {name!r}; {nearest(name, every)}")
+            candidates = list(known)
+            if command is TRAIN:
+                candidates += [row.name for row in COMMANDS]
+                candidates += ["--help", "--version"]
+            raise UsageError(f"{command.name} has no option {name!r}; {nearest(name, candidates)}")
         if not option.value:
             if equals:
                 raise UsageError(f"{name} takes no value")

@@ -28,37 +28,46 @@ def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
     mode, hosts, slots = MODES[placement.mode], placement.distribution_hosts, placement.slots
     if mode.one_per_host or placement.tasks is not None or sum(slots) < 2:
         return ()
-    device, number = ("GPU", devices.gpus) if devices.gpus else ("local", 0)
-    columns = max(*slots, number, 1)
+    device = "GPU" if devices.gpus else "local"
+    columns = max(*slots, devices.gpus, 1)
     starts = [0, *accumulate(slots)]
     names = [f"{host} *" if host == placement.host else host for host in hosts]
     shown = list(range(len(hosts)))
     if len(hosts) > _HOSTS:
         shown = [*range(_HOSTS - 1), len(hosts) - 1]
     width = max(len(names[index]) for index in shown)
-    cell = max(len(str(starts[-1] - 1)), 2) + 1
-    idle = number - max(slots)
-    lines = [_title(hosts, slots, idle, device)]
+    cell_width = max(len(str(starts[-1] - 1)), 2) + 1
+
+    lines = [_title(hosts, slots, devices.gpus - max(slots), device)]
     if columns <= _COLUMNS:
-        lines.append(
-            f"  {device:<{width}} {''.join(f'{column:>{cell}}' for column in range(columns))}"
-        )
+        heading = [str(column) for column in range(columns)]
+        lines.append(f"  {device:<{width}} {_cells(heading, cell_width)}")
     for index in shown:
         ranks: Sequence[int] = range(starts[index], starts[index + 1])
-        cells = [str(rank) for rank in ranks] + ["-"] * (number - len(ranks))
-        row = (
-            "".join(f"{text:>{cell}}" for text in cells)
-            if columns <= _COLUMNS
-            else f" {ranks[0]}-{ranks[-1]}"
-        )
+        if columns <= _COLUMNS:
+            idle = ["-"] * (devices.gpus - len(ranks))
+            row = _cells([*map(str, ranks), *idle], cell_width)
+        else:
+            row = f" {ranks[0]}-{ranks[-1]}"
         if index == len(hosts) - 1 and len(shown) < len(hosts):
             lines.append(f"  and {len(hosts) - len(shown)} more hosts, up to")
         lines.append(f"  {names[index]:<{width}} {row}")
     return tuple(lines)
 
 
+def _cells(texts: Sequence[str], width: int) -> str:
+    return "".join(text.rjust(width) for text in texts)
+
+
 def _title(hosts: Sequence[str], slots: Sequence[int], idle: int, device: str) -> str:
-    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-    each = f" x {slots[0]}" if len(set(slots)) == 1 else ""
-    unused = f", {idle} {device}{'s' if idle > 1 else ''} of each idle" if idle > 0 else ""
-    return f"Ranks, {count}{each} (* is this host{unused}):"
+    title = f"Ranks, {len(hosts)} host"
+    if len(hosts) > 1:
+        title += "s"
+    if len(set(slots)) == 1:
+        title += f" x {slots[0]}"
+    unused = ""
+    if idle == 1:
+        unused = f", 1 {device} of each idle"
+    elif idle > 1:
+        unused = f", {idle} {device}s of each idle"
+    return f"{title} (* is this host{unused}):"

@@ -134,11 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(
             f"trainworks: cannot execute {program} as {real!r}: {error.strerror or error}\n"
         )
-        return (
-            names.EXIT_NOT_FOUND
-            if isinstance(error, FileNotFoundError)
-            else names.EXIT_NOT_EXECUTABLE
-        )
+        if isinstance(error, FileNotFoundError):
+            return names.EXIT_NOT_FOUND
+        return names.EXIT_NOT_EXECUTABLE
 
 
 def corrected(
@@ -156,24 +154,21 @@ def corrected(
     ranks, slots = 0, 0
     index = 0
     while index < len(words) and words[index].startswith("-"):
-        option, values = (
-            words[index],
-            words[index + 1 : index + 1 + _VALUES_OF.get(words[index], 0)],
-        )
+        option = words[index]
+        following = index + 1 + _VALUES_OF.get(option, 0)
+        values = words[index + 1 : following]
         last = index + len(values)
         index = last + 1
-        if option == "-np" and values and values[0].isdigit():
-            ranks = int(values[0])
-        elif option == "--host" and values:
-            counts = [
-                host.rpartition(":")[2] if ":" in host else "" for host in values[0].split(",")
-            ]
-            slots = sum(int(count) if count.isdigit() else 1 for count in counts)
-        elif values and (
-            values[0].endswith("_if_include") or values[0].startswith("NCCL_SOCKET_IFNAME=")
-        ):
-            prefix, equals, given = words[last].rpartition("=")
-            if reaching and given == missing:
+        if not values:
+            continue
+        value = values[0]
+        if option == "-np" and value.isdigit():
+            ranks = int(value)
+        elif option == "--host":
+            slots = sum(_slots_of(host) for host in value.split(","))
+        elif value.endswith("_if_include") or value.startswith("NCCL_SOCKET_IFNAME="):
+            prefix, equals, interface = words[last].rpartition("=")
+            if reaching and interface == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
                 notes[
                     f"the network interface {missing!r} does not exist on this host;"
@@ -187,6 +182,12 @@ def corrected(
             " launcher starts them all"
         ] = None
     return words, tuple(notes)
+
+
+def _slots_of(host: str) -> int:
+    """Return the slots of one entry of ``--host``: ``algo-1:8`` has 8, ``algo-1`` one."""
+    _, colon, count = host.rpartition(":")
+    return int(count) if colon and count.isdigit() else 1
 
 
 def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:

@@ -255,21 +255,20 @@ class Redactor:
         True, false, null and what is empty say nothing and stay.
         """
         if isinstance(value, dict):
-            return {
-                key: (
-                    MASK
-                    if is_secret(key, entry) and entry and entry is not True
-                    else self.json(entry)
-                )
-                for key, entry in value.items()
-            }
+            masked_entries: dict[str, Json] = {}
+            for key, entry in value.items():
+                says_something = bool(entry) and entry is not True
+                if says_something and is_secret(key, entry):
+                    masked_entries[key] = MASK
+                else:
+                    masked_entries[key] = self.json(entry)
+            return masked_entries
         if isinstance(value, list):
-            lines = [entry for entry in value if isinstance(entry, str)]
-            return (
-                [*self.words(lines)]
-                if len(lines) == len(value)
-                else [self.json(entry) for entry in value]
-            )
+            # A list of texts may be a command line, where an option's value follows it.
+            texts = [entry for entry in value if isinstance(entry, str)]
+            if len(texts) == len(value):
+                return [*self.words(texts)]
+            return [self.json(entry) for entry in value]
         if not isinstance(value, str):
             return value
         if value.startswith("-"):  # it may be a command line's options

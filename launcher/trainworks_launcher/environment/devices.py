@@ -137,11 +137,9 @@ def count_gpus(variables: Mapping[str, str]) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return (
-        sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU "))
-        if answer.returncode == 0
-        else 0
-    )
+    if answer.returncode != 0:
+        return 0
+    return sum(line.startswith(b"GPU ") for line in answer.stdout.splitlines())
 
 
 # --- NUMA -----------------------------------------------------------------------------------------
@@ -171,26 +169,26 @@ def nodes_of_gpus(
         driver: Where NVIDIA's driver lists this container's GPUs by their PCI addresses.
         cpus: CPUs that this process may use; None: what the kernel says.
     """
-    if (
-        gpus < 2
-        or len(names_in(f"{system}/devices/system/node", re.compile(r"node\d+").fullmatch)) < 2
-    ):
+    if gpus < 2:
         return ()
-    listed = [
-        _line(f"{system}/bus/pci/devices/{name.lower()}/numa_node") for name in names_in(driver)
-    ]
+    node_folder = f"{system}/devices/system/node"
+    if len(names_in(node_folder, re.compile(r"node\d+").fullmatch)) < 2:
+        return ()
+    devices = [f"{system}/bus/pci/devices/{name.lower()}" for name in names_in(driver)]
+    of_gpus = [_line(f"{device}/numa_node") for device in devices]
     if visible is not None:
         chosen = [int(entry) for entry in visible if entry.isdecimal()]
-        listed = [listed[number] for number in chosen if number < len(listed)]
-    nodes = tuple(int(node) for node in listed if node.isdecimal())
-    if not len(nodes) == len(listed) == gpus or len(set(nodes)) < 2:
+        of_gpus = [of_gpus[number] for number in chosen if number < len(of_gpus)]
+    nodes = tuple(int(node) for node in of_gpus if node.isdecimal())
+    if not len(nodes) == len(of_gpus) == gpus or len(set(nodes)) < 2:
         return ()
+
     allowed = set(os.sched_getaffinity(0) if cpus is None else cpus)
-    usable = [
-        allowed & _numbers(_line(f"{system}/devices/system/node/node{node}/cpulist"))
-        for node in set(nodes)
-    ]
-    return nodes if all(usable) and _binds(min(usable[0]), variables) else ()
+    lists = [f"{node_folder}/node{node}/cpulist" for node in set(nodes)]
+    usable = [allowed & _numbers(_line(path)) for path in lists]
+    if not all(usable) or not _binds(min(usable[0]), variables):
+        return ()
+    return nodes
 
 
 def _numbers(ranges: str) -> set[int]:

@@ -100,24 +100,33 @@ def choose(
     moved: list[str] = []
     reason = ""
     for variable, place in RESULTS.items():
+        given = told.get(variable, "").strip()
+        if given:
+            paths[variable] = str(Path(given).absolute())
+            why[variable] = "the variable was set"
+            continue
         own = [f"{root}/{place}" for root in roots]
         writable = [path for path in own if not why_not_writable(path)]
-        paths[variable] = next(filter(keeps, writable), (writable or own)[0])
-        if told.get(variable, "").strip():
-            paths[variable] = str(Path(told[variable].strip()).absolute())
-            why[variable] = "the variable was set"
-        elif paths[variable] != own[0]:
+        first = (writable or own)[0]
+        paths[variable] = next(filter(keeps, writable), first)
+        if paths[variable] != own[0]:
             moved.append(paths[variable])
-            why[variable] = (
-                "in the working directory, because"
-                f" {why_not_writable(own[0]) or f'no mount keeps {own[0]}'}"
-            )
+            problem = why_not_writable(own[0]) or f"no mount keeps {own[0]}"
+            why[variable] = f"in the working directory, because {problem}"
             reason = reason or why[variable]
-    known = {**paths, **({names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else {})}
-    lost = {variable: path for variable, path in known.items() if not keeps(path)}
-    why.update(dict.fromkeys(lost, "it ends with this container: no mount keeps it"))
-    note = f"results go to {' and '.join(outermost(moved))}, {reason}" if moved else ""
-    return Results(paths, why, note, _warning(outermost(lost.values())) if lost else "")
+
+    written = dict(paths)
+    if checkpoints:
+        written[names.CHECKPOINT_DIRECTORY_VARIABLE] = checkpoints
+    lost = {variable: path for variable, path in written.items() if not keeps(path)}
+    for variable in lost:
+        why[variable] = "it ends with this container: no mount keeps it"
+    note = warning = ""
+    if moved:
+        note = f"results go to {' and '.join(outermost(moved))}, {reason}"
+    if lost:
+        warning = _warning(outermost(lost.values()))
+    return Results(paths, why, note, warning)
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

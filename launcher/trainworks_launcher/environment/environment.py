@@ -310,23 +310,21 @@ def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
     An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The
     ``tcp://...`` of a Kubernetes Service named master is not a port.
     """
-    address, port = (
-        variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE)
-    )
-    if port.startswith("tcp://"):
-        variables = {
-            name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE
-        }
+    address = variables.get("MASTER_ADDR", "")
     alone = without_brackets(address)
-    if alone == address:
+    is_of_service = variables.get(names.MASTER_PORT_VARIABLE, "").startswith("tcp://")
+    if alone == address and not is_of_service:
         return variables
-    beside = address.partition("]:")[2]
-    told = (
-        {names.MASTER_PORT_VARIABLE: beside}
-        if beside and not variables.get(names.MASTER_PORT_VARIABLE)
-        else {}
-    )
-    return {**variables, "MASTER_ADDR": alone, **told}
+
+    plain = dict(variables)
+    if is_of_service:
+        del plain[names.MASTER_PORT_VARIABLE]
+    if alone != address:
+        plain["MASTER_ADDR"] = alone
+        _, _, port = address.partition("]:")
+        if port and not plain.get(names.MASTER_PORT_VARIABLE):
+            plain[names.MASTER_PORT_VARIABLE] = port
+    return plain
 
 
 class _Documents:
@@ -465,22 +463,22 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     """Return a line for each variable that was probably meant for one of the
     launcher's: it changes nothing.
     """
-    own = {
-        value
-        for name, value in vars(names).items()
-        if name.endswith("_VARIABLE") and isinstance(value, str)
-    }
-    start = len(names.OWN_PREFIX)
-    known = {name[start:] for name in own if name.startswith(names.OWN_PREFIX)}
-    unknown = [
-        name[start:] for name in variables if name.startswith(names.OWN_PREFIX) and name not in own
-    ]
-    meant = [(name, suggestions.nearest(name, known)) for name in unknown]
-    line = (
-        f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean"
-        f" {names.OWN_PREFIX}{{}}?"
-    )
-    return [line.format(name, near) for name, near in meant if near]
+    prefix = names.OWN_PREFIX
+    own = set()
+    for constant, value in vars(names).items():
+        if constant.endswith("_VARIABLE") and isinstance(value, str):
+            own.add(value)
+    known = {name[len(prefix) :] for name in own if name.startswith(prefix)}
+    lines = []
+    for name in variables:
+        if not name.startswith(prefix) or name in own:
+            continue
+        near = suggestions.nearest(name[len(prefix) :], known)
+        if near:
+            lines.append(
+                f"{name} is none of the launcher's variables; did you mean {prefix}{near}?"
+            )
+    return lines
 
 
 def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
@@ -489,23 +487,18 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
 
     A person who has named the hosts, or started a job of one process among others, needs none.
     """
-    is_several = (
-        len(texts(platform.resource_config.get("hosts"))) > 1
-        or platform.ranks_elsewhere
-        or platform.served
-    )
-    if is_several or platform.problems or platform.platform in ("hosts", "sagemaker", "hyperpod"):
+    is_several = len(texts(platform.resource_config.get("hosts"))) > 1
+    if is_several or platform.ranks_elsewhere or platform.served or platform.problems:
         return []
-    found = [
-        *cluster_hosts.hints(variables),
-        *(f"{name} is set" for name in _SAYS_NOTHING if name in variables),
-    ]
+    if platform.platform in ("hosts", "sagemaker", "hyperpod"):
+        return []
+    hints = [*cluster_hosts.hints(variables)]
+    hints += [f"{name} is set" for name in _SAYS_NOTHING if name in variables]
+    if not hints:
+        return []
     advice = f"if it has more, set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on each of them"
-    return (
-        [f"{', '.join(found[:_SHOWN])}: this host is planned as a job of its own; {advice}"]
-        if found
-        else []
-    )
+    shown = ", ".join(hints[:_SHOWN])
+    return [f"{shown}: this host is planned as a job of its own; {advice}"]
 
 
 _SAYS_NOTHING = ("DET_TASK_TYPE", "MODAL_TASK_ID")
@@ -534,24 +527,28 @@ def _results(
         beside = f"{Path.cwd()}/output/{job}" if job else str(Path.cwd())
         roots = (beside,) if base == str(Path.cwd()) else (base, beside)
     told: Mapping[str, str] = {} if of_sagemaker else variables
-    found = directories.choose(
+    results = directories.choose(
         roots, told, checkpoints, lambda path: uploaded or directories.keeps(path, table)
     )
-    output = found.paths[directories.OUTPUT]
-    looked_for = not beside or output != f"{beside}/output"
-    return found, output if looked_for and Path(output).parent.is_dir() else ""
+    output = results.paths[directories.OUTPUT]
+    is_beside = bool(beside) and output == f"{beside}/output"
+    if is_beside or not Path(output).parent.is_dir():
+        return results, ""
+    return results, output
 
 
 def _worlds_of_one(code: entry_point.Code, words: Sequence[str]) -> list[str]:
     """Return a warning if an MPI program is started as tasks that know nothing of each other."""
     from trainworks_launcher.environment.source_dir import imports_mpi
 
-    said = (
+    if not imports_mpi(code, words):
+        return []
+    warning = (
         "the program imports mpi4py, and srun gave its tasks no PMI:"
-        " each of them will be rank 0 of 1"
+        " each of them will be rank 0 of 1; start it with srun --mpi=pmix,"
+        " or with one task on each node and train --mode mpi"
     )
-    todo = "start it with srun --mpi=pmix, or with one task on each node and train --mode mpi"
-    return [f"{said}; {todo}"] if imports_mpi(code, words) else []
+    return [warning]
 
 
 def report_directory(variables: Mapping[str, str], has_program: bool) -> str:

@@ -139,52 +139,44 @@ def parse_manifest(document: str, where: str) -> Manifest:
     try:
         content = decode(document)
     except ValueError as error:
-        raise RefusalError(
-            [
-                Problem(
-                    f"the image manifest is not JSON: {error}",
-                    where,
-                    "rebuild the image, or unset the variable",
-                )
-            ]
-        ) from error
+        advice = "rebuild the image, or unset the variable"
+        problem = Problem(f"the image manifest is not JSON: {error}", where, advice)
+        raise RefusalError([problem]) from error
     if not isinstance(content, dict):
         raise RefusalError(
             [Problem("the image manifest is not a JSON object", where, "rebuild the image")]
         )
     if content.get("schema") != names.IMAGE_MANIFEST_SCHEMA:
-        raise RefusalError(
-            [
-                Problem(
-                    f"the image manifest has schema {content.get('schema')!r},"
-                    f" this launcher reads schema {names.IMAGE_MANIFEST_SCHEMA}",
-                    where,
-                    "builder and launcher in the image are of"
-                    " different releases; rebuild the image",
-                )
-            ]
+        what = (
+            f"the image manifest has schema {content.get('schema')!r},"
+            f" this launcher reads schema {names.IMAGE_MANIFEST_SCHEMA}"
         )
+        advice = "builder and launcher in the image are of different releases; rebuild the image"
+        raise RefusalError([Problem(what, where, advice)])
     components = mapping(content.get("components"))
     target = mapping(content.get("target"))
     framework = text(target.get("framework"))
+    versions = {name: text(mapping(row).get("version")) for name, row in components.items()}
     listed = content.get("missing")
     rows = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
-    instances = {
-        name: read_instance(mapping(row)) for name, row in mapping(content.get("instances")).items()
-    }
-    fabric = content.get("fabric")
+    missing = [Missing(text(row.get("component")), text(row.get("cost"))) for row in rows]
+    instances = {}
+    for name, instance in mapping(content.get("instances")).items():
+        instances[name] = read_instance(mapping(instance))
+    fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
+    variables = content.get("fabric")
+    if isinstance(variables, list):
+        fabric = tuple(map(_fabric_variable, variables))
     return Manifest(
         name=text(content.get("name"), "unnamed"),
         architecture=text(target.get("architecture"), AMD64),
         framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
-        components=MappingProxyType(
-            {name: text(mapping(row).get("version")) for name, row in components.items()}
-        ),
-        missing=tuple(Missing(text(row.get("component")), text(row.get("cost"))) for row in rows),
+        components=MappingProxyType(versions),
+        missing=tuple(missing),
         instances=MappingProxyType(instances),
         families=texts(content.get("families")),
         programs=_texts_by_name(content.get("programs")),
-        fabric=tuple(map(_fabric_variable, fabric)) if isinstance(fabric, list) else GENERIC_FABRIC,
+        fabric=fabric,
         hostname_shim=text(content.get("hostname_shim")),
         protected=_texts_by_name(content.get("protected")),
         minimum_driver=text(content.get("minimum_driver")),

@@ -67,14 +67,17 @@ class _Fields:
         value = self.document.get(name)
         if value is None:
             return ()
-        if not isinstance(value, list) or any(
-            not isinstance(entry, (str, int, float)) for entry in value
+        if not isinstance(value, list) or not all(
+            isinstance(entry, (str, int, float)) for entry in value
         ):
             self.refuse(f"{name!r} is {kind(value)}", "give a list of texts and numbers")
             return ()
-        return tuple(
-            entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry))
-        )
+        entries = []
+        for entry in value:
+            if isinstance(entry, str) and self._unusable(name, entry):
+                continue
+            entries.append(entry)
+        return tuple(entries)
 
     def _unusable(self, name: str, given: str) -> bool:
         """Return whether no program could be given this text; then it is a problem."""
@@ -110,16 +113,13 @@ def read_drivers(
         return NONE
     if program:
         return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
-    fields, launch = (
-        _Fields(names.SOURCE_CODE_FILE, source),
-        _Fields(names.DISTRIBUTED_FILE, distributed),
-    )
+    fields = _Fields(names.SOURCE_CODE_FILE, source)
+    launch = _Fields(names.DISTRIBUTED_FILE, distributed)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
-    arguments = tuple(
-        entry if isinstance(entry, str) else str(entry) for entry in fields.list("args")
-    )
+    arguments = tuple(str(entry) for entry in fields.list("args"))
     ours = command if command in _OURS else ""
-    if ours:  # ModelTrainer's starter was told to start us: the job is the rest of the file
+    if ours:
+        # ModelTrainer's starter was told to start us: the job is the rest of the file.
         command, arguments = "", ()
     elif command and started_by_us:
         advice = "make it the one word train, and name the script as entry_script"
@@ -128,11 +128,8 @@ def read_drivers(
     asked: dict[str, Json] = {names.ARGUMENT_STYLE: "json"}
     if command:
         asked[names.ARGUMENT_STYLE] = "none"
-        notes += [
-            f"{name} is not used: the job has a command"
-            for name, given in (("entry_script", script),)
-            if given
-        ]
+        if script:
+            notes.append("entry_script is not used: the job has a command")
         if distributed:
             notes.append(
                 f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself"
@@ -148,17 +145,23 @@ def read_drivers(
         fields.refuse("neither 'entry_script' nor 'command' is given", advice)
     directory = fields.text("source_dir")
     if directory:
-        archive = directory.rsplit("/", 1)[-1] if directory.endswith(_ARCHIVES) else ""
-        asked[names.SUBMIT_DIRECTORY] = "/".join(
-            filter(None, (base, names.SOURCE_CHANNEL, archive))
-        )
+        location = f"{base}/{names.SOURCE_CHANNEL}" if base else names.SOURCE_CHANNEL
+        if directory.endswith(_ARCHIVES):
+            location += f"/{directory.rsplit('/', 1)[-1]}"
+        asked[names.SUBMIT_DIRECTORY] = location
     requirements = fields.text("requirements")
+    if requirements == _AUTOMATIC:
+        requirements = ""
+    if not command:
+        arguments = ()
+    elif arguments:
+        # The arguments are words of their own, never text of the line.
+        command += ' "$@"'
     return Drivers(
         hyperparameters=MappingProxyType(asked),
-        # The arguments are words of their own, never text of the line.
-        command=f'{command} "$@"' if command and arguments else command,
-        arguments=arguments if command else (),
-        requirements="" if requirements == _AUTOMATIC else _inside(requirements),
+        command=command,
+        arguments=arguments,
+        requirements=_inside(requirements),
         distributed=NOTHING if command else distributed,
         notes=tuple(notes),
         problems=(*launch.problems, *fields.problems, *_contradictions(asked, hyperparameters)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
@@ -233,15 +234,10 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
-    doubles = (
-        sorted({name for name in hosts if hosts.count(name) > 1})
-        if len(set(hosts)) != len(hosts)
-        else []
-    )
+    doubles = [name for name, count in Counter(hosts).items() if count > 1]
     if doubles:
-        reader.refuse(
-            f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once"
-        )
+        what = f"{min(doubles)!r} is listed more than once"
+        reader.refuse(what, f"{where}: hosts", "list each host once")
     wanted = without_brackets(asked) or current
     if not wanted and len(hosts) == 1:
         wanted = hosts[0]
@@ -497,19 +493,26 @@ def _slots(
                 )
                 break
         counts[kind] = asked or gpus or neuron_cores or 1
-        default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
-        why = why or (default or "one, because the host has no accelerator")
-    if asked:
-        said_by_line = environment.invocation.processes_per_host
-        asked_by = (
-            "option --processes-per-host"
-            if said_by_line
-            else f"hyperparameter {names.PROCESSES_PER_HOST}"
-        )
-        why = asked_by if given else platform.processes_why
+        if not why:
+            why = _default_count(gpus, neuron_cores)
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
+    elif given and environment.invocation.processes_per_host:
+        why = "option --processes-per-host"
+    elif given:
+        why = f"hyperparameter {names.PROCESSES_PER_HOST}"
+    elif asked:
+        why = platform.processes_why
     return tuple(counts[type_of[host]] for host in hosts), why
+
+
+def _default_count(gpus: int, neuron_cores: int) -> str:
+    """Return how the number of processes is found where nobody asks for one."""
+    if gpus:
+        return "one per GPU"
+    if neuron_cores:
+        return "one per Neuron core"
+    return "one, because the host has no accelerator"
 
 
 def _lacks_neuron(environment: Environment) -> bool:

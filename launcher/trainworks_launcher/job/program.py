@@ -101,17 +101,10 @@ def _check_texts(
     for name, value in user.items():
         where = f"hyperparameter {name!r}"
         wrong = _check_name(name, "hyperparameter", where)
-        problems += wrong
-        bad = (
-            ""
-            if wrong
-            else next(
-                filter(
-                    None, map(unusable, (*to_arguments({name: value}, style), text_form(value)))
-                ),
-                "",
-            )
-        )
+        if wrong:
+            problems += wrong
+            continue
+        bad = _first_unusable(*to_arguments({name: value}, style), text_form(value))
         if bad:
             problems.append(
                 Problem(f"its value {bad}", where, "a program can only be given text: leave it out")
@@ -123,7 +116,7 @@ def _check_texts(
         if bad:
             problems.append(Problem(f"its value {bad}", f"hyperparameter {name}", "leave it out"))
     for name, value in environment.resource_config.items():
-        bad = next(filter(None, map(unusable, (text(value), *texts(value)))), "")
+        bad = _first_unusable(text(value), *texts(value))
         if bad:
             problems.append(Problem(f"{name!r} {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
     for group in resource_config.instance_groups(environment.resource_config):
@@ -133,28 +126,39 @@ def _check_texts(
                 Problem(f"an instance group {bad}", names.RESOURCE_CONFIG_FILE, "leave it out")
             )
     if log_level(environment.variables, reserved) is None:
-        value = reserved.get(names.LOG_LEVEL)
-        given = reserved.get(names.LOG_LEVEL) not in (None, "")
-        where = (
-            f"hyperparameter {names.LOG_LEVEL}" if given else f"variable {names.LOG_LEVEL_VARIABLE}"
-        )
-        shown = value if given else environment.variables.get(names.LOG_LEVEL_VARIABLE)
+        level = reserved.get(names.LOG_LEVEL)
+        where = f"hyperparameter {names.LOG_LEVEL}"
+        if level in (None, ""):
+            level = environment.variables.get(names.LOG_LEVEL_VARIABLE)
+            where = f"variable {names.LOG_LEVEL_VARIABLE}"
         advice = f"give a number such as 20, or one of {', '.join(LEVELS)}"
-        problems.append(Problem(f"{shown!r} is not a log level", where, advice))
+        problems.append(Problem(f"{level!r} is not a log level", where, advice))
     return problems
+
+
+def _first_unusable(*values: str) -> str:
+    """Return why the first text that no program can be given is one, ``""`` for none."""
+    for value in values:
+        bad = unusable(value)
+        if bad:
+            return bad
+    return ""
 
 
 def _check_name(name: str, what: str, where: str) -> list[Problem]:
     """Find what keeps a name from being part of a variable's name (environ(7):
     no ``=``) and of an argument.
     """
-    bad = "is empty" if not name else "has a '='" if "=" in name else unusable(name)
-    advice = "use letters, digits, . _ -"
-    return (
-        [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)]
-        if bad
-        else []
-    )
+    if not name:
+        bad = "is empty"
+    elif "=" in name:
+        bad = "has a '='"
+    else:
+        bad = unusable(name)
+    if not bad:
+        return []
+    problem = f"the name of the {what} {bad}, so no variable can have it"
+    return [Problem(problem, where, "use letters, digits, . _ -")]
 
 
 def _warnings(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[str]:

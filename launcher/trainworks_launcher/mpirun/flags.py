@@ -117,10 +117,8 @@ class _Parser:
     def take_option(self) -> None:
         """One option with its values."""
         word = self.words.pop(0)
-        option, equals, value = (
-            word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
-        )
-        if not option:
+        option, equals, value = word.lstrip("-").partition("=")
+        if not option or not word.startswith("-"):
             self._stray(word)
             return
         if equals and option not in self._dialect.optional:
@@ -131,11 +129,8 @@ class _Parser:
         elif option in ("x", "NCCL_DEBUG"):
             self._take_export(word, option)
         elif option in OURS:
-            self._refuse(
-                word,
-                f"leave it out: {OURS[option]}",
-                0 if equals else self._dialect.options.get(option, 1),
-            )
+            values = 0 if equals else self._dialect.options.get(option, 1)
+            self._refuse(word, f"leave it out: {OURS[option]}", values)
             if equals and option not in self._dialect.optional:
                 self.words.pop(0)
         elif option in KEYED:

@@ -32,19 +32,18 @@ def recorder_variables(job: Job) -> Mapping[str, str]:
     if "torch" not in components or "nccl" not in components:
         return MappingProxyType({})
     file = f"{job.environment.output}/{names.HANG_DIRECTORY}/flight-recorder-rank-"
-    rows = (
+    settings = (
         (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _ENTRIES),
         (names.RECORDER_FILES, file),
         (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
     )
-    newer = release(components["torch"]) >= _RENAMED_IN
-    return MappingProxyType(
-        {
-            both[0 if newer else -1]: value
-            for both, value in rows
-            if not any(name in job.inherited for name in both)
-        }
-    )
+    is_renamed = release(components["torch"]) >= _RENAMED_IN
+    variables = {}
+    for new_and_old, value in settings:
+        if job.inherited.keys().isdisjoint(new_and_old):
+            name = new_and_old[0] if is_renamed else new_and_old[-1]
+            variables[name] = value
+    return MappingProxyType(variables)
 
 
 def release(version: str) -> tuple[int, ...]:

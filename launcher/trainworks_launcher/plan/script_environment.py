@@ -192,19 +192,25 @@ def _properties(
     sagemaker-training's Environment.
     """
     environment, entry = job.environment, job.program.entry
-    row = environment.manifest.instances.get(job.placement.instance_type)
-    # The platform's usual interface where none is named, if it exists on this host.
-    known, named = (
-        environment.devices.interfaces,
-        environment.resource_config.get("network_interface_name"),
-    )
-    usual = names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
+    instance = environment.manifest.instances.get(job.placement.instance_type)
+    neurons = 0
+    if instance is not None and environment.devices.neuron_devices:
+        neurons = instance.neuron_cores
+    interface = job.network.interface
+    if not interface and not environment.resource_config.get("network_interface_name"):
+        # The platform's usual one, if it exists on this host.
+        interfaces = environment.devices.interfaces
+        if not interfaces or names.INTERFACE in interfaces:
+            interface = names.INTERFACE
     parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
-    framework_parameters: dict[str, Json] = {
-        name: truth(value) if name in SWITCHES else value
-        for name, value in reserved.items()
-        if name not in names.RESERVED_NAMES
-    }
+    framework_parameters: dict[str, Json] = {}
+    for name, value in reserved.items():
+        if name in names.RESERVED_NAMES:
+            continue
+        if name in SWITCHES:
+            framework_parameters[name] = truth(value)
+        else:
+            framework_parameters[name] = value
     return {
         **_properties_of_hosts(job, reserved),
         **_directories(environment),
@@ -217,10 +223,10 @@ def _properties(
         "is_smddprun_installed": "smddprun" in environment.programs,
         "log_level": log_level(environment.variables, reserved),
         "module_name": entry.module_name,
-        "network_interface_name": job.network.interface or usual,
+        "network_interface_name": interface,
         "num_cpus": environment.devices.cpus,
         "num_gpus": environment.devices.gpus,
-        "num_neurons": row.neuron_cores if row and environment.devices.neuron_devices else 0,
+        "num_neurons": neurons,
         "user_entry_point": entry.name,
     }
 
@@ -251,31 +257,35 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
     mode, host = placement.mode, placement.host
     all_hosts = texts(config.get("hosts")) or placement.hosts
     groups, group = resource_config.instance_groups(config), resource_config.group_of(config, host)
-    group_name = (
-        group.name
-        if group
-        else text(config.get("current_group_name")) or resource_config.HOMOGENEOUS
-    )
+    if group is not None:
+        group_name, group_hosts = group.name, group.hosts
+    else:
+        group_name = text(config.get("current_group_name")) or resource_config.HOMOGENEOUS
+        group_hosts = all_hosts
     rows = config.get("instance_groups")
     group_names: list[Json] = [row.name for row in groups]
-    by_name: dict[str, Json] = {
-        named.name: dict(mapping(row))
-        for named, row in zip(groups, rows if isinstance(rows, list) else [])
-    }
+    by_name: dict[str, Json] = {}
+    if isinstance(rows, list):
+        for named, row in zip(groups, rows):
+            by_name[named.name] = dict(mapping(row))
+
     on_by_default: list[Json] = [group_name] if mode != "none" else []
     distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
-    asked = texts(distributed)
-    taking_part = (
-        [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
-    )
+    taking_part: list[str] = []
     if mode != "none":
-        taking_part = [*placement.distribution_hosts]
+        taking_part += placement.distribution_hosts
+    elif groups:
+        for named in groups:
+            if named.name in texts(distributed):
+                taking_part += named.hosts
+    else:
+        taking_part += all_hosts
     master = taking_part[0] if taking_part else all_hosts[0]
     own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
     return {
         "current_host": host,
         "current_instance_group": group_name,
-        "current_instance_group_hosts": [*(group.hosts if group else all_hosts)],
+        "current_instance_group_hosts": [*group_hosts],
         "current_instance_type": placement.instance_type,
         "distribution_hosts": [*taking_part],
         "distribution_instance_groups": distributed,

@@ -43,20 +43,20 @@ def fetch_with_cli(address: str, endpoint: str, region: str, target: str, progra
     """Fetch; "" or why it cannot be done. What the program prints goes to the log as it is."""
     words = [program, "s3", "cp", address, target, "--only-show-errors"]
     words += ["--cli-connect-timeout", str(_CONNECT_SECONDS)]
-    words += ["--endpoint-url", endpoint] if endpoint else []
-    words += ["--region", region] if region else []
+    if endpoint:
+        words += ["--endpoint-url", endpoint]
+    if region:
+        words += ["--region", region]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     except OSError as error:
         return f"{program}: {error.strerror}"
-    said = [
-        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
-    ]
-    return (
-        ""
-        if done.returncode == 0
-        else (said[-1] if said else f"{program} ended with status {done.returncode}")
-    )
+    if done.returncode == 0:
+        return ""
+    errors = done.stderr.decode("utf-8", "replace").strip()
+    if not errors:
+        return f"{program} ended with status {done.returncode}"
+    return errors.splitlines()[-1].strip()
 
 
 def main(arguments: list[str]) -> int:

@@ -783,26 +783,33 @@ class _Supervisor:
     def _command_ended(self, code: int) -> None:
         if self._is_copy and self._phase < Phase.ENDING:
             return  # the first host's copy decides
-        stopped, tail = self._stopping.signal, self._running.tail
-        lost = "" if stopped else self._verdict.lost_daemon(tail)
-        if code == 0 and not lost:
-            kind = STOPPED if stopped else SUCCEEDED
-            text = "stopped by a signal; the program ended with status 0" if stopped else ""
-            died_of = "" if stopped else self._verdict.unheard(self._running.pid)
+        if self._stopping.signal:
+            if code == 0:
+                text = "stopped by a signal; the program ended with status 0"
+                self._report_well(Outcome(STOPPED, 0, self._plan.host, text))
+            else:
+                self._report_failure(code)
+            return
+        if code == 0 and not self._verdict.lost_daemon(self._running.tail):
+            died_of = self._verdict.unheard(self._running.pid)
             if died_of:
                 advice = "in a shell, `set -o pipefail` lets a pipe fail with any part of it"
                 self._log(
                     f"warning: the status is 0, and the last Python died of {died_of}; {advice}"
                 )
-            self._report(Outcome(kind, 0, self._plan.host, text))
-            if self._phase < Phase.ENDING:
-                self._log("this host has finished; it waits for the others")
+            self._report_well(Outcome(SUCCEEDED, 0, self._plan.host, ""))
             return
-        seconds = 0.0 if stopped else self._verdict.seconds_for_daemon(self._of_command(code))
+        seconds = self._verdict.seconds_for_daemon(self._of_command(code))
         if seconds:
             self._loop.after(seconds, lambda: self._report_failure(code))
         else:
             self._report_failure(code)
+
+    def _report_well(self, outcome: Outcome) -> None:
+        """Report an end with status 0."""
+        self._report(outcome)
+        if self._phase < Phase.ENDING:
+            self._log("this host has finished; it waits for the others")
 
     def _of_command(self, code: int) -> Outcome:
         """Return the end of the command, by what is known of its ranks now."""
@@ -1150,9 +1157,13 @@ class _Supervisor:
         """Nothing runs here any more: tell the leader what this host took."""
         from trainworks_launcher.supervise.summary.account import MESSAGE
 
-        ranks = self._running.ranks
-        tails = [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]
-        restarts = self._tries.restarts + (self._rounds.restarts if self._rounds is not None else 0)
+        if self._running.ranks is None:
+            tails = [self._running.tail]
+        else:
+            tails = [rank.tail for rank in self._running.ranks.all]
+        restarts = self._tries.restarts
+        if self._rounds is not None:
+            restarts += self._rounds.restarts
         fields = account.close(tails, restarts, self._lookout.idle)
         self._tell(MESSAGE, **fields)
 

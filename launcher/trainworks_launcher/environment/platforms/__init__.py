@@ -324,17 +324,19 @@ def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
 
 def _present(mark: str, given: Given) -> tuple[str, ...]:
     """Return the variables that a mark stands for and that are set, even if they are empty."""
-    if mark == names.RESOURCE_CONFIG_FILE:
-        return (mark,) if given.resource_config else ()
-    if mark == HYPERPOD_AGENT:
-        return (mark,) if given.program == mark else ()
     if mark == A_KIND:
-        return tuple(pair.names[0] for pair in given.pairs) + tuple(
-            listed.name for listed in given.lists
-        )
+        pairs = [pair.names[0] for pair in given.pairs]
+        lists = [listed.name for listed in given.lists]
+        return (*pairs, *lists)
     if "*" in mark:
         return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
-    return (mark,) if mark in given.variables else ()
+    if mark == names.RESOURCE_CONFIG_FILE:
+        is_present = bool(given.resource_config)
+    elif mark == HYPERPOD_AGENT:
+        is_present = given.program == mark
+    else:
+        is_present = mark in given.variables
+    return (mark,) if is_present else ()
 
 
 def describe(given: Given) -> Description:

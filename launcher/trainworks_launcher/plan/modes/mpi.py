@@ -71,7 +71,7 @@ def plan_ranks(
         RefusalError: The options contradict each other.
     """
     served = job.placement.served
-    found = common.programs_of_mode(job)
+    programs = common.programs_of_mode(job)
     network, network_why = network_variables(job)
     where = job.placement.mpi_options_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
@@ -99,7 +99,7 @@ def plan_ranks(
     env = MappingProxyType({**exported_variables(job), **network, **more_variables})
     handed_on = _handed_on(env, exports) if served else ()
     line = [
-        Reason("mpirun", "starts the ranks of every host", Origin.IMAGE, (found["mpirun"],)),
+        Reason("mpirun", "starts the ranks of every host", Origin.IMAGE, (programs["mpirun"],)),
         *_options(job, user),
         *(_parameter(setting, dialect) for setting in parameters),
         *exports.values(),
@@ -108,33 +108,33 @@ def plan_ranks(
     if user.rest:
         line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
     line += [_wrapper(job, exports), *before, *_program(job)]
-    left_out_why = tuple(
-        Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported)
-    )
-    worker = job.placement.host != job.placement.leader and not served
-    waiting = (
-        Reason(
-            "no command", "mpirun on the leader starts the ranks of this host through this launcher"
-        ),
-    )
+    if job.placement.host != job.placement.leader and not served:
+        argv: tuple[str, ...] = ()
+        here = "mpirun on the leader starts the ranks of this host through this launcher"
+        why = [Reason("no command", here)]
+    else:
+        argv = words_of(line)
+        why = list(line)
+        for what, because in (*left_out, *not_exported):
+            why.append(Reason(f"left out {what}", because, Origin.USER))
     return NodePlan(
         mode=job.placement.mode,
         host=job.placement.host,
         role=role_of(job),
-        needs=tuple(found.values()),
-        argv=() if worker else words_of(line),
+        needs=tuple(programs.values()),
+        argv=argv,
         env=env,
         cwd=job.program.code.directory,
         code=job.program.code,
         requirements=job.program.requirements,
         processes=job.placement.processes,
         # mpirun would give the leader's value to the ranks of every host.
-        hidden=tuple(name for name in (_INTERFACE_VARIABLE,) if name in env),
+        hidden=(_INTERFACE_VARIABLE,) if _INTERFACE_VARIABLE in env else (),
         ranks_by="mpirun",
         control=control_of(job),
-        shell=Shell(found["ssh"]) if served else None,
+        shell=Shell(programs["ssh"]) if served else None,
         limits=job.network.limits,
-        why=(*(waiting if worker else (*line, *left_out_why)), *network_why, *variables_why),
+        why=(*why, *network_why, *variables_why),
         warnings=(*job.warnings, *warnings, *user.warnings, *not_set),
     )
 

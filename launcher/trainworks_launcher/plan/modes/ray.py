@@ -54,7 +54,8 @@ def plan(job: Job) -> NodePlan:
 
     Raises RefusalError for a wrong option, or a Ray that ignores the secret.
     """
-    ray, python = (common.programs_of_mode(job)[name] for name in ("ray", "python"))
+    programs = common.programs_of_mode(job)
+    ray, python = programs["ray"], programs["python"]
     placement = job.placement
     head = placement.host == placement.leader
     hosts = len(placement.distribution_hosts)
@@ -62,19 +63,14 @@ def plan(job: Job) -> NodePlan:
     leader = placement.leader_address if hosts > 1 else names.LOOPBACK
     options, warnings = _options(job, head)
     warnings += _check_token(job)
-    here = (f"{job.environment.launcher_directory}/programs/ray_node.py", leader, port, seconds)
-    start = (
-        job.environment.launcher_python,
-        "-I",
-        *here,
-        "head" if head else "worker",
-        "--",
-        ray,
-        "start",
-    )
-    name = "Ray head" if head else "Ray worker"
-    patience = {} if head else {_RETRIES: str(max(20, int(job.network.limits.join / 2)))}
-    daemon = Auxiliary(name, (*start, *words_of(options)), patience)
+    role = "head" if head else "worker"
+    patience = {}
+    if not head:
+        patience[_RETRIES] = str(max(20, int(job.network.limits.join / 2)))
+    program = f"{job.environment.launcher_directory}/programs/ray_node.py"
+    ray_node = (program, leader, port, seconds)
+    start = (job.environment.launcher_python, "-I", *ray_node, role, "--", ray, "start")
+    daemon = Auxiliary(f"Ray {role}", (*start, *words_of(options)), patience)
     rows = [
         Variable(
             _ADDRESS,
@@ -91,7 +87,7 @@ def plan(job: Job) -> NodePlan:
         Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
         *_token(job.environment.job_secret),
     ]
-    wait = (python, "-I", *here, str(hosts), "--")
+    wait = (python, "-I", *ray_node, str(hosts), "--")
     command = [
         Reason("ray_node.py", f"starts the program when Ray has {hosts} host(s)", words=wait),
         *common.command(job),
@@ -101,9 +97,10 @@ def plan(job: Job) -> NodePlan:
         "Ray's head runs on the leader, a worker on each other host;"
         " the program runs on the leader",
     )
-    why = [choice, *(Reason(option.subject, option.why, option.origin) for option in options)]
-    made = common.own_process(job, command if head else (), why, rows, warnings)
-    return made._replace(auxiliaries=(daemon,), needs=(ray, python))
+    why = [choice]
+    why += [Reason(option.subject, option.why, option.origin) for option in options]
+    node_plan = common.own_process(job, command if head else (), why, rows, warnings)
+    return node_plan._replace(auxiliaries=(daemon,), needs=(ray, python))
 
 
 _RETRIES = "RAY_NUM_REDIS_GET_RETRIES"

@@ -56,88 +56,95 @@ class Answer:
         Raises RefusedError with all lines that ask for what the image cannot give.
         """
         lines = [*reading.lines, *reading.looked_at]
-        self._python = python = reading.python
-        there = distributions(python)
-        protected, companions = manifest.get("protected", {}), manifest.get("companions", {})
-        self.kept = {
-            name: there[name].version if name in there else version
-            for name, version in protected.items()
-        }
-        self.excluded, self.said, self.lines = set(_LEFT_OUT), [], list(reading.lines)
+        self._python = reading.python
+        installed = distributions(self._python)
+        companions = manifest.get("companions", {})
+        self.kept: dict[str, str] = {}
+        self._needs: list[tuple[str, Any]] = []
+        for name, version in manifest.get("protected", {}).items():
+            self.kept[name] = version
+            if name in installed:
+                self.kept[name] = installed[name].version
+                self._needs += [(name, need) for need in needs_of(self._python, installed[name])]
+        self.excluded, self.lines = set(_LEFT_OUT), list(reading.lines)
+        self.said: list[str] = []
         self.left: list[str] = []
-        refused, newer = [], {}
-        needs = [
-            (owner, each)
-            for owner in self.kept
-            if owner in there
-            for each in needs_of(python, there[owner])
-        ]
+        self._refused: list[str] = []
+        self._newer: dict[str, str] = {}
         for line in lines:
-            name, place = line.name, line.place
-            if not name:
+            if not line.name:
                 self._look_at_index(line, manifest.get("wheel_index", ""))
                 continue
-            have, specifier, asked = (
-                self.kept.get(name, ""),
-                line.wanted.specifier,
-                f"{name}{line.wanted.specifier}",
-            )
-            newer.update({name: str(specifier)} if name in companions and specifier else {})
-            if name in _TRAPS and not line.wanted.url:
-                refused.append(
-                    f"{place}: {name} of the package index is something else: ask for"
-                    f" {_TRAPS[name]}"
-                )
-            elif name in _LEFT_OUT:
-                self.said.append(f"{place}: {asked} is left out: it is not for this system")
-            elif have and not _holds(line.wanted, have):
-                if any(
-                    is_later(each.version, have)
-                    for each in specifier
-                    if each.operator[0] not in "<!"
-                ):
-                    newer[name] = str(specifier)
-                    refused.append(
-                        f"{place}: {asked}, and this image has {name} {have}:"
-                        f" choose an image with {asked}"
-                    )
-                elif not _holds(line.wanted, build_of(python, name, have)):
-                    what = "an address" if line.wanted.url else asked
-                    self.said.append(
-                        f"{place}: {what} is not installed: this image keeps {name} {have}"
-                    )
-                self.excluded.add(name)
-            elif not have:
-                exact = [each.version for each in specifier if re.match(r"==[^*]+$", str(each))]
-                for owner, need in needs if exact else ():
-                    if normalised(need.name) == name and not need.specifier.contains(
-                        exact[0], prereleases=True
-                    ):
-                        what = (
-                            f"this image's {owner} {self.kept[owner]} needs {name}{need.specifier}"
-                        )
-                        self.said.append(f"{place}: {asked} is not installed: {what}")
-                        self.excluded.add(name)
+            if line.name in companions and line.wanted.specifier:
+                self._newer[line.name] = str(line.wanted.specifier)
+            self._look_at_requirement(line)
+
         self.freed = self._free_companions(lines, companions)
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
-        if self.excluded - set(_LEFT_OUT):  # so these lines are of another build of the framework
-            missing = {normalised(name) for name in manifest.get("libraries", ())} - set(there)
+        if self.excluded - set(_LEFT_OUT):
+            # Lines that are left out are of another build of the framework.
+            libraries = {normalised(name) for name in manifest.get("libraries", ())}
+            missing = libraries - set(installed)
             named = sorted({line.name for line in lines} & missing)
-            self.said += (
-                [f"{', '.join(named)}: not installed, only another build needs them"]
-                if named
-                else []
-            )
+            if named:
+                self.said.append(
+                    f"{', '.join(named)}: not installed, only another build needs them"
+                )
             self.excluded |= missing
-        if refused:
-            raise RefusedError(*refused, newer=newer)
+        if self._refused:
+            raise RefusedError(*self._refused, newer=self._newer)
+
         # A project has them from an index of another build, or from a folder of its own.
         self.without_source = sorted(reading.sources & {*self.kept, *companions})
-        self.said += [
-            f"the source of {name} is not used: this image has its own"
-            for name in self.without_source
+        for name in self.without_source:
+            self.said.append(f"the source of {name} is not used: this image has its own")
+
+    def _look_at_requirement(self, line: Line) -> None:
+        """Decide whether a requirement is installed, left out or refused."""
+        name, place, specifier = line.name, line.place, line.wanted.specifier
+        asked = f"{name}{specifier}"
+        have = self.kept.get(name, "")
+        if name in _TRAPS and not line.wanted.url:
+            self._refused.append(
+                f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
+            )
+        elif name in _LEFT_OUT:
+            self.said.append(f"{place}: {asked} is left out: it is not for this system")
+        elif not have:
+            self._look_at_needs(line, asked)
+        elif not _holds(line.wanted, have):
+            at_least = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
+            if any(is_later(version, have) for version in at_least):
+                self._newer[name] = str(specifier)
+                self._refused.append(
+                    f"{place}: {asked}, and this image has {name} {have}:"
+                    f" choose an image with {asked}"
+                )
+            elif not _holds(line.wanted, build_of(self._python, name, have)):
+                what = "an address" if line.wanted.url else asked
+                self.said.append(
+                    f"{place}: {what} is not installed: this image keeps {name} {have}"
+                )
+            self.excluded.add(name)
+
+    def _look_at_needs(self, line: Line, asked: str) -> None:
+        """Leave out a version that a distribution which is kept does not go with."""
+        exact = [
+            limit.version for limit in line.wanted.specifier if re.match(r"==[^*]+$", str(limit))
         ]
+        if not exact:
+            return
+        for owner, need in self._needs:
+            if normalised(need.name) != line.name:
+                continue
+            if need.specifier.contains(exact[0], prereleases=True):
+                continue
+            self.said.append(
+                f"{line.place}: {asked} is not installed:"
+                f" this image's {owner} {self.kept[owner]} needs {line.name}{need.specifier}"
+            )
+            self.excluded.add(line.name)
 
     def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
         """Let companions of a framework that is answered have any version:
@@ -183,13 +190,10 @@ class Answer:
         than the image's own.
         """
         option, _, address = line.text.partition(" ")
-        host = re.match(r"https?://[^/]+/", own)
-        if (
-            option in SOURCES
-            and host
-            and address.startswith(host.group())
-            and address.rstrip("/") != own
-        ):
+        vendor = re.match(r"https?://[^/]+/", own)
+        if vendor is None or option not in SOURCES:
+            return
+        if address.startswith(vendor.group()) and address.rstrip("/") != own:
             self._python.say(
                 f"{line.place}: {address} is not needed: it has another build than this image"
             )

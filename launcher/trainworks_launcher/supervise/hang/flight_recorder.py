@@ -51,28 +51,29 @@ class Recorder:
         Return those that came within so many seconds, as a part of a message.
         """
         deadline = time.monotonic() + seconds
-        waiting = {
-            rank: before
-            for rank in ranks
-            if self._pipe and self._file and (before := self._ask(rank)) is not None
-        }
-        found: list[Json] = []
+        waiting = {}
+        if self._pipe and self._file:
+            for rank in ranks:
+                before = self._ask(rank)
+                if before is not None:
+                    waiting[rank] = before
+        records: list[Json] = []
         size = 0
         while waiting:
             for rank, before in list(waiting.items()):
-                document = (
-                    record_of(rank, self._read(rank))
-                    if written_at(f"{self._file}{rank}") != before
-                    else {}
-                )
-                if document:
-                    size += len(json.dumps(document))
-                    found += [document] if size < _MESSAGE_BYTES else []
-                    del waiting[rank]
-            if time.monotonic() >= deadline:
+                if written_at(f"{self._file}{rank}") == before:
+                    continue
+                document = record_of(rank, self._read(rank))
+                if not document:
+                    continue
+                size += len(json.dumps(document))
+                if size < _MESSAGE_BYTES:
+                    records.append(document)
+                del waiting[rank]
+            if not waiting or time.monotonic() >= deadline:
                 break
-            select.select((), (), (), _LOOK_SECONDS if waiting else 0)
-        return found
+            select.select((), (), (), _LOOK_SECONDS)
+        return records
 
     def _ask(self, rank: int) -> int | None:
         """Ask a rank; return what changes when it writes its record, None if it does not listen."""
@@ -116,28 +117,26 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
         count: Counter[str] = Counter()
         for row in dump["entries"]:
             name, about = (printable(str(word))[:_NAME] for word in row["process_group"])
-            call, alone = (
-                printable(row["profiling_name"].rpartition(":")[2])[:_NAME],
-                row.get("is_p2p"),
-            )
-            peer = _PEER.search(call)
-            last[name] = max(last.get(name, -1), -1 if alone else row["collective_seq_id"])
+            call = printable(row["profiling_name"].rpartition(":")[2])[:_NAME]
+            to_one = row.get("is_p2p")
+            seq = -1 if to_one else row["collective_seq_id"]
+            last[name] = max(last.get(name, -1), seq)
             listed = mapping(config.get(name)).get("ranks")
-            groups[name] = [
-                about,
-                short(map(int, re.findall(r"\d+", str(listed or "")))),
-                last[name],
-            ]
-            if row["state"] == "completed" or row.get("retired") or (alone and not peer):
+            ranks = map(int, re.findall(r"\d+", str(listed or "")))
+            groups[name] = [about, short(ranks), last[name]]
+            peer = _PEER.search(call)
+            if row["state"] == "completed" or row.get("retired") or (to_one and not peer):
                 continue
-            which = f"{name} {call}" if alone else name
-            count[which] += 1
-            if count[which] <= (1 if alone else _CALLS):
-                sizes = f" of sizes {row.get('input_sizes')}"[:_NAME] if call in _ALIKE else ""
-                place = int(peer[1]) if alone and peer else -1
-                open_.append(
-                    [name, -1 if alone else row["collective_seq_id"], f"{call}{sizes}", place]
-                )
+
+            # Of calls to one rank the first of each kind, of collectives the first few.
+            counted, most, place = name, _CALLS, -1
+            if to_one and peer:
+                counted, most, place = f"{name} {call}", 1, int(peer[1])
+            count[counted] += 1
+            if count[counted] <= most:
+                if call in _ALIKE:
+                    call += f" of sizes {row.get('input_sizes')}"[:_NAME]
+                open_.append([name, seq, call, place])
     except Exception:  # noqa: BLE001  (whatever is in a file that is being written)
         return {}
     return {"rank": rank, "groups": groups, "open": open_}

@@ -66,38 +66,48 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         rows = decode(words)
     except ValueError:
         return ()
-    found = []
-    for row in rows if isinstance(rows, list) else ():
-        thread = mapping(row)
-        frames = thread.get("frames")
-        calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
-        stack = tuple(
-            Frame(
-                text(call.get("name")),
-                text(call.get("filename")),
-                number(call.get("line")),
-                bool(call.get("module")),
-            )
-            for call in calls
-        )
-        main = (
-            thread.get("os_thread_id") == thread.get("pid")
-            or thread.get("thread_name") == "MainThread"
-        )
-        shown = _variables(calls, stack) if main else []
-        own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
-        outer = tuple(one for place, one in shown if place > own and not stack[place].is_own)
-        values = tuple(one for _, one in shown)
-        found.append(
-            Thread(
-                main,
-                stack,
-                text(thread.get("thread_name")),
-                hash(values) if values else 0,
-                hash(outer) if outer else 0,
-            )
-        )
-    return tuple(found)
+    if not isinstance(rows, list):
+        return ()
+    return tuple(_thread_of(mapping(row)) for row in rows)
+
+
+def _thread_of(row: Mapping[str, Json]) -> Thread:
+    frames = row.get("frames")
+    calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
+    stack = tuple(_frame_of(call) for call in calls)
+    name = text(row.get("thread_name"))
+    if row.get("os_thread_id") != row.get("pid") and name != "MainThread":
+        return Thread(False, stack, name)
+
+    # The variables of the main thread tell a loop that goes on from one that waits.
+    variables = _variables(calls, stack)
+    innermost_own = len(stack)
+    for place, frame in enumerate(stack):
+        if frame.is_own:
+            innermost_own = place
+            break
+    values = []
+    outer = []
+    for place, variable in variables:
+        values.append(variable)
+        if place > innermost_own and not stack[place].is_own:
+            outer.append(variable)
+    return Thread(
+        main=True,
+        frames=stack,
+        name=name,
+        values=hash(tuple(values)) if values else 0,
+        outer=hash(tuple(outer)) if outer else 0,
+    )
+
+
+def _frame_of(call: Mapping[str, Json]) -> Frame:
+    return Frame(
+        text(call.get("name")),
+        text(call.get("filename")),
+        number(call.get("line")),
+        bool(call.get("module")),
+    )
 
 
 def _variables(

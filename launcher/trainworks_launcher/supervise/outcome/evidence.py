@@ -163,9 +163,8 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
     """
     early = suspect_of(suspects, starter.rank) if starter.ended_early else None
     if early is not None:
-        suspects = [
-            row for row in suspects if row.at < early.at
-        ]  # what came later is the effect of that
+        # Failures that came later are the effect of that end.
+        suspects = [row for row in suspects if row.at < early.at]
     blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
     # Row 1.
     own = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED)]

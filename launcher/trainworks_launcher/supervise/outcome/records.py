@@ -86,7 +86,9 @@ class Record(NamedTuple):
             return f"{self.inner} (in {first})"
         if self.handled:
             return f"{self.handled} (and then {first})"
-        return f"{first} ({self.origin})" if first and self.origin.startswith(CAUSED_BY) else first
+        if first and self.origin.startswith(CAUSED_BY):
+            return f"{first} ({self.origin})"
+        return first
 
     @property
     def handled(self) -> str:
@@ -94,10 +96,12 @@ class Record(NamedTuple):
 
         ``""`` for none.
         """
-        handled = (
-            self.origin[len(WHILE_HANDLING) :] if self.origin.startswith(WHILE_HANDLING) else ""
-        )
-        return handled if blames_a_peer(self.message) and not blames_a_peer(handled) else ""
+        if not self.origin.startswith(WHILE_HANDLING):
+            return ""
+        handled = self.origin[len(WHILE_HANDLING) :]
+        if blames_a_peer(self.message) and not blames_a_peer(handled):
+            return handled
+        return ""
 
     @property
     def blames(self) -> bool:
@@ -116,8 +120,12 @@ class Record(NamedTuple):
             if not words.endswith(":") or line.startswith(("Traceback", 'File "')):
                 break
             words = f"{words} {line}"
-        told = lines[-1] if any(line.startswith('File "') for line in lines) else ""
-        return f"{words.rstrip('.:')}: {told}" if told and told not in words else words
+        if not any(line.startswith('File "') for line in lines):
+            return words
+        exception = lines[-1]
+        if not exception or exception in words:
+            return words
+        return f"{words.rstrip('.:')}: {exception}"
 
     @property
     def tells_an_end(self) -> bool:
@@ -157,17 +165,26 @@ def read(data: bytes) -> list[Record]:
                 **{name: printable(text(row.get(name))) for name in _TEXTS},
             )
         )
-    begun = {(row.pid, row.began): row.at for row in found if row.brief}
-    whole = {
-        (row.pid, row.began) for row in found if row.message and not row.thread and not row.brief
-    }
-    return [
-        row._replace(at=begun.get((row.pid, row.began), row.at))
-        if row.message and not row.thread
-        else row
-        for row in found
-        if not (row.brief and (row.pid, row.began) in whole)
-    ]
+    brief_at: dict[tuple[int, float], float] = {}
+    whole = set()
+    for record in found:
+        program = (record.pid, record.began)
+        if record.brief:
+            brief_at[program] = record.at
+        elif record.message and not record.thread:
+            whole.add(program)
+
+    records = []
+    for record in found:
+        program = (record.pid, record.began)
+        if record.brief and program in whole:
+            continue
+        if record.message and not record.thread:
+            # The brief record was written first: its time is that of the failure.
+            records.append(record._replace(at=brief_at.get(program, record.at)))
+        else:
+            records.append(record)
+    return records
 
 
 def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:

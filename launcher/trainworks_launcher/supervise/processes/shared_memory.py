@@ -73,18 +73,26 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
         until: When the ranks that run now have started, in seconds since 1970; files that came
             later may be theirs. 0: none runs.
     """
-    found = {key: entry for key, entry in files(place).items() if key not in before}
-    if until:
-        found = {key: entry for key, entry in found.items() if _changed(entry[0]) < until}
-    used = set(_used()) if found else set()
-    left = {key: entry for key, entry in found.items() if key not in used}
-    if not left:
+    of_job = {}
+    for key, (path, size) in files(place).items():
+        if key in before or (until and _changed(path) >= until):
+            continue
+        of_job[key] = (path, size)
+    if not of_job:
         return None
+    for key in set(_used()):
+        of_job.pop(key, None)
+    if not of_job:
+        return None
+
     own = is_own(place)
-    for path, _ in left.values() if own else ():
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
-    return Leftovers(len(left), sum(size for _, size in left.values()), own)
+    total = 0
+    for path, size in of_job.values():
+        total += size
+        if own:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+    return Leftovers(len(of_job), total, own)
 
 
 def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
