@@ -195,11 +195,11 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         advice = f"{look}; start the container with NVIDIA's container runtime and its utilities"
         yield Finding(WARNING, gpus.problem, advice)
     elif gpus.status == _MISMATCH:
-        what = (
+        problem = (
             "the NVIDIA driver was changed while the host was running:"
             " library and kernel module differ"
         )
-        yield Finding(FAILED, what, "reboot or replace the host")
+        yield Finding(FAILED, problem, "reboot or replace the host")
     elif gpus.status == _NO_DRIVER:
         yield Finding(
             FAILED,
@@ -212,11 +212,11 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         yield Finding(WARNING, f"{PROGRAM} ends with status {gpus.status}", look)
     yield from _fabric(gpus)
     if (gpus.devices or gpus.status == _LOST) and len(gpus.devices) < asked.gpus:
-        what = (
+        problem = (
             f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in"
             " this container"
         )
-        yield Finding(FAILED, what, REPLACE)
+        yield Finding(FAILED, problem, REPLACE)
     for index, gpu in gpus.devices.items():
         if is_visible(asked.visible_gpus, index, gpu.get(_UUID, "")):
             yield from _gpu(f"GPU {index}", gpu)
@@ -234,8 +234,8 @@ def _fabric(gpus: Gpus) -> Iterator[Finding]:
         return
     late = sum(gpu.get(_FABRIC) in _WAITING for gpu in gpus.devices.values())
     if late and gpus.cuda is None:
-        what = f"{late} of {count_of(len(gpus.devices), 'GPU')} wait for NVIDIA's fabric manager"
-        yield Finding(WARNING, what, advice)
+        problem = f"{late} of {count_of(len(gpus.devices), 'GPU')} wait for NVIDIA's fabric manager"
+        yield Finding(WARNING, problem, advice)
 
 
 def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
@@ -247,11 +247,11 @@ def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
         yield Finding(FAILED, f"{name} has broken memory that could not be replaced", REPLACE)
     errors = gpu.get(_ECC, "")
     if errors.isdigit() and int(errors):
-        what = f"{name} has {count_of(int(errors), 'memory error')} that could not be corrected"
-        yield Finding(FAILED, what, f"reset the GPU, or {REPLACE}")
+        problem = f"{name} has {count_of(int(errors), 'memory error')} that could not be corrected"
+        yield Finding(FAILED, problem, f"reset the GPU, or {REPLACE}")
     if gpu.get(_RETIRED) in _YES or gpu.get(_REMAPPED) in _YES:
-        what = f"{name} has broken memory that the next reset replaces"
-        yield Finding(WARNING, what, "reset the GPU or reboot the host when no job runs on it")
+        problem = f"{name} has broken memory that the next reset replaces"
+        yield Finding(WARNING, problem, "reset the GPU or reboot the host when no job runs on it")
     bits = next((int(gpu[name], 16) for name in _SLOW if gpu.get(name, "").startswith("0x")), 0)
     slow = [text for bit, text in _REASONS.items() if bits & bit]
     if slow:

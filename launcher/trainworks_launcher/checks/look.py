@@ -44,8 +44,8 @@ class Seen(NamedTuple):
 
 def driver_version(text: str) -> str:
     """Return the version in the text of /proc/driver/nvidia/version; ``""`` for none."""
-    found = _VERSION.search(text)
-    return found.group(1) if found else ""
+    match = _VERSION.search(text)
+    return match.group(1) if match else ""
 
 
 def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -> Seen:

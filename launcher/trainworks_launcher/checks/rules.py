@@ -53,12 +53,12 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
         found = list(judge_gpus(asked, seen.gpus))
     found += [*_driver(asked, seen), *_counts(asked, seen), *_places(asked, seen)]
     if asked.interface and seen.interface_up is False:
-        what = (
+        problem = (
             f"the network interface {asked.interface} is down,"
             " and the other hosts are reached by it"
         )
         advice = "bring it up, or name another one; replace the host if its link is broken"
-        found.append(Finding(FAILED, what, advice))
+        found.append(Finding(FAILED, problem, advice))
     return tuple(sorted(found, key=lambda finding: finding.severity != FAILED))
 
 
@@ -73,12 +73,12 @@ def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
         and seen.driver
         and version_of(seen.driver) < version_of(asked.minimum_driver)
     ):
-        what = (
+        problem = (
             f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which"
             f" CUDA {asked.cuda or 'of this image'} needs"
         )
         yield Finding(
-            FAILED, what, "update the driver, use newer hosts, or an image for an older CUDA"
+            FAILED, problem, "update the driver, use newer hosts, or an image for an older CUDA"
         )
 
 
@@ -86,19 +86,21 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
     devices = seen.gpus.devices if seen.gpus is not None else {}
     present = min(asked.gpus, len(devices)) if devices else asked.gpus
     if asked.row_gpus > present and not asked.without_cuda:
-        what = (
+        problem = (
             f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')},"
             f" and this container has {present}"
         )
-        yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
+        yield Finding(FAILED, problem, f"pass all of them into the container, or {REPLACE}")
     if asked.efa and asked.efa < asked.row_efa:
         # None at all is said where EFA is chosen: it matters between hosts.
-        what = (
+        problem = (
             f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container"
             f" has {asked.efa}"
         )
         yield Finding(
-            WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}"
+            WARNING,
+            problem,
+            f"pass all of them into the container; if the host has fewer, {REPLACE}",
         )
 
 
@@ -106,12 +108,12 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
     size = seen.shared_memory
     least = SHARED_MEMORY_BYTES if asked.shared_memory else _DEFAULT_SHARED_MEMORY
     if size is not None and size < least:
-        what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
+        problem = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = (
             "start the container with --shm-size, or --ipc=host;"
             " Kubernetes: an emptyDir of medium Memory"
         )
-        yield Finding(WARNING, what, advice)
+        yield Finding(WARNING, problem, advice)
     for directory, free in seen.free.items():
         if free < DISK_BYTES:
             severity = FAILED if free < DISK_FULL_BYTES else WARNING
@@ -134,10 +136,10 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     if abs(difference) - uncertainty <= CLOCK_SECONDS:
         return None
     way = "ahead of" if difference > 0 else "behind"
-    what = f"the clock of {host} is {abs(difference):.1f} s {way} the leader's"
+    problem = f"the clock of {host} is {abs(difference):.1f} s {way} the leader's"
     return Finding(
         WARNING,
-        what,
+        problem,
         "synchronize the clocks (chrony, NTP): logs, certificates and signed requests need it",
     )
 

@@ -86,9 +86,9 @@ def cpu_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
 def why_no_thread() -> tuple[str, str]:
     """Return (why a thread could not be started, what to do), as far as it can be observed."""
     if _clone3() == errno.EPERM:
-        what = "this container may not start threads: its seccomp profile refuses clone3"
+        problem = "this container may not start threads: its seccomp profile refuses clone3"
         return (
-            what,
+            problem,
             (
                 "update the host's container engine and libseccomp, or start it with --security-opt"
                 " seccomp=unconfined"

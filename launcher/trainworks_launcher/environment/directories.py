@@ -62,8 +62,10 @@ def named(results: str, checkpoints: str) -> Mapping[str, str]:
         results: Root of the job's results.
         checkpoints: Directory of checkpoints; ``""`` if there is none.
     """
-    found = {variable: f"{results}/{place}" for variable, place in RESULTS.items()}
-    return {**found, names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else found
+    directories = {variable: f"{results}/{place}" for variable, place in RESULTS.items()}
+    if checkpoints:
+        directories[names.CHECKPOINT_DIRECTORY_VARIABLE] = checkpoints
+    return directories
 
 
 class Results(NamedTuple):
@@ -131,10 +133,13 @@ def choose(
 
 def outermost(paths: Iterable[str]) -> list[str]:
     """Return the paths that are in none of the others, each once."""
-    each = dict.fromkeys(paths)
-    return [
-        path for path in each if not any(_is_in(path, other) for other in each if other != path)
-    ]
+    unique = dict.fromkeys(paths)
+    outer = []
+    for path in unique:
+        others = unique.keys() - {path}
+        if not any(_is_in(path, other) for other in others):
+            outer.append(path)
+    return outer
 
 
 def _warning(lost: Sequence[str]) -> str:
@@ -228,13 +233,14 @@ def _mount_of(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
     root down, each in its parent.
     """
     numbers = {mount.number for mount in mounts}
-    found, inside = None, [mount for mount in mounts if mount.parent not in numbers]
+    mount: _Mount | None = None
+    inside = [row for row in mounts if row.parent not in numbers]
     while True:
-        above = [mount for mount in inside if _is_in(path, mount.point)]
+        above = [row for row in inside if _is_in(path, row.point)]
         if not above:
-            return found
-        found = min(above, key=lambda mount: len(mount.point))
-        inside = [mount for mount in mounts if mount.parent == found.number != mount.number]
+            return mount
+        mount = min(above, key=lambda row: len(row.point))
+        inside = [row for row in mounts if row.parent == mount.number != row.number]
 
 
 def _is_in(path: str, directory: str) -> bool:
@@ -253,8 +259,8 @@ def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
             reasons.setdefault(reason, []).append(variable)
     for reason, variables in reasons.items():
         checkpoints = variables == [names.CHECKPOINT_DIRECTORY_VARIABLE]
-        what = f"nothing can be written to {', '.join(variables)}: {reason}"
-        yield Problem(what, places[variables[0]], _CHECKPOINT_ADVICE if checkpoints else _ADVICE)
+        problem = f"nothing can be written to {', '.join(variables)}: {reason}"
+        yield Problem(problem, places[variables[0]], _CHECKPOINT_ADVICE if checkpoints else _ADVICE)
 
 
 def why_not_writable(path: str) -> str:
@@ -303,7 +309,7 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     reason = why_not_writable(home) if home else f"user {os.geteuid()} has no account"
     if not reason:
         return "", ""
-    said = f"HOME={told} cannot be used ({reason})" if told else f"HOME is not set ({reason})"
+    problem = f"HOME={told} cannot be used ({reason})" if told else f"HOME is not set ({reason})"
     # Compiled kernels are in caches, too: where files cannot be executed is the last resort.
     for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
         chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
@@ -313,12 +319,12 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
             and not why_not_writable(chosen)
             and _is_free_or_ours(chosen)
         ):
-            return chosen, f"{said}: the job's processes get HOME={chosen}, for their caches"
+            return chosen, f"{problem}: the job's processes get HOME={chosen}, for their caches"
     return (
         "",
         (
-            f"{said}, and no temporary directory can be written: caches of libraries cannot be"
-            " kept; set HOME"
+            f"{problem}, and no temporary directory can be written:"
+            " caches of libraries cannot be kept; set HOME"
         ),
     )
 
@@ -341,18 +347,17 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
     if not usable or not (_forbids_execution(usable[0]) or is_too_long(usable[0])):
         return "", ""
     advice = f"mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
-    said = (
+    problem = (
         f"files in {usable[0]} cannot be executed (it is mounted noexec),"
         " which torch.compile and Triton do"
     )
     if is_too_long(usable[0]):
-        said = f"the name of {usable[0]} is too long for the sockets that programs make in it"
+        problem = f"the name of {usable[0]} is too long for the sockets that programs make in it"
         advice = f"set TMPDIR to a directory whose name has at most {_NAME_BYTES} bytes"
-    other = next(
-        (place for place in usable if not (_forbids_execution(place) or is_too_long(place))), ""
-    )
-    moved = f"the job's processes get TMPDIR={other}"
-    return other, f"{said}: {moved if other else advice}"
+    for place in usable:
+        if not _forbids_execution(place) and not is_too_long(place):
+            return place, f"{problem}: the job's processes get TMPDIR={place}"
+    return "", f"{problem}: {advice}"
 
 
 _NAME_BYTES = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
@@ -390,12 +395,10 @@ def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
         for name in named
         if variables[name] not in _LOCALES and not _has_locale(variables[name])
     ]
-    said = ", ".join(f"{name}={variables[name]}" for name in missing)
-    line = (
-        f"the locale of {said} is not installed: the job's processes get {_LOCALES[0]}"
-        if missing
-        else ""
-    )
+    if not missing:
+        return {}, ""
+    listed = ", ".join(f"{name}={variables[name]}" for name in missing)
+    line = f"the locale of {listed} is not installed: the job's processes get {_LOCALES[0]}"
     return dict.fromkeys(missing, _LOCALES[0]), line
 
 
@@ -446,12 +449,11 @@ def _is_free_or_ours(path: str) -> bool:
     write: others can guess the name.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return True
-    return (
-        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    )
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_ours and not status.st_mode & 0o022
 
 
 # --- making ---------------------------------------------------------------------------------------

@@ -229,11 +229,11 @@ def choose_given_program(
         kind = "script" if name.endswith(".py") else "shell" if name.endswith(".sh") else "command"
         point = EntryPoint(kind, name)
         if name not in code.entries:
-            what = (
+            problem = (
                 f"file not found: {name!r} in {code.directory},"
                 " and no program on PATH has this name"
             )
-            problems.append(Problem(what, where, nearest(name, code.entries)))
+            problems.append(Problem(problem, where, nearest(name, code.entries)))
         elif kind == "command" and name not in code.executable:
             advice = "make it executable (chmod +x), or name it .py or .sh"
             problems.append(Problem(f"{name!r} is not executable", where, advice))

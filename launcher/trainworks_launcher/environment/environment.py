@@ -695,8 +695,8 @@ def _open_mpi_version(mpirun: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(rb"Open MPI\)? v?(\d+\.\d+\.\d+)", answer.stdout)
-    return found.group(1).decode() if found else ""
+    match = re.search(rb"Open MPI\)? v?(\d+\.\d+\.\d+)", answer.stdout)
+    return match.group(1).decode() if match else ""
 
 
 def _can_be_path(location: str) -> bool:

@@ -200,8 +200,8 @@ def _distribution(fields: _Fields) -> dict[str, Json]:
     elif "smp" in distributed:  # its parameters come as the hyperparameter mp_parameters
         asked[names.TORCH_DISTRIBUTED_ENABLED] = True
     else:
-        what = f"is neither Torchrun's nor MPI's: it has {', '.join(distributed)}"
-        fields.refuse(what, "use Torchrun or MPI, or a command")
+        problem = f"is neither Torchrun's nor MPI's: it has {', '.join(distributed)}"
+        fields.refuse(problem, "use Torchrun or MPI, or a command")
     if distributed.get("process_count_per_node") is not None:
         asked[names.PROCESSES_PER_HOST] = distributed["process_count_per_node"]
     return asked

@@ -291,9 +291,9 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
             if stream is not None:
                 project_file = stream.read(_PROJECT_FILE_LIMIT)
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
-        what = f"the code archive cannot be used: {str(error) or type(error).__name__}"
+        problem = f"the code archive cannot be used: {str(error) or type(error).__name__}"
         advice = "pack a directory of plain files with: tar -czf"
-        return Code(directory), [Problem(what, archive, advice)]
+        return Code(directory), [Problem(problem, archive, advice)]
     baked = _look_at_directory(directory, program)
     entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
     modes = {path: member.mode for path, member in contents.files.items()}

@@ -91,7 +91,7 @@ def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
         )
         if size >= names.ARGUMENT_LIMIT_BYTES:
             variable = f"SM_HP_{name.upper()}"
-            what = (
+            problem = (
                 f"its argument has {size:,} bytes, and the kernel takes at most"
                 f" {names.ARGUMENT_LIMIT_BYTES - 1:,}"
             )
@@ -101,7 +101,7 @@ def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
                 f" others from {names.HYPERPARAMETERS_VARIABLE} or the file of"
                 f" {names.HYPERPARAMETERS_VARIABLE}{names.FILE_SUFFIX}"
             )
-            problems.append(Problem(what, f"hyperparameter {name}", advice))
+            problems.append(Problem(problem, f"hyperparameter {name}", advice))
     return tuple(problems)
 
 

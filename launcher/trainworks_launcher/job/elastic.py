@@ -55,15 +55,17 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
         return Elastic(restarts or 0)
     if hosts < all_hosts:
         where = " or ".join(sorted(numbers.given))
-        what = (
+        problem = (
             f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
         )
-        reader.refuse(what, where, "then every host is needed: leave it out, or let all take part")
+        reader.refuse(
+            problem, where, "then every host is needed: leave it out, or let all take part"
+        )
     if restarts == 0:
-        what = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
+        problem = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
         where = " and ".join(sorted(numbers.given))
         reader.refuse(
-            what, where, "a job goes on without a lost host by a restart: allow at least 1"
+            problem, where, "a job goes on without a lost host by a restart: allow at least 1"
         )
     return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
 

@@ -110,12 +110,12 @@ def _check_settings(environment: Environment) -> list[Problem]:
     reader.word(names.NUMA_VARIABLE, names.NUMA_BINDINGS)
     secret = environment.job_secret
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
-        what = f"a secret of {len(secret)} characters can be guessed"
+        problem = f"a secret of {len(secret)} characters can be guessed"
         advice = (
             f"make one of at least {names.JOB_SECRET_MINIMUM},"
             " for example with: openssl rand -hex 32"
         )
-        reader.refuse(what, f"variable {names.JOB_SECRET_VARIABLE}, or its file", advice)
+        reader.refuse(problem, f"variable {names.JOB_SECRET_VARIABLE}, or its file", advice)
     return reader.problems
 
 

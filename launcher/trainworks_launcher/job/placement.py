@@ -165,20 +165,20 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         reader.warnings += model_parallel.unknown(parameters)
     reader.warnings += _unknown_types(environment, hosts)
     if mode.name not in _IPV6_MODES and any(":" in name for name in hosts):
-        what = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
+        problem = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
         reader.refuse(
-            what,
+            problem,
             f"{environment.platform.where}: hosts",
             "give them names, for example in /etc/hosts",
         )
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
     if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
-        what = (
+        problem = (
             f"restarts need the hosts' names, and {environment.platform.platform} does not say"
             " where they are"
         )
         reader.refuse(
-            what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
+            problem, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
         )
     # The leader's name may lead elsewhere on the leader itself: there its
     # programs take its address.
@@ -236,8 +236,8 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
     doubles = [name for name, count in Counter(hosts).items() if count > 1]
     if doubles:
-        what = f"{min(doubles)!r} is listed more than once"
-        reader.refuse(what, f"{where}: hosts", "list each host once")
+        problem = f"{min(doubles)!r} is listed more than once"
+        reader.refuse(problem, f"{where}: hosts", "list each host once")
     wanted = without_brackets(asked) or current
     if not wanted and len(hosts) == 1:
         wanted = hosts[0]
@@ -333,11 +333,11 @@ def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode
     A problem if the mode would start them, too.
     """
     if mode.name not in ("none", "torch_distributed"):
-        what = (
+        problem = (
             f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts"
             " several on each host"
         )
-        reader.refuse(what, environment.platform.where, "let it start one task on each host")
+        reader.refuse(problem, environment.platform.where, "let it start one task on each host")
     return MODES["tasks"]
 
 
@@ -363,8 +363,8 @@ def version_of(environment: Environment, component: str) -> tuple[int, ...]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """ "2.4.1+cpu" -> (2, 4, 1)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(word) for word in found.group().split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(word) for word in match.group().split(".")) if match else ()
 
 
 def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
@@ -553,9 +553,9 @@ def _uncounted(environment: Environment, kind: str) -> list[str]:
     row = environment.manifest.instances.get(kind, Instance())
     found: list[str] = []
     if row.gpus or (row.neuron_cores and not devices.neuron_devices):
-        what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
+        accelerator = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
         found.append(
-            f"{kind} has {what} by the image's instance table,"
+            f"{kind} has {accelerator} by the image's instance table,"
             " but no such device was found on this host"
         )
     if devices.neuron_devices and not row.neuron_cores:

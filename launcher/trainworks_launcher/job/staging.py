@@ -48,10 +48,10 @@ def parse_repository(arn: str) -> Repository:
     >>> parse_repository(arn).domain
     'shared'
     """
-    found = re.fullmatch(_ARN, arn)
-    if not found:
+    match = re.fullmatch(_ARN, arn)
+    if not match:
         raise ValueError(f"{arn!r} is not the ARN of a CodeArtifact repository")
-    return Repository(found["region"], found["owner"], found["domain"], found["repository"])
+    return Repository(match["region"], match["owner"], match["domain"], match["repository"])
 
 
 def with_fetch(environment: Environment, reader: Reader) -> Code:
@@ -102,8 +102,8 @@ def installation(
         return ()
     python = environment.programs.get("python", "")
     if not python and not entry.in_python:  # else it is a problem already
-        what = f"Python is not installed in this image, and there is a {code.requirements}"
-        reader.refuse(what, "program python", "install python3, or leave the file out")
+        problem = f"Python is not installed in this image, and there is a {code.requirements}"
+        reader.refuse(problem, "program python", "install python3, or leave the file out")
     program = f"{environment.launcher_directory}/programs/install.py"
     strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
     if strict not in ("on", "off"):
@@ -175,8 +175,8 @@ def _program(environment: Environment, name: str, reason: str, reader: Reader) -
     """
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
-        what = f"neither boto3 nor the aws command line is installed, and {reason}"
-        reader.refuse(what, f"image {environment.manifest.name!r}", advice)
+        problem = f"neither boto3 nor the aws command line is installed, and {reason}"
+        reader.refuse(problem, f"image {environment.manifest.name!r}", advice)
     has_library = environment.aws_client == BOTO3
     python = environment.programs.get("python", "") if has_library else environment.launcher_python
     return (python, "-I", f"{environment.launcher_directory}/programs/{name}")

@@ -142,7 +142,7 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
     if starter is None:
         return []
     by = environment.platform.platform if placement.tasks is not None else f"mode {placement.mode}"
-    what = (
+    problem = (
         f"{by} starts the ranks, and the program {starter.name} would start ranks in each of them"
     )
     script = shlex.join(_script_of(starter))
@@ -159,7 +159,7 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
         advice = (
             f"make the script itself the entry point ({script}), or switch the distribution off"
         )
-    return [Problem(what, "the program", advice)]
+    return [Problem(problem, "the program", advice)]
 
 
 def words_of(program: Program) -> tuple[str, ...]:

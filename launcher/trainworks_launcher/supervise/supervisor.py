@@ -947,16 +947,13 @@ class _Supervisor:
         if ranks is not None:
             ranks.take_ends()
             ranks.take()
-            found = [
-                (rank.pid, self._verdict.of_running(rank))
-                for rank in ranks.all
-                if rank.is_running()
-            ]
+            alive = [rank for rank in ranks.all if rank.is_running()]
+            suspects = [(rank.pid, self._verdict.of_running(rank)) for rank in alive]
         elif running.is_active and not self._is_copy:
-            found = [(running.pid, self._verdict.of_running_program(running.tail, running.pid))]
+            suspects = [(running.pid, self._verdict.of_running_program(running.tail, running.pid))]
         else:
-            found = []
-        return sum(self._tell_of_running(pid, suspect) for pid, suspect in found)
+            return 0
+        return sum(self._tell_of_running(pid, suspect) for pid, suspect in suspects)
 
     def _tell_of_running(self, pid: int, suspect: Suspect | None) -> bool:
         """Tell once of a process that runs and has noted something.

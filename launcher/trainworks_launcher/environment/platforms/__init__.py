@@ -314,12 +314,14 @@ def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
     """Return each platform that is recognised with the mark that says so, the
     one that counts first.
     """
-    found = []
+    recognised = []
     for row in PLATFORMS.values():
-        mark = next((each for name in row.marks for each in _present(name, given)), "")
-        if mark:
-            found.append((row, mark))
-    return tuple(found)
+        for mark in row.marks:
+            present = _present(mark, given)
+            if present:
+                recognised.append((row, present[0]))
+                break
+    return tuple(recognised)
 
 
 def _present(mark: str, given: Given) -> tuple[str, ...]:
@@ -344,10 +346,12 @@ def describe(given: Given) -> Description:
 
     Never raises: ``problems`` has what is wrong.
     """
-    found = recognise(given)
-    made = _described(given, found) if found else NONE
+    recognised = recognise(given)
+    description = _described(given, recognised) if recognised else NONE
     visible = visible_gpus(given.variables)  # the nearest word on every platform
-    return made if visible is None else made._replace(gpus=len(visible))
+    if visible is None:
+        return description
+    return description._replace(gpus=len(visible))
 
 
 def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Description:
@@ -434,7 +438,7 @@ def _check_counts(
         if not more:
             continue
         told = f"{count} hosts" if count > 1 else "more than one"
-        what = (
+        problem = (
             f"{row.name} says that the job has one host ({made.where}),"
             f" and {other.name} {told} ({mark})"
         )
@@ -444,7 +448,7 @@ def _check_counts(
         )
         if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in given.variables:
             advice = "leave elasticPolicy out, or give it as many replicas as the job has pods"
-        return (Problem(what, f"{made.where}, {said.where}", advice),)
+        return (Problem(problem, f"{made.where}, {said.where}", advice),)
     return ()
 
 

@@ -136,8 +136,8 @@ class Reader:
             parts.append(f"{_are(unset)} not set")
         if empty:
             parts.append(f"{_are(empty)} set, but empty")
-        what = f"{' and '.join(parts)}, so the job's other hosts are not known"
-        return (Problem(what, f"the variables of {self._title}", self._advice), *self.wrong)
+        problem = f"{' and '.join(parts)}, so the job's other hosts are not known"
+        return (Problem(problem, f"the variables of {self._title}", self._advice), *self.wrong)
 
 
 def _are(variables: Sequence[str]) -> str:
@@ -307,12 +307,12 @@ def _numbers(inside: str, listed: str) -> Iterator[str]:
     A number keeps the leading zeros of the first of its range.
     """
     for entry in inside.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
-        if not found:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
+        if not match:
             raise ValueError(
                 f"{listed!r} is not a list of nodes: {entry!r} is not a number or a range"
             )
-        first, last = found.group(1), found.group(2) or found.group(1)
+        first, last = match.group(1), match.group(2) or match.group(1)
         if int(last) < int(first) or int(last) - int(first) >= _NODES_LIMIT:
             raise ValueError(f"{listed!r} is not a list of nodes: {entry!r} is not a range")
         for number in range(int(first), int(last) + 1):

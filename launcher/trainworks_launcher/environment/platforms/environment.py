@@ -77,7 +77,7 @@ def describe(given: Given) -> Description:
         and numbers(world) % numbers(per_host) == 0
     ):
         fewer = numbers(world) // numbers(per_host)
-        what = (
+        problem = (
             f"WORLD_SIZE={world} with {per_host} processes"
             " on each host may count processes, or hosts"
         )
@@ -85,7 +85,7 @@ def describe(given: Given) -> Description:
             f"set NNODES to the number of hosts ({fewer},"
             f" or {world}) and NODE_RANK to this one's, from 0"
         )
-        reader.refuse(what, "WORLD_SIZE", advice=advice)
+        reader.refuse(problem, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
     count = reader.whole(where, least=1)
     if (
@@ -106,11 +106,11 @@ def describe(given: Given) -> Description:
     else:
         index_of = ("RANK",)
         if node_rank and rank and node_rank != rank:
-            what = (
+            problem = (
                 f"RANK is {rank}, NODE_RANK is {node_rank},"
                 " and NNODES does not say how many hosts there are"
             )
-            reader.refuse(what, "RANK", "NODE_RANK")
+            reader.refuse(problem, "RANK", "NODE_RANK")
     if count == 1 and not reader.problems and reader.optional(*index_of) in ("", "0"):
         return Description(where=where, kept=kept)
     index = reader.index(*index_of, count=count)

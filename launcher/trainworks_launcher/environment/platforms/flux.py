@@ -22,13 +22,13 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     if nodes > 1:
-        what = f"the job has {nodes} nodes, and Flux does not say which ones"
+        problem = f"the job has {nodes} nodes, and Flux does not say which ones"
         advice = (
             "start one task on each node,"
             f" and set {names.HOSTS_VARIABLE}=a,b to the same list on all of them (from"
             f" flux resource list) and {names.HOST_VARIABLE} to the node's own name"
         )
-        reader.refuse(what, "FLUX_JOB_NNODES", advice=advice)
+        reader.refuse(problem, "FLUX_JOB_NNODES", advice=advice)
         return Description(problems=reader.problems)
     if size == 1:
         return Description(where="FLUX_JOB_NNODES", job_id=job)

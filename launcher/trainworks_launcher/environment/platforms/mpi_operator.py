@@ -70,5 +70,5 @@ def describe(given: Given) -> Description:
 
 def _slots(words: list[str]) -> int:
     """Return N of ``slots=N``; 0 if it is not given."""
-    found = re.search(r"(?:^| )slots\s*=\s*(\d+)", " ".join(words))
-    return int(found.group(1)) if found else 0
+    match = re.search(r"(?:^| )slots\s*=\s*(\d+)", " ".join(words))
+    return int(match.group(1)) if match else 0

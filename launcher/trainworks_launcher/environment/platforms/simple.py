@@ -144,13 +144,15 @@ def _counted(given: Given) -> Description:
         if made.resource_config:
             return made
     name = more[0]
-    what = f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
+    problem = (
+        f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
+    )
     advice = (
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE}"
         " to its own name; for a job of this one host set both to its name"
     )
     return Description(
-        problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),)
+        problems=(Problem(problem, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),)
     )
 
 
@@ -183,24 +185,26 @@ def _several(given: Given) -> Description:
             names_resolve=False,
         )
     if pair is not None:
-        what = f"{pair} say that this is one of several processes, and not where the first one is"
+        problem = (
+            f"{pair} say that this is one of several processes, and not where the first one is"
+        )
         advice = (
             "if each runs on a host of its own, set MASTER_ADDR to the first host's address,"
             f" NNODES={pair.size} and NODE_RANK=${pair.names[1]};"
             f" if it is a job of its own, set {_TO_ITSELF}"
         )
         return Description(
-            where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),)
+            where=pair.names[0], problems=(Problem(problem, f"variable {pair.names[0]}", advice),)
         )
     listed = given.lists[0]
     shown = ",".join(listed.hosts[:_SHOWN])
-    what = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
+    problem = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
         f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and"
         f" {names.HOST_VARIABLE} set to its own name; if it is a job of its own, set {_TO_ITSELF}"
     )
     return Description(
-        where=listed.name, problems=(Problem(what, f"variable {listed.name}", advice),)
+        where=listed.name, problems=(Problem(problem, f"variable {listed.name}", advice),)
     )
 
 

@@ -49,11 +49,11 @@ def describe(given: Given) -> Description:
             f"set {names.HOSTS_VARIABLE} to all components' hosts and {names.HOST_VARIABLE} to the"
             " host's own name"
         )
-        what = (
+        problem = (
             f"a heterogeneous job has {components} components,"
             " and each step describes its own one only"
         )
-        return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
+        return Description(problems=(Problem(problem, "variable SLURM_HET_SIZE", advice),))
     if (
         not reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
         and reader.optional("SLURM_JOB_NUM_NODES") == "1"
@@ -76,19 +76,19 @@ def describe(given: Given) -> Description:
         reader.refuse(str(error), "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
         return Description(problems=reader.problems)
     if not len(hosts) == len(counts) == nodes:
-        what = (
+        problem = (
             f"{listed!r} names {len(hosts)} node(s),"
             f" {per_node!r} {len(counts)}, and the step has {nodes}"
         )
         reader.refuse(
-            what, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"
+            problem, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"
         )
     elif sum(counts) != tasks or rank >= tasks:
-        what = f"task {rank} of {tasks}, and {per_node!r} are {sum(counts)} task(s)"
-        reader.refuse(what, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
+        problem = f"task {rank} of {tasks}, and {per_node!r} are {sum(counts)} task(s)"
+        reader.refuse(problem, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
     elif node >= nodes or local_rank >= counts[node]:
-        what = f"task {local_rank} of node {node}, and the nodes have {per_node!r} task(s)"
-        reader.refuse(what, "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
+        problem = f"task {local_rank} of node {node}, and the nodes have {per_node!r} task(s)"
+        reader.refuse(problem, "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
     if reader.problems:
         return Description(problems=reader.problems)
     place = Tasks(rank, local_rank, counts) if max(counts) > 1 else None
@@ -126,8 +126,8 @@ def expand_counts(listed: str) -> tuple[int, ...]:
     """
     counts: list[int] = []
     for entry in listed.replace(" ", "").split(","):
-        found = re.fullmatch(r"([1-9]\d{0,5})(?:\(x([1-9]\d{0,4})\))?", entry)
-        if not found:
+        match = re.fullmatch(r"([1-9]\d{0,5})(?:\(x([1-9]\d{0,4})\))?", entry)
+        if not match:
             raise ValueError(f"{listed!r} is not a list of tasks per node")
-        counts += [int(found.group(1))] * int(found.group(2) or 1)
+        counts += [int(match.group(1))] * int(match.group(2) or 1)
     return tuple(counts)

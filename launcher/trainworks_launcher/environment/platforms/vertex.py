@@ -35,12 +35,12 @@ def describe(given: Given) -> Description:
     if not {*pools} <= {*_POOLS}:
         reader.refuse(f"the pools {', '.join(pools)} may run different programs", "CLUSTER_SPEC")
     elif not isinstance(index, int) or not 0 <= index < len(pools.get(pool, ())):
-        what = (
+        problem = (
             f"it does not have this host: task {index} of {pool!r}"
             if pool
             else "it does not say which host this is"
         )
-        reader.refuse(what, "CLUSTER_SPEC")
+        reader.refuse(problem, "CLUSTER_SPEC")
     if reader.problems or not isinstance(index, int):
         return Description(problems=reader.problems)
     hosts = tuple(host for listed in pools.values() for host in listed)

@@ -61,11 +61,11 @@ def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tu
     if long:
         hosts = len(job.placement.distribution_hosts)
         limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
-        what = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
+        problem = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
         raise RefusalError(
             [
                 Problem(
-                    what,
+                    problem,
                     f"mode {job.placement.mode}",
                     "use fewer hosts, or a mode that does not list them",
                 )

@@ -40,9 +40,9 @@ def plan(job: Job) -> NodePlan:
         return _mxnet(job)
     if framework == "torch":
         return _torch(job)
-    what = "parameter_server needs TensorFlow, MXNet or PyTorch"
+    problem = "parameter_server needs TensorFlow, MXNet or PyTorch"
     raise RefusalError(
-        [Problem(what, f"image {manifest.name!r}", "use an image that has one of them")]
+        [Problem(problem, f"image {manifest.name!r}", "use an image that has one of them")]
     )
 
 

@@ -132,17 +132,17 @@ def _check_token(job: Job) -> tuple[str, ...]:
         )
     if release(version) >= release(first):
         return ()
-    what = (
+    problem = (
         f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}:"
         " every program that reaches its ports can run code"
     )
     if len(job.placement.distribution_hosts) == 1:
-        return (f"{what}, also on one host; {first} is the first that asks for a token",)
+        return (f"{problem}, also on one host; {first} is the first that asks for a token",)
     advice = (
         f"use Ray {first} or later,"
         f" or unset {names.JOB_SECRET_VARIABLE} on a network of the job's own"
     )
-    raise RefusalError([Problem(what, "mode ray, several hosts", advice)])
+    raise RefusalError([Problem(problem, "mode ray, several hosts", advice)])
 
 
 def _token(secret: str) -> list[Variable]:
@@ -244,10 +244,10 @@ def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
             )
         ], ()
     place = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
-    what = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
+    problem = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
     words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")
     warning = (
-        f"{what}, which is in {place} and small:"
+        f"{problem}, which is in {place} and small:"
         " start the container with more (docker run --shm-size)"
     )
-    return [Reason("--plasma-directory", what, Origin.PLATFORM, words)], (warning,)
+    return [Reason("--plasma-directory", problem, Origin.PLATFORM, words)], (warning,)

@@ -180,11 +180,11 @@ def _numa_binding(job: Job) -> list[Reason]:
     nodes, binds = job.environment.devices.gpu_nodes, release(version) >= _BINDS_FROM
     if asked not in ("auto", "off"):
         if version and not binds:
-            what = f"torch {version} has no --numa-binding"
+            problem = f"torch {version} has no --numa-binding"
             raise RefusalError(
                 [
                     Problem(
-                        what,
+                        problem,
                         f"variable {names.NUMA_VARIABLE}",
                         "leave it out, or use a newer image",
                     )

@@ -574,12 +574,12 @@ class Task:
                 self._python.say(f"{name} {old} -> {after.get(name, 'removed')}")
         for name, component in manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
-                what = (
+                problem = (
                     f"{name} may compile code for GPUs when it is first used,"
                     f" and this image has no {component}"
                 )
                 self._python.say(
-                    f"warning: {what}: take an image that was built --with {component}"
+                    f"warning: {problem}: take an image that was built --with {component}"
                 )
         return 0
 

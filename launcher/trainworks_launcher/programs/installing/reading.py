@@ -224,12 +224,12 @@ def table_of(file: Path) -> Mapping[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
-            found = _SCRIPT.search(text)
-            if found is None:
+            match = _SCRIPT.search(text)
+            if match is None:
                 raise RefusedError(
                     f"{file} has no requirements in its head (`# /// script`): name another file"
                 )
-            text = re.sub(r"(?m)^# ?", "", found.group(1))
+            text = re.sub(r"(?m)^# ?", "", match.group(1))
         return tomllib.loads(text)  # type: ignore[no-any-return, unused-ignore]
     except (OSError, ValueError) as error:
         raise RefusedError(f"cannot read {file}: {error}") from error
@@ -256,8 +256,8 @@ def refuse_python(python: Any, file: Path, *, is_asked_for: bool = True) -> None
         raise RefusedError(f"{file}: requires-python is {wanted}: {error}") from error
     if not fits:
         advice = f"choose an image with Python {wanted}"
-        what = f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}"
-        raise RefusedError(what, newer={"python": wanted})
+        problem = f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}"
+        raise RefusedError(problem, newer={"python": wanted})
 
 
 def has_head(script: Path) -> bool:

@@ -160,7 +160,7 @@ class DataPath:
                 self._store_is_closed(store, error)
 
     def _store_is_closed(self, store: Store, error: OSError) -> None:
-        what = (
+        problem = (
             f"port {store.port} of rank 0's store cannot be opened on {self._own.host}:"
             f" {error.strerror or error}"
         )
@@ -169,9 +169,9 @@ class DataPath:
             " from 1024 on, on every host"
         )
         if store.needed:
-            self._events.fail(f"{what}; {advice}")
+            self._events.fail(f"{problem}; {advice}")
         else:
-            self._warn(f"{what}; if the program uses it, {advice}")
+            self._warn(f"{problem}; if the program uses it, {advice}")
 
     def _warn(self, sentence: str) -> None:
         """Say it here, and in the leader's log, which people read first."""
@@ -255,9 +255,9 @@ class DataPath:
 
     def _say(self, one: _Try) -> None:
         place, peer = self._own.place, one.peer
-        what = "rank 0's store on" if peer.what == "store" else "the data path to"
+        connection = "rank 0's store on" if peer.what == "store" else "the data path to"
         where = f"{one.shown} from {_named(place)}"
-        cause = f"{what} {peer.host} does not work: {self._own.host} tried {where}: {one.why}"
+        cause = f"{connection} {peer.host} does not work: {self._own.host} tried {where}: {one.why}"
         text_ = f"{cause}; {_advice(one, place)}"
         if one.refused and self._own.needs_path:
             self._events.fail(text_)
@@ -332,19 +332,19 @@ def _advice(one: _Try, place: Place) -> str:
 def _peers(message: Mapping[str, Json]) -> list[Peer]:
     """Return the peers in a message of the leader."""
     rows = message.get("peers")
-    found = []
-    for row in rows if isinstance(rows, list) else ():
-        fields = mapping(row)
-        found.append(
-            Peer(
-                host=one_line(fields.get("host"), 255),
-                address=one_line(fields.get("address"), 64),
-                port=number(fields.get("port")),
-                mark=text(fields.get("mark")),
-                what=text(fields.get("what")),
-            )
-        )
-    return found
+    if not isinstance(rows, list):
+        return []
+    return [_peer_of(mapping(row)) for row in rows]
+
+
+def _peer_of(fields: Mapping[str, Json]) -> Peer:
+    return Peer(
+        host=one_line(fields.get("host"), 255),
+        address=one_line(fields.get("address"), 64),
+        port=number(fields.get("port")),
+        mark=text(fields.get("mark")),
+        what=text(fields.get("what")),
+    )
 
 
 def _is_mark(mark: str) -> bool:

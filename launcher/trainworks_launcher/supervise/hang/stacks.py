@@ -138,9 +138,9 @@ def from_faulthandler(words: str) -> tuple[Thread, ...]:
     for line in words.splitlines():
         if _THREAD.match(line):
             threads.append([])
-        found = _CALL.match(line)
-        if found and threads:
-            threads[-1].append(Frame(found[3], found[1], int(found[2])))
+        match = _CALL.match(line)
+        if match and threads:
+            threads[-1].append(Frame(match[3], match[1], int(match[2])))
     last = len(threads) - 1
     return tuple(Thread(place == last, tuple(frames)) for place, frames in enumerate(threads))
 

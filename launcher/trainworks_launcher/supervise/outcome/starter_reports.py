@@ -43,10 +43,11 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
     words = tail.decode("utf-8", "replace")
     readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
     chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
-    found = next(
-        (report for report in (read(words) for read in chosen) if report.starter), Report()
-    )
-    return found._replace(code=printed_code(found.code))
+    for read in chosen:
+        report = read(words)
+        if report.starter:
+            return report._replace(code=printed_code(report.code))
+    return Report()
 
 
 def printed_code(number: int) -> int:
@@ -65,8 +66,11 @@ _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(
 
 def _of_torchrun(words: str) -> Report:
     """Read the end of torchrun, and of accelerate, which starts torch's agent too."""
-    found = _TORCHRUN_REPORT.findall(words)
-    return Report(int(found[-1][0]), int(found[-1][1]), starter="torchrun") if found else Report()
+    reports = _TORCHRUN_REPORT.findall(words)
+    if not reports:
+        return Report()
+    rank, code = reports[-1]
+    return Report(int(rank), int(code), starter="torchrun")
 
 
 def torchrun_status(tail: bytes, pid: int) -> int | None:
@@ -75,8 +79,8 @@ def torchrun_status(tail: bytes, pid: int) -> int | None:
 
     None if it does not say so: it names only the process of its host that failed first.
     """
-    found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
-    return printed_code(int(found[1])) if found else None
+    match = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
+    return printed_code(int(match[1])) if match else None
 
 
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
@@ -86,8 +90,8 @@ def _of_deepspeed(words: str) -> Report:
     """Read the end of deepspeed's own launcher: it names the local rank, which
     is the rank of a job of one host.
     """
-    found = _DEEPSPEED_REPORT.search(words)
-    return Report(int(found[1]), int(found[2]), starter="deepspeed") if found else Report()
+    match = _DEEPSPEED_REPORT.search(words)
+    return Report(int(match[1]), int(match[2]), starter="deepspeed") if match else Report()
 
 
 _MPIRUN_REPORTS = (
@@ -118,12 +122,15 @@ _MPIRUN_REPORTS = (
 
 def _of_mpirun(words: str) -> Report:
     """Read mpirun's own words (4.x and 5.x)."""
-    found = [match for match in (pattern.search(words) for pattern in _MPIRUN_REPORTS) if match]
-    if not found:
+    searched = [pattern.search(words) for pattern in _MPIRUN_REPORTS]
+    matches = [match for match in searched if match is not None]
+    if not matches:
         return Report()
     # What it said first: an abort is told when it happens, the summary comes at the end.
-    values = min(found, key=lambda match: match.start()).groupdict()
-    code = -int(values["signal"]) if values.get("signal") else int(values.get("code") or 0)
+    values = min(matches, key=lambda match: match.start()).groupdict()
+    code = int(values.get("code") or 0)
+    if values.get("signal"):
+        code = -int(values["signal"])
     host = printable(values.get("host") or "")
     return Report(int(values["rank"]), code, host, "early" in values, "mpirun")
 
@@ -144,8 +151,11 @@ def mpirun_daemon(tail: bytes) -> str:
     "" if it does not say so.
     """
     words = tail.decode("utf-8", "replace")
-    found = [match for match in (pattern.search(words) for pattern in _DAEMON_REPORTS) if match]
-    return printable(found[0][1]) if found else ""
+    for pattern in _DAEMON_REPORTS:
+        match = pattern.search(words)
+        if match is not None:
+            return printable(match[1])
+    return ""
 
 
 _HELP = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
@@ -197,10 +207,10 @@ def mpirun_host(tail: bytes) -> str:
 
     "" if it does not say.
     """
-    found = re.search(
+    match = re.search(
         r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
     )
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 _FRAME = re.compile(r"^-{20,}$")

@@ -144,10 +144,10 @@ class Agents:
     def _ask(self, said: bytes, connection: socket.socket) -> Mapping[str, Json]:
         """Tell the launcher of the host. Returns the answer; {} if it comes later."""
         try:
-            asked = mapping(decode(said.decode("utf-8")))
+            request = mapping(decode(said.decode("utf-8")))
         except ValueError:
-            asked = {}
-        host, others = text(asked.get("host")), self._others()
+            request = {}
+        host, others = text(request.get("host")), self._others()
         if self._copied is not None:
             self._copies.append(connection)
             self._copied()
@@ -161,11 +161,11 @@ class Agents:
                 "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n",
             }
         if not self._wait:
-            self._tell(START, host, line=text(asked.get("line")))
+            self._tell(START, host, line=text(request.get("line")))
             return {"status": 0, "text": ""}
         self._number += 1
         self._waiting[self._number] = connection
-        self._tell(START, host, line=text(asked.get("line")), number=self._number)
+        self._tell(START, host, line=text(request.get("line")), number=self._number)
         return {}
 
     def ended(self, host: str, message: Mapping[str, Json]) -> None:
@@ -173,13 +173,14 @@ class Agents:
         connection = self._waiting.pop(number(message.get("number")), None)
         if connection is None or connection not in self._open:  # the agent was ended before
             return
-        status, said = number(message.get("status")), text(message.get("text"))
-        why = (
-            f"trainworks: what mpirun started on {host} ended: {describe_status(status)}\n{said}"
-            if status
-            else ""
-        )
-        self._answer(connection, {"status": status if status >= 0 else 128 - status, "text": why})
+        status, output = number(message.get("status")), text(message.get("text"))
+        why = ""
+        if status:
+            end = describe_status(status)
+            why = f"trainworks: what mpirun started on {host} ended: {end}\n{output}"
+        # A shell's way to tell of a signal: 128 and its number.
+        exit_status = 128 - status if status < 0 else status
+        self._answer(connection, {"status": exit_status, "text": why})
 
 
 class Daemons:

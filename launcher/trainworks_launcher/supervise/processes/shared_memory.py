@@ -43,10 +43,10 @@ class Leftovers(NamedTuple):
 
     def __str__(self) -> str:
         """Return a line for the log."""
-        what = f"{self.number} file(s), {self.size / (1 << 20):.0f} MiB, in {PLACE}"
+        files = f"{self.number} file(s), {self.size / (1 << 20):.0f} MiB, in {PLACE}"
         if self.removed:
-            return f"removed what dead ranks left: {what}"
-        return f"dead ranks have left {what}; other jobs may use it too, so it stays"
+            return f"removed what dead ranks left: {files}"
+        return f"dead ranks have left {files}; other jobs may use it too, so it stays"
 
 
 def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:

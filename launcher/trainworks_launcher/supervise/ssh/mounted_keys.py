@@ -71,11 +71,11 @@ def required() -> Keys:
         advice = (
             "let sshAuthMountPath be the .ssh folder in the home directory of the container's user"
         )
-        what = (
+        problem = (
             f"{PRIVATE_KEY}, {PRIVATE_KEY}.pub and"
             " authorized_keys of the operator are not in ~/.ssh"
         )
-        raise RefusalError([Problem(what, "the keys of the MPI job", advice)])
+        raise RefusalError([Problem(problem, "the keys of the MPI job", advice)])
     return keys
 
 
