@@ -1,7 +1,6 @@
-"""Checks of an image without a plan, also of another maker: what is broken in it, and what a
-training job finds there.
+"""Checks of an image without a plan, also of another maker's image.
 
-Faults are results that did not pass. What an image lacks is no fault of it: these are notes.
+A fault is a result that has not passed. A program that the image lacks is not a fault, but a note.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ OLDEST_PYTHON = (3, 8)
 """The oldest Python that can run the questions."""
 
 ROOTS = ("/usr", "/opt")
-"""Where programs and libraries are looked for, besides the folder of the job's Python."""
+"""Folders with programs and libraries, besides that of the job's Python."""
 
 CHANGED = re.compile(r".*/etc/.*|/(?:var|root|home)/.*|.*\.pyc")
-"""Files of packages that are changed as they are used: settings, and what pip compiles."""
+"""Files of packages that change in use: settings, and the bytecode of pip."""
 
 OF_LIBRARIES = (
     kinds.SharedLibrariesCheck(component="any", roots=ROOTS, provided=DRIVER_LIBRARIES),
@@ -59,32 +58,30 @@ _EXTENSION = re.compile(r"\S+/(?:site|dist)-packages/([A-Za-z_]\w*)/\S+\.so\b.* 
 _LIMIT = 600.0
 
 _LAST_LINES = 5
-"""Lines of a traceback that a result has."""
+"""Lines of a traceback in a result."""
 
 _SHOWN = 200
-"""Characters of what a program says of itself."""
+"""Characters of a program's version in a note."""
 
 
 @dataclass(kw_only=True)
 class Looked:
-    """What was found: faults and what was in order, and what a job does not find."""
+    """The results of all checks, and notes about programs that the image lacks."""
 
     report: Callable[[CheckResult], None]
     results: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def say(self, component: str, title: str, problems: list[str], since: float) -> None:
-        """Add and report one result; ``problems`` are its lines, none where it is in order."""
-        more = (
-            [f"... and {len(problems) - secrets.SHOWN} more"]
-            if len(problems) > secrets.SHOWN
-            else []
-        )
+        """Add and report one result; it has passed if there are no problems."""
+        lines = [one_line(problem) for problem in problems[: secrets.SHOWN]]
+        if len(problems) > secrets.SHOWN:
+            lines.append(f"... and {len(problems) - secrets.SHOWN} more")
         result = CheckResult(
             component=component,
             title=title,
             passed=not problems,
-            detail="\n".join([*map(one_line, problems[: secrets.SHOWN]), *more]),
+            detail="\n".join(lines),
             seconds=time.monotonic() - since,
         )
         self.results.append(result)
@@ -98,14 +95,13 @@ def look_at(
     *,
     removed: tuple[str, ...] = (),
 ) -> Looked:
-    """Ask an image everything that can be asked without a plan.
+    """Check an image as far as that needs no plan.
 
-    What its files say is read from its layers. Its programs run isolated; where
-    the engine cannot isolate, none runs.
+    Its layers are read. Its programs run isolated; where the engine cannot isolate, none runs.
 
     Args:
         engine: The engine that has the image.
-        image: The image; it needs ``/bin/sh`` and Python 3.8 for all but what its layers say.
+        image: The image; checks that run a program need ``/bin/sh`` and Python 3.8 in it.
         report: Called with each result as soon as it is known.
         removed: Patterns of delivered files that the makers of its base removed
             or replaced on purpose.
@@ -119,25 +115,30 @@ def look_at(
     try:
         files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
         _say_what_files_tell(files, looked, start)
-        words = engine.isolates()
-        if words:
+        missing_isolation = engine.isolates()
+        if missing_isolation:
             looked.notes.append(
                 "no program of it was run, only its files were read:"
-                f" {engine.name} cannot isolate: {words}"
+                f" {engine.name} cannot isolate: {missing_isolation}"
             )
         else:
             start = time.monotonic()
+            delivered = replace(AS_DELIVERED, removed=removed)
             with engine.container(image.reference, isolated="asked") as container:
-                published = _ask_inside(
-                    container, files, looked, replace(AS_DELIVERED, removed=removed)
-                )
+                published = _ask_inside(container, files, looked, delivered)
     except (BuildError, EngineError, ImageTestError) as error:
         looked.say("start", "the image can be asked", error.message.splitlines(), start)
+
     start = time.monotonic()
-    found = secrets.scan(engine, image, (), published)
-    caches = tuple(each for each in found if each.rule.startswith("package cache"))
-    rest = secrets.summary(tuple(each for each in found if each not in caches))
-    looked.say("secrets", "no key or credential in any layer", rest.splitlines(), start)
+    caches = []
+    findings = []
+    for finding in secrets.scan(engine, image, (), published):
+        if finding.rule.startswith("package cache"):
+            caches.append(finding)
+        else:
+            findings.append(finding)
+    lines = secrets.summary(tuple(findings)).splitlines()
+    looked.say("secrets", "no key or credential in any layer", lines, start)
     if caches:
         looked.notes.append(
             f"{len(caches)} files of package caches are in its layers: they only cost space"
@@ -154,75 +155,80 @@ def _say_what_files_tell(files: JobFiles, looked: Looked, start: float) -> None:
 def _ask_inside(
     container: Container, files: JobFiles, looked: Looked, delivered: kinds.DeliveredFilesCheck
 ) -> list[str]:
-    """Ask what a Python of the image can tell; return its Python distributions."""
-    start = time.monotonic()
+    """Run the checks that need a Python of the image; return its Python distributions."""
     if files.program("mpirun"):
-        said = container.run(("mpirun", "--version"), timeout=_LIMIT)
-        looked.notes.append(f"mpirun is {said.output.strip().partition(chr(10))[0][:_SHOWN]}")
+        completed = container.run(("mpirun", "--version"), timeout=_LIMIT)
+        first_line = completed.output.strip().partition("\n")[0]
+        looked.notes.append(f"mpirun is {first_line[:_SHOWN]}")
+    pythons = _able_pythons(container, files, looked)
+    if not pythons:
+        return []
+    job_programs = (files.program("python3"), files.program("python"))
+    job_pythons = [path for path in pythons if path in job_programs]
+    python = job_pythons[0] if job_pythons else pythons[0]
+    _ask_torch(container, python, looked)
+
+    start = time.monotonic()
+    request = questions.request_of((*OF_LIBRARIES, delivered), files.image, python=python)
+    request["distributions"] = True
+    answer = questions.ask(container, request, interpreter=pythons[0])
+    libraries, duplicates, *paths = answer["problems"]
+    libraries = _without_optional(container, python, libraries, looked)
+    title = f"all shared libraries under {', '.join(ROOTS)} find what they need"
+    looked.say("libraries", title, libraries, start)
+    looked.say("libraries", "nothing is installed twice", duplicates, start)
+    # A folder that is missing may be mounted; a relative one is another one for each program.
+    path_problems = []
+    for lines in paths:
+        path_problems += [line for line in lines if "stray colon" in line or "not absolute" in line]
+    looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", path_problems, start)
+
+    names = [row["name"] for row in answer["distributions"]]
+    stock = answer["files"]
+    title = (
+        f"{stock['packages']} system packages and"
+        f" {len(names)} Python distributions are as delivered"
+    )
+    lines = damages(_damaged(stock), ())
+    damaged = [line.replace("component system, ", "") for line in lines]
+    looked.say("files", title, damaged, start)
+    privileged = [
+        f"{row['path']} has {row['rights']}" for row in stock["privileged"] if not row["package"]
+    ]
+    looked.say("files", "only packages bring setuid and setgid files", privileged, start)
+    looked.say("files", "what everybody runs, not everybody can change", _changeable(stock), start)
+    return names
+
+
+def _able_pythons(container: Container, files: JobFiles, looked: Looked) -> list[str]:
+    """Return the Pythons that can run the checks; add a note if there is none."""
     able, others = [], []
     for path in files.pythons():
         version = _version_of(container, path)
         if version >= OLDEST_PYTHON:
             able.append(path)
         else:
-            others.append(f"{path} is {'.'.join(map(str, version)) or 'silent'}")
+            text = ".".join(str(part) for part in version)
+            others.append(f"{path} is {text or 'silent'}")
     if not able:
-        have = ", ".join(others) or "it has none"
+        reason = ", ".join(others) or "it has none"
         looked.notes.append(
-            f"its files were not looked at: that needs a Python from 3.8 on in the image ({have})"
+            f"its files were not looked at: that needs a Python from 3.8 on in the image ({reason})"
         )
-        return []
-    named = (files.program("python3"), files.program("python"))
-    job = next((path for path in able if path in named), able[0])
-    _ask_torch(container, job, looked)
-    start = time.monotonic()
-    request = probe_request.request_of((*OF_LIBRARIES, delivered), files.image, python=job)
-    request["distributions"] = True
-    answer = probe_request.ask(container, request, interpreter=able[0])
-    libraries, twice, *paths = answer["problems"]
-    libraries = _without_optional(container, job, libraries, looked)
-    looked.say(
-        "libraries",
-        f"all shared libraries under {', '.join(ROOTS)} find what they need",
-        libraries,
-        start,
-    )
-    looked.say("libraries", "nothing is installed twice", twice, start)
-    # A folder that is not there may be mounted; one that is relative is another
-    # one for each program.
-    wrong = [
-        line for lines in paths for line in lines if "stray colon" in line or "not absolute" in line
-    ]
-    looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", wrong, start)
-    names, stock = [each["name"] for each in answer["distributions"]], answer["files"]
-    title = (
-        f"{stock['packages']} system packages and"
-        f" {len(names)} Python distributions are as delivered"
-    )
-    damaged = [line.replace("component system, ", "") for line in damages(_damaged(stock), ())]
-    looked.say("files", title, damaged, start)
-    given = [
-        f"{each['path']} has {each['rights']}"
-        for each in stock["privileged"]
-        if not each["package"]
-    ]
-    looked.say("files", "only packages bring setuid and setgid files", given, start)
-    looked.say("files", "what everybody runs, not everybody can change", _changeable(stock), start)
-    return names
+    return able
 
 
 def _without_optional(
     container: Container, python: str, problems: list[str], looked: Looked
 ) -> list[str]:
-    """Return what is missing but for libraries that only a part of a module needs: it can be
-    imported without them.
-    """
-    modules: dict[str, list[str]] = {}
+    """Return problems without those of optional parts of modules: the module can be imported."""
+    lines_by_module: dict[str, list[str]] = {}
     for line in problems[:-1]:
         match = _EXTENSION.match(line)
-        modules.setdefault(match[1] if match else "", []).append(line)
-    kept = modules.pop("", [])
-    for module, lines in modules.items():
+        module = match[1] if match else ""
+        lines_by_module.setdefault(module, []).append(line)
+    kept = lines_by_module.pop("", [])
+    for module, lines in lines_by_module.items():
         if probe_request.can_import(container, python, module, timeout=_LIMIT):
             kept += lines
         else:
@@ -231,7 +237,8 @@ def _without_optional(
     if all(line.startswith("... and ") for line in kept):
         looked.notes += kept
         return []
-    return [*kept, *problems[-1:]]
+    advice = problems[-1:]
+    return [*kept, *advice]
 
 
 class Frameworks(TypedDict):
@@ -261,22 +268,22 @@ def _version_of(container: Container, python: str) -> tuple[int, ...]:
 
 def _ask_torch(container: Container, python: str, looked: Looked) -> None:
     start = time.monotonic()
+    title = "import torch succeeds"
     try:
-        found = _frameworks(container, python, torch=True)
+        frameworks = _frameworks(container, python, torch=True)
     except ImageTestError as error:
-        looked.say(
-            "torch", "import torch succeeds", error.message.splitlines()[-_LAST_LINES:], start
-        )
+        looked.say("torch", title, error.message.splitlines()[-_LAST_LINES:], start)
         return
-    if found["error"]:
-        lines = found["error"].strip().splitlines()
-        looked.say("torch", "import torch succeeds", lines[-_LAST_LINES:], start)
-    elif found["torch"]:
-        cuda = f", CUDA {found['cuda']}" if found["cuda"] else ", without CUDA"
-        looked.say("torch", f"import torch succeeds: {found['torch']}{cuda}", [], start)
+    cuda = frameworks["cuda"]
+    if frameworks["error"]:
+        lines = frameworks["error"].strip().splitlines()
+        looked.say("torch", title, lines[-_LAST_LINES:], start)
+    elif frameworks["torch"]:
+        build = f", CUDA {cuda}" if cuda else ", without CUDA"
+        looked.say("torch", f"{title}: {frameworks['torch']}{build}", [], start)
     else:
         looked.notes.append(f"{python} has no torch")
-    if found["cuda"] and not found["nccl"]:
+    if cuda and not frameworks["nccl"]:
         looked.notes.append(
             "no libnccl.so.2 is found by its name:"
             " plugins and other programs than torch look for it so"
@@ -284,9 +291,9 @@ def _ask_torch(container: Container, python: str, looked: Looked) -> None:
 
 
 def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
-    """Add a note for each thing that a way to start training needs, and that the image has not."""
+    """Add a note for each program or folder that a way to start training needs and lacks."""
     image = files.image
-    needs = {
+    uses = {
         "bash": "job scripts of Slurm and `bash -c` of Kubernetes",
         "python3": "nothing can be trained",
         "train": "SageMaker runs `train`, or an ENTRYPOINT that understands it",
@@ -297,10 +304,10 @@ def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
         "git": "requirements from repositories",
         "/opt/ml": "SageMaker mounts it; elsewhere scripts that write there fail",
     }
-    there = {name for name in needs if not name.startswith("/") and files.program(name)}
-    if files.tree.kind("/opt/ml"):
-        there.add("/opt/ml")
-    looked.notes += [f"no {name}: {what}" for name, what in needs.items() if name not in there]
+    for name, use in uses.items():
+        is_there = files.tree.kind(name) if name.startswith("/") else files.program(name)
+        if not is_there:
+            looked.notes.append(f"no {name}: {use}")
     if files.user != "0":
         looked.notes.append(
             f"it runs as user {files.user}: files that only root can read were not looked at"
@@ -313,32 +320,38 @@ def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
         looked.notes.append(
             f"a program after the image's name is given to {' '.join(image.entry_point)}"
         )
-    if ports := image.configuration.get("ExposedPorts"):
-        looked.notes.append(f"it exposes {', '.join(sorted(str(each) for each in ports))}")  # type: ignore[attr-defined]
+    ports = image.configuration.get("ExposedPorts")
+    if ports:
+        names = sorted(str(port) for port in ports)  # type: ignore[attr-defined]
+        looked.notes.append(f"it exposes {', '.join(names)}")
 
 
 def _damaged(stock: InstalledFiles) -> list[DamagedFile]:
-    return [
-        each
-        for each in stock["damaged"]
-        if each["owner"]
-        and not CHANGED.fullmatch(each["path"])
-        and not each["problem"].startswith(("belongs to", "has mode", "cannot be read"))
-        and "which is of the package" not in each["problem"]
-        and not each["path"].endswith(".md5sums")
-    ]
+    """Return the damaged files that are a fault of any image.
+
+    Modes and owners are left out: another maker's may be meant so.
+    """
+    rows = []
+    for row in stock["damaged"]:
+        path, problem = row["path"], row["problem"]
+        is_used_file = CHANGED.fullmatch(path) or path.endswith(".md5sums")
+        is_right = problem.startswith(("belongs to", "has mode", "cannot be read"))
+        is_other_link = "which is of the package" in problem
+        if row["owner"] and not is_used_file and not is_right and not is_other_link:
+            rows.append(row)
+    return rows
 
 
 def _changeable(stock: InstalledFiles) -> list[str]:
-    """Return programs, libraries and settings that every user can change, and
-    folders for all without sticky bit.
+    """Return programs, libraries and settings that every user can change.
+
+    And folders for temporary files without the sticky bit.
     """
-    return [
-        f"{path} has mode {mode:04o}"
-        for path, mode in stock["open"]
-        if (
-            path.startswith(("/usr/", "/etc", "/bin", "/sbin", "/lib", "/opt/"))
-            and not path.startswith("/opt/ml/")
-        )
-        or (path in ("/tmp", "/var/tmp") and not mode & stat.S_ISVTX)  # noqa: S108 (the image's folders)
-    ]
+    system_folders = ("/usr/", "/etc", "/bin", "/sbin", "/lib", "/opt/")
+    lines = []
+    for path, mode in stock["open"]:
+        is_of_system = path.startswith(system_folders) and not path.startswith("/opt/ml/")
+        is_temporary = path in ("/tmp", "/var/tmp")  # noqa: S108 (the image's folders)
+        if is_of_system or (is_temporary and not mode & stat.S_ISVTX):
+            lines.append(f"{path} has mode {mode:04o}")
+    return lines

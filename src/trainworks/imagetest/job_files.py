@@ -1,4 +1,4 @@
-"""What the files of an image say of the jobs that it can run: no program of it has to."""
+"""Reads from an image's files which jobs it can run; no program of the image is started."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.tree import ImageTree
 
 READ: Final = re.compile(r"/etc/(?:passwd|ld\.so\.cache)")
-"""The files whose content is asked for."""
+"""The files that are read with their content."""
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What an engine sets where the image does not."""
+"""The PATH that an engine sets for an image without one."""
 
 _KERNEL: Final = ("/proc/", "/sys/", "/dev/", "/run/")
-"""What is there in a container alone."""
+"""Folders that only a container has."""
 
 _OF_LIBRARIES: Final = re.compile(r"/(?:usr|opt|lib)/.*\.so[^/]*")
 
 _CACHED_DRIVER: Final = re.compile(rb"(/[^\0]*/libcuda\.so\.1)\0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Account:
+    """Number and home folder of a row in passwd(5)."""
+
+    number: str
+    home: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,71 +53,74 @@ class JobFiles:
         return ""
 
     def pythons(self) -> list[str]:
-        """Return the interpreters that could answer questions, a file once:
-        what a job gets, then the system's.
+        """Return the interpreters that could answer questions, each file once.
+
+        The one of a job comes first, then the system's and those of environments in /opt.
         """
-        places = [self.program("python3"), self.program("python"), "/usr/bin/python3"]
-        places += sorted(
+        candidates = [self.program("python3"), self.program("python"), "/usr/bin/python3"]
+        environments = [
             path for path in self.tree.below("/opt") if re.fullmatch(r"/opt/[^/]+/bin/python", path)
-        )
-        found: dict[str, None] = {}
-        for path in places:
-            if path and self.tree.runs(path):
-                found.setdefault(path)
-        return list(found)
+        ]
+        candidates += sorted(environments)
+        programs = [path for path in candidates if path and self.tree.runs(path)]
+        return list(dict.fromkeys(programs))
 
     def dangling(self) -> list[str]:
         """Return the links of programs and libraries that lead nowhere, sorted."""
-        programs = {self.tree.real(folder) for folder in self._folders("PATH", DEFAULT_PATH)} - {""}
-        return sorted(
-            path
-            for path in self._links()
-            if self._matters(path, programs) and not self.tree.kind(path)
-        )
+        folders = self._folders("PATH", DEFAULT_PATH)
+        program_folders = {self.tree.real(folder) for folder in folders} - {""}
+        paths = []
+        for path in self._links():
+            is_program = posixpath.dirname(path) in program_folders
+            is_library = _OF_LIBRARIES.fullmatch(path) is not None
+            if (is_program or is_library) and not self.tree.kind(path):
+                paths.append(path)
+        return sorted(paths)
 
     def _links(self) -> Iterator[str]:
         for path, member in self.tree.members.items():
             if member.kind == "link" and not f"{member.target}/".startswith(_KERNEL):
                 yield path
 
-    @staticmethod
-    def _matters(path: str, programs: set[str]) -> bool:
-        return posixpath.dirname(path) in programs or _OF_LIBRARIES.fullmatch(path) is not None
-
     def stubs(self) -> list[str]:
-        """Return the stubs of the CUDA driver that the loader would take: by
-        its cache, or LD_LIBRARY_PATH.
-        """
+        """Return the stubs of the CUDA driver in the loader's cache or in LD_LIBRARY_PATH."""
         cache = self.tree.read("/etc/ld.so.cache") or b""
-        found = [each.decode(errors="replace") for each in _CACHED_DRIVER.findall(cache)]
-        found += [
-            posixpath.join(folder, "libcuda.so.1") for folder in self._folders("LD_LIBRARY_PATH")
+        drivers = [path.decode(errors="replace") for path in _CACHED_DRIVER.findall(cache)]
+        folders = self._folders("LD_LIBRARY_PATH")
+        drivers += [posixpath.join(folder, "libcuda.so.1") for folder in folders]
+        return [
+            path
+            for path in dict.fromkeys(drivers)
+            if "/stubs/" in path and self.tree.kind(path) == "file"
         ]
-        there = (path for path in dict.fromkeys(found) if self.tree.kind(path) == "file")
-        return [path for path in there if "/stubs/" in path]
 
     @property
     def user(self) -> str:
         """The number of the user that a container runs as.
 
-        Its name where the image does not know it.
+        The name of a user who is not in /etc/passwd.
         """
         name = self.image.user.partition(":")[0] or "0"
-        return name if name.isdigit() else self._account(0, name).get("number", name)
+        if name.isdigit():
+            return name
+        account = self._account(0, name)
+        return account.number if account else name
 
-    def _account(self, column: int, value: str) -> dict[str, str]:
+    def _account(self, column: int, value: str) -> _Account | None:
+        """Return the account with a value in a column of passwd(5)."""
         text = (self.tree.read("/etc/passwd") or b"").decode(errors="replace")
         for line in text.splitlines():
             words = line.split(":")
             if len(words) > 5 and words[column] == value:
-                return {"number": words[2], "home": words[5]}
-        return {}
+                return _Account(number=words[2], home=words[5])
+        return None
 
     def home_is_writable(self) -> bool:
-        """Return whether the user may write into the home folder, by its owner and mode."""
-        home = self.image.environment.get("HOME", "") or self._account(2, self.user).get(
-            "home", "/"
-        )
+        """Whether the user may write into the home folder, by its owner and mode."""
+        home = self.image.environment.get("HOME", "")
+        if not home:
+            account = self._account(2, self.user)
+            home = account.home if account else "/"
         member = self.tree.members.get(self.tree.real(home))
         if member is None or member.kind != "folder":
             return home == "/" and self.user == "0"

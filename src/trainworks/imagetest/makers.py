@@ -1,7 +1,7 @@
-"""Compares the lists that an image has of its packages' files with those of the packages' makers.
+"""Compares the packages' lists of files in an image with those of the packages' makers.
 
-A sum that an image has of its own file says nothing where both were changed. The maker's list is in
-the wheel or Debian package, whose own sum the lock or the archive has (``inputs.makers``).
+A sum in an image proves nothing if file and sum were changed together. The maker's list is in the
+wheel or Debian package, and the lock or the archive has the sum of that (``inputs.makers``).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from trainworks.imagetest.results import folded
 from trainworks.plan.checks import MakersListsCheck
 
 _WRITTEN_HERE = re.compile(r".*(\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)|\.pyc)")
-"""What an installation adds to the list of a wheel."""
+"""Files that an installation adds to the list of a wheel."""
 
 _DATA = re.compile(r"[^/]+\.data/(purelib|platlib|data|scripts|headers)/(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DebianName:
-    """What a Debian package is known by; one of this name never changes in its archive."""
+    """The name of a Debian package in its archive, where such a package never changes."""
 
     name: str
     version: str
     architecture: str
 
     def __str__(self) -> str:
-        """Return it as the archive names its file."""
+        """Return the name of its file in the archive."""
         return f"{self.name}_{self.version}_{self.architecture}"
 
 
@@ -41,9 +41,8 @@ class WheelList:
     """The list of a wheel.
 
     Attributes:
-        files: Path in the wheel to its sum, as RECORD has both.
-        written: Programs that an installation writes, by their names: the sum
-            of what they are then.
+        files: Path in the wheel to its sum, in RECORD's form.
+        written: The sums of programs that an installation writes, by name.
     """
 
     files: Mapping[str, str]
@@ -52,7 +51,7 @@ class WheelList:
 
 @dataclass(frozen=True, kw_only=True)
 class DebianContent:
-    """What a Debian package has of itself, as ``inside.lists.DebianList``."""
+    """The files about itself in a Debian package, as in ``inside.lists.DebianList``."""
 
     members: Mapping[str, str]
     conffiles: Mapping[str, str]
@@ -66,18 +65,19 @@ class Makers(Protocol):
         """Return the lists of the plan's wheels, by the names of their distributions."""
 
     def debian(self, packages: Iterable[DebianName]) -> Mapping[DebianName, DebianContent]:
-        """Return what Debian packages have of themselves."""
+        """Return the files about themselves in Debian packages."""
 
 
 def list_problems(check: MakersListsCheck, found: PackageLists, makers: Makers | None) -> list[str]:
-    """Return a line for each package that the plan does not have, and for each
-    list that is not its maker's.
+    """Return a line for each package that is not in the plan, and for each list that differs.
+
+    Args:
+        check: The plan's packages.
+        found: The lists in the image.
+        makers: Gives the makers' lists; ``None`` if they cannot be had.
     """
-    lines = [
-        f"{each['record']}: no package of the plan is called {each['name']}"
-        for each in found["python"]
-        if each["name"] not in check.distributions
-    ]
+    foreign = [row for row in found["python"] if row["name"] not in check.distributions]
+    lines = [f"{row['record']}: no package of the plan is called {row['name']}" for row in foreign]
     lines += [f"Debian package {name}: nothing of the plan needs it" for name in found["unneeded"]]
     if makers is None:
         return lines
@@ -85,96 +85,100 @@ def list_problems(check: MakersListsCheck, found: PackageLists, makers: Makers |
     for listed in found["python"]:
         if listed["name"] in wheels:
             lines += wheel_problems(check, listed, wheels[listed["name"]])
-    named = {debian_name(each): each for each in found["debian"]}
-    contents = makers.debian(named)
-    for name, each in named.items():
+    packages = {debian_name(package): package for package in found["debian"]}
+    contents = makers.debian(packages)
+    for name, package in packages.items():
         if name in contents:
-            lines += debian_problems(each, contents[name])
+            lines += debian_problems(package, contents[name])
     return lines
 
 
 def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList) -> Iterator[str]:
-    """Yield how the list of an installed distribution differs from that of its wheel."""
-    site_packages = posixpath.dirname(posixpath.dirname(found["record"]))
-    trimmed, stripped = _below(check.trims), pattern_of([f"/{each}" for each in check.strips])
-    wanted = {
-        _place(path, site_packages, found["name"]): digest for path, digest in wheel.files.items()
-    }
-    written = dict(wheel.written)
-    if found["name"] == "pip" and "pip" in written:
-        # The one program that installers give another name besides: pip3.11.
-        written[posixpath.basename(posixpath.dirname(site_packages)).replace("python", "pip")] = (
-            written["pip"]
-        )
-    wanted |= {
-        f"{_environment(site_packages)}/bin/{name}": digest for name, digest in written.items()
-    }
-    lacks: list[str] = []
-    for path, digest in wanted.items():
-        inside = path.removeprefix(site_packages)
-        there = found["files"].get(path)
+    """Yield the differences between the list of an installed distribution and that of its wheel."""
+    record = found["record"]
+    site_packages = posixpath.dirname(posixpath.dirname(record))
+    trimmed = _below(check.trims)
+    stripped = pattern_of([f"/{pattern}" for pattern in check.strips])
+    expected = _expected_files(found, wheel)
+    missing: list[str] = []
+    for path, digest in expected.items():
         if _WRITTEN_HERE.fullmatch(path):
             continue
-        if there is None:
+        inside = path.removeprefix(site_packages)
+        listed_digest = found["files"].get(path)
+        if listed_digest is None:
             if not trimmed.fullmatch(inside):
-                lacks.append(path)
-        elif there != digest and not stripped.fullmatch(inside):
-            yield f"{found['record']} has another sum of {path} than its wheel"
-    yield from (f"{found['record']} lacks {path}, which its wheel has" for path in folded(lacks))
+                missing.append(path)
+        elif listed_digest != digest and not stripped.fullmatch(inside):
+            yield f"{record} has another sum of {path} than its wheel"
+    for path in folded(missing):
+        yield f"{record} lacks {path}, which its wheel has"
     for path in found["files"]:
-        if path not in wanted and not _WRITTEN_HERE.fullmatch(path):
-            yield f"{found['record']} has {path}, which its wheel does not have"
+        if path not in expected and not _WRITTEN_HERE.fullmatch(path):
+            yield f"{record} has {path}, which its wheel does not have"
+
+
+def _expected_files(found: PythonList, wheel: WheelList) -> dict[str, str]:
+    """Return the paths that an installation of a wheel has, with their sums."""
+    site_packages = posixpath.dirname(posixpath.dirname(found["record"]))
+    files = {}
+    for path, digest in wheel.files.items():
+        files[_place(path, site_packages, found["name"])] = digest
+    programs = dict(wheel.written)
+    if found["name"] == "pip" and "pip" in programs:
+        # Installers give this one program a second name: pip3.11.
+        python = posixpath.basename(posixpath.dirname(site_packages))
+        programs[python.replace("python", "pip")] = programs["pip"]
+    for name, digest in programs.items():
+        files[f"{_environment(site_packages)}/bin/{name}"] = digest
+    return files
 
 
 def debian_problems(found: DebianList, content: DebianContent) -> Iterator[str]:
-    """Yield how what dpkg keeps of a package differs from what the package has."""
+    """Yield the differences between dpkg's files about a package and those in the package."""
+    package = f"package {found['name']} {found['version']}"
     for member in sorted({*found["members"], *content.members}):
         path = f"/var/lib/dpkg/info/{found['name']}.{member}"
         if member not in content.members:
-            yield (
-                f"{path} is there, and package {found['name']} {found['version']} does not have it"
-            )
+            yield f"{path} is there, and {package} does not have it"
         elif member not in found["members"]:
-            yield f"{path} is missing, and package {found['name']} {found['version']} has it"
+            yield f"{path} is missing, and {package} has it"
         elif found["members"][member] != content.members[member]:
-            yield f"{path} is not the one of package {found['name']} {found['version']}"
+            yield f"{path} is not the one of {package}"
     for path, digest in content.conffiles.items():
         if found["conffiles"].get(path, digest) != digest:
-            yield (
-                f"/var/lib/dpkg/status has another sum of {path} than package {found['name']}"
-                f" {found['version']}"
-            )
+            yield f"/var/lib/dpkg/status has another sum of {path} than {package}"
     for path, target in content.links.items():
-        there = found["links"].get(path, target)
-        if there != target:
-            yield (
-                f"{path} is a link to {there}, and to {target} in package {found['name']}"
-                f" {found['version']}"
-            )
+        actual_target = found["links"].get(path, target)
+        if actual_target != target:
+            yield f"{path} is a link to {actual_target}, and to {target} in {package}"
 
 
 def debian_name(found: DebianList) -> DebianName:
-    """Return what a package of an image is known by."""
+    """Return the name of a package in its archive."""
     return DebianName(
         name=found["name"], version=found["version"], architecture=found["architecture"]
     )
 
 
 def _place(path: str, site_packages: str, name: str) -> str:
-    """Return where a file of a wheel is installed (the wheel format, "Installing a wheel")."""
-    moved = _DATA.fullmatch(path)
+    """Return the installed path of a wheel's file (the wheel format, "Installing a wheel").
+
+    ``pkg.data/scripts/tool`` becomes ``ENVIRONMENT/bin/tool``.
+    """
+    data = _DATA.fullmatch(path)
     environment = _environment(site_packages)
-    if moved is None:
+    if data is None:
         place = f"{site_packages}/{path}"
-    elif moved[1] in ("purelib", "platlib"):
-        place = f"{site_packages}/{moved[2]}"
-    elif moved[1] == "scripts":
-        place = f"{environment}/bin/{moved[2]}"
-    elif moved[1] == "headers":
+    elif data[1] in ("purelib", "platlib"):
+        place = f"{site_packages}/{data[2]}"
+    elif data[1] == "scripts":
+        place = f"{environment}/bin/{data[2]}"
+    elif data[1] == "headers":
         python = posixpath.basename(posixpath.dirname(site_packages))
-        place = f"{environment}/include/site/{python}/{name}/{moved[2]}"
+        place = f"{environment}/include/site/{python}/{name}/{data[2]}"
     else:
-        place = f"{environment}/{moved[2]}"
+        place = f"{environment}/{data[2]}"
     return posixpath.normpath(place)
 
 
@@ -184,15 +188,20 @@ def _environment(site_packages: str) -> str:
 
 
 def _below(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return one expression for what ``trim-python-packages --remove`` removes:
-    what fits, and all that is below it.
+    """Return one expression for the paths that ``trim-python-packages --remove`` removes.
+
+    They are those that fit a pattern, and all below them.
     """
-    translated = []
+    wildcards = {"**/": "(?:.*/)?", "*": "[^/]*"}
+    expressions = []
     for pattern in patterns:
-        parts = re.split(r"(\*\*/|\*|\[[^\]]*\])", pattern)
-        words = {"**/": "(?:.*/)?", "*": "[^/]*"}
-        text = "".join(
-            words.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts
-        )
-        translated.append(f"/{text}(?:/.*)?")
-    return re.compile("|".join(translated) if translated else "(?!)")
+        text = ""
+        for part in re.split(r"(\*\*/|\*|\[[^\]]*\])", pattern):
+            if part in wildcards:
+                text += wildcards[part]
+            elif part.startswith("["):
+                text += part
+            else:
+                text += re.escape(part)
+        expressions.append(f"/{text}(?:/.*)?")
+    return re.compile("|".join(expressions) if expressions else "(?!)")

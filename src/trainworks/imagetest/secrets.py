@@ -1,9 +1,7 @@
-"""Looks for what must never be in an image: keys, credentials, the build host's
-proxy and CA, package caches.
+"""Finds keys, credentials, the build host's proxy and CA, and package caches in an image.
 
-Every layer is read, not the file system that they add up to: what one step writes and a later one
-deletes is still in the image, for everybody who unpacks the layer. Names are looked at first;
-content is read only of small text files.
+Every layer is read, and not only the resulting file system: a file that a later step deletes is
+still in its layer. Names are checked first; the content is read only of small text files.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import csv
 import hashlib
 import posixpath
 import re
+import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -21,12 +20,10 @@ from packaging.utils import canonicalize_name
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
 
 CONTENT_LIMIT = 1_000_000
-"""Larger files are known by their name only: no key, no setting is that large,
-and models and libraries are.
-"""
+"""Bytes; of larger files only the name is checked: no key and no setting is that large."""
 
 SHOWN = 20
-"""How many findings the summary lists."""
+"""The largest number of findings in a summary."""
 
 _TEXT_SAMPLE = 8192
 _LAYER_NAME_LENGTH = len("sha256:") + 12
@@ -40,9 +37,9 @@ class SecretFinding:
     Attributes:
         where: The layer, or the step of the history, the label, the variable.
         path: The file inside the layer; empty outside of layers.
-        rule: What it is.
-        advice: What to do.
-        deleted_in: Another layer that deletes the file, which does not take it out of the image.
+        rule: The kind of secret.
+        advice: How to keep the secret out of the image.
+        deleted_in: Another layer that deletes the file; it is in the image all the same.
     """
 
     where: str
@@ -54,12 +51,10 @@ class SecretFinding:
     def __str__(self) -> str:
         """Return one line for a report; never the secret itself."""
         place = f"{self.where}: /{self.path}" if self.path else self.where
-        late = (
-            f" ({self.deleted_in} deletes it, but anyone can unpack this layer)"
-            if self.deleted_in
-            else ""
-        )
-        return f"{place}: {self.rule}{late}; {self.advice}"
+        deletion = ""
+        if self.deleted_in:
+            deletion = f" ({self.deleted_in} deletes it, but anyone can unpack this layer)"
+        return f"{place}: {self.rule}{deletion}; {self.advice}"
 
 
 _URL_CREDENTIALS = rb"(?i)[a-z][a-z0-9+]*://[^/\s:@'\"]+:[^/\s@'\"]+@"
@@ -138,9 +133,7 @@ _FILES: tuple[tuple[str, str, str, bytes | None], ...] = (
         None,
     ),
 )
-"""What is not allowed, its path, what to do, and what is in a file that is not
-allowed: any, where nothing is said.
-"""
+"""Rule, path, advice, and the content of a file that is not allowed; ``None`` for any content."""
 
 ALLOWED_PATHS = (
     # A wheel's own tests: keys made to be public, the same in every copy of the
@@ -151,9 +144,9 @@ ALLOWED_PATHS = (
     # Examples in manuals of Debian packages, public as well.
     r"usr/share/doc/.+",
 )
-"""Where a private key or a key identifier in a file's content is known to be public.
+"""Paths of files with private keys or key identifiers that are known to be public.
 
-Names are never excused by it.
+They excuse a content, never a name.
 """
 
 _RECORD = re.compile(
@@ -186,15 +179,15 @@ def scan(
     forbidden: tuple[str, ...] = (),
     published: Iterable[str] = (),
 ) -> tuple[SecretFinding, ...]:
-    """Look through every layer, the history, the labels and the environment of an image.
+    """Search every layer, the history, the labels and the environment of an image.
 
-    ``forbidden`` are literal strings; a finding says the number of the string, never the string.
+    ``forbidden`` are literal strings; a finding has the number of the string, never the string.
     ``published`` are distributions that an index has: ``plan.checks.SecretsCheck``.
     """
     with engine.layers(image.reference) as layers:
-        found = list(scan_layers(layers, forbidden, published))
-    found += scan_texts(_texts(image, engine.history(image.reference)), forbidden)
-    return tuple(found)
+        findings = list(scan_layers(layers, forbidden, published))
+    findings += scan_texts(_texts(image, engine.history(image.reference)), forbidden)
+    return tuple(findings)
 
 
 def added(
@@ -214,7 +207,7 @@ def added(
 def scan_layers(
     layers: Iterable[Layer], forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
 ) -> tuple[SecretFinding, ...]:
-    """Look through layers, each read once; their order does not matter.
+    """Search layers, each read once; their order does not matter.
 
     Arguments as of ``scan``.
     """
@@ -227,21 +220,21 @@ def scan_layers(
 def scan_texts(
     texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()
 ) -> tuple[SecretFinding, ...]:
-    """Look through texts that are not files: pairs of a place and its text."""
+    """Search texts that are not files: pairs of a place and its text."""
     strings = _numbered(forbidden)
-    found: list[SecretFinding] = []
+    findings: list[SecretFinding] = []
     for where, text in texts:
         data = text.encode()
-        for rule, advice in _content_rules(data, strings, allowed=False):
-            found.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
-        for pattern, rule, advice in (
-            (_VARIABLE_PROXY, "proxy of the build host", "pass it as a predefined build argument"),
-            (_VARIABLE_SECRET, "secret in a variable", _MOUNT),
-            (_URL_CREDENTIALS, "credentials in a URL", _MOUNT),
-        ):
-            if re.search(pattern, data):
-                found.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
-    return tuple(found)
+        rules = list(_content_rules(data, strings, allowed=False))
+        if _VARIABLE_PROXY.search(data):
+            rules.append(("proxy of the build host", "pass it as a predefined build argument"))
+        if _VARIABLE_SECRET.search(data):
+            rules.append(("secret in a variable", _MOUNT))
+        if re.search(_URL_CREDENTIALS, data):
+            rules.append(("credentials in a URL", _MOUNT))
+        for rule, advice in rules:
+            findings.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
+    return tuple(findings)
 
 
 def _texts(image: BuiltImage, history: tuple[HistoryEntry, ...]) -> Iterator[tuple[str, str]]:
@@ -259,14 +252,17 @@ def _numbered(forbidden: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
     Each is searched for itself: CPython looks for a literal many times faster than for an
     alternative of literals.
     """
-    return tuple(
-        (number, text.strip().encode()) for number, text in enumerate(forbidden, 1) if text.strip()
-    )
+    strings = []
+    for number, text in enumerate(forbidden, 1):
+        if text.strip():
+            strings.append((number, text.strip().encode()))
+    return tuple(strings)
 
 
 def _content_rules(
     data: bytes, forbidden: tuple[tuple[int, bytes], ...], *, allowed: bool
 ) -> Iterator[tuple[str, str]]:
+    """Yield a rule and an advice for each secret in a content."""
     if not allowed:
         # The plain search first: the patterns would cost seconds over a whole image.
         if b"PRIVATE KEY" in data and _PRIVATE_KEY.search(data):
@@ -276,8 +272,9 @@ def _content_rules(
             )
         if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY.search(data):
             yield "AWS access key", _MOUNT
-    for number in (number for number, text in forbidden if text in data):
-        yield f"{_HOST_SETTING} (number {number} of the forbidden strings)", _MOUNT
+    for number, text in forbidden:
+        if text in data:
+            yield f"{_HOST_SETTING} (number {number} of the forbidden strings)", _MOUNT
 
 
 @dataclass(kw_only=True)
@@ -294,57 +291,58 @@ class _LayerScanner:
         for member in layer.archive:
             path = posixpath.normpath(member.name).lstrip("/")
             folder, name = posixpath.split(path)
-            if name.startswith(".wh."):
-                # An opaque folder hides all that earlier layers have in it; any
-                # other whiteout hides one name.
-                hidden = (
-                    folder
-                    if name == ".wh..wh..opq"
-                    else posixpath.join(folder, name[len(".wh.") :])
-                )
-                self.deleted[hidden] = where
-                continue
-            # A link's target is another file; an empty file is what a mount
-            # leaves behind as its mount point.
-            if member.islnk():
+            if name == ".wh..wh..opq":
+                # An opaque folder hides everything of earlier layers in it.
+                self.deleted[folder] = where
+            elif name.startswith(".wh."):
+                self.deleted[posixpath.join(folder, name[len(".wh.") :])] = where
+            elif member.islnk():
+                # A link's target is another file.
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
-                record = _RECORD.fullmatch(path)
-                is_published = (
-                    record is not None and canonicalize_name(record["name"]) in self.published
-                )
-                data = None
-                if is_published or (
-                    member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)
-                ):
-                    stream = layer.archive.extractfile(member)
-                    if stream is not None:
-                        with stream:
-                            data = stream.read()
-                self._check_name(where, path, data)
-                if data is not None and b"\0" not in data[:_TEXT_SAMPLE]:
-                    self._check_content(where, path, data)
-                if data is not None and is_published and record is not None:
-                    self.records |= {(where, *line) for line in _recorded(record["folder"], data)}
+                # An empty file is a mount point that a mount leaves behind.
+                self._check_file(where, path, member, layer)
+
+    def _check_file(self, where: str, path: str, member: tarfile.TarInfo, layer: Layer) -> None:
+        record = _RECORD.fullmatch(path)
+        is_published = record is not None and canonicalize_name(record["name"]) in self.published
+        is_small_text = member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)
+        data = None
+        if is_published or is_small_text:
+            stream = layer.archive.extractfile(member)
+            if stream is not None:
+                with stream:
+                    data = stream.read()
+        self._check_name(where, path, data)
+        if data is None:
+            return
+        if b"\0" not in data[:_TEXT_SAMPLE]:
+            self._check_content(where, path, data)
+        if is_published and record is not None:
+            for file, digest in _recorded(record["folder"], data):
+                self.records.add((where, file, digest))
 
     def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
         name = path.encode("utf-8", "surrogateescape")
-        for number in (number for number, text in self.forbidden if text in name):
-            rule = f"{_HOST_SETTING} (number {number} of the forbidden strings) in the file's name"
-            # The path holds the string itself: name the folder only.
-            self._add(layer, posixpath.dirname(path) if "/" in path else "", rule, _CLEAN)
+        for number, text in self.forbidden:
+            if text in name:
+                rule = (
+                    f"{_HOST_SETTING} (number {number} of the forbidden strings) in the file's name"
+                )
+                # The path has the string itself: name the folder only.
+                self._add(layer, posixpath.dirname(path), rule, _CLEAN)
         if not _ANY_NAME.fullmatch(path):
             return
         for rule, pattern, advice, content in _FILES:
-            if re.fullmatch(pattern, path) and (
-                content is None or (data is not None and re.search(content, data))
-            ):
+            if not re.fullmatch(pattern, path):
+                continue
+            has_content = content is None or (data is not None and re.search(content, data))
+            if has_content:
                 self._add(layer, path, rule, advice)
 
     def _check_content(self, layer: str, path: str, data: bytes) -> None:
-        for rule, advice in _content_rules(
-            data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None
-        ):
+        is_allowed = _ALLOWED.fullmatch(path) is not None
+        for rule, advice in _content_rules(data, self.forbidden, allowed=is_allowed):
             self._add(layer, path, rule, advice)
             if not rule.startswith(_HOST_SETTING):
                 self.keys[self.found[-1]] = _digest(data)
@@ -355,26 +353,28 @@ class _LayerScanner:
             self.found.append(finding)
 
     def _deleted_in(self, finding: SecretFinding) -> str:
+        """Return another layer that deletes the file of a finding, or ``""``."""
         path = finding.path
         while path:
-            # Not the layer itself: it empties a folder before it fills it. Which of two layers is
-            # the later one is not asked: an archive has them in any order.
+            # Not the layer itself: it empties a folder before it fills it. The order of the two
+            # layers does not matter: an archive has layers in any order.
             if self.deleted.get(path, finding.where) != finding.where:
                 return self.deleted[path]
             path = posixpath.dirname(path)
         return ""
 
     def finish(self) -> tuple[SecretFinding, ...]:
-        """Return what was found, but for the keys that a published wheel lists as its own."""
-        return tuple(
-            replace(finding, deleted_in=self._deleted_in(finding))
-            for finding in self.found
-            if (finding.where, finding.path, self.keys.get(finding)) not in self.records
-        )
+        """Return the findings, without keys that a published wheel lists as its own."""
+        findings = []
+        for finding in self.found:
+            digest = self.keys.get(finding)
+            if (finding.where, finding.path, digest) not in self.records:
+                findings.append(replace(finding, deleted_in=self._deleted_in(finding)))
+        return tuple(findings)
 
 
 def _digest(data: bytes) -> str:
-    """Return a file's digest as RECORD has it."""
+    """Return a file's digest in RECORD's form."""
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
@@ -386,21 +386,26 @@ def _recorded(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
 
 
 def summary(findings: tuple[SecretFinding, ...]) -> str:
-    """Return the findings as lines, what opens a door first, and a crowd (a
-    cache's files) as one line for a layer.
+    """Return the findings as lines, package caches last.
+
+    The files of a cache in a layer are one line.
     """
     groups: dict[tuple[str, str, str, str], list[SecretFinding]] = {}
     for finding in findings:
-        crowd = finding.rule.startswith(("package cache", _HOST_SETTING))
-        groups.setdefault(
-            (finding.where, finding.rule, "" if crowd else finding.path, finding.deleted_in), []
-        ).append(finding)
+        is_one_of_many = finding.rule.startswith(("package cache", _HOST_SETTING))
+        path = "" if is_one_of_many else finding.path
+        key = (finding.where, finding.rule, path, finding.deleted_in)
+        groups.setdefault(key, []).append(finding)
     lines = []
-    for members in sorted(
-        groups.values(), key=lambda group: group[0].rule.startswith("package cache")
-    ):
-        more = f" (and {len(members) - 1} more like it in this layer)" if len(members) > 1 else ""
-        lines.append(f"{members[0]}{more}")
+    for group in sorted(groups.values(), key=_is_about_cache):
+        line = str(group[0])
+        if len(group) > 1:
+            line += f" (and {len(group) - 1} more like it in this layer)"
+        lines.append(line)
     if len(lines) > SHOWN:
         lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more"]
     return "\n".join(lines)
+
+
+def _is_about_cache(group: list[SecretFinding]) -> bool:
+    return group[0].rule.startswith("package cache")

@@ -1,6 +1,4 @@
-"""Says where a value of JSON is not of the type that its annotation names: an
-image may answer anything.
-"""
+"""Compares a value of JSON with the type in an annotation: an image may answer anything."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ LARGEST_NUMBER = 2**63 - 1
 
 
 def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
-    """Return a sentence about the first part that does not fit; ``""`` where all of it fits.
+    """Return a sentence about the first part that does not fit, or ``""``.
 
     Args:
-        value: What ``json.loads`` returned.
+        value: The result of ``json.loads``.
         annotation: ``str``, ``int``, ``bool``, ``None``, ``Any``, ``Literal``, ``list``, ``tuple``,
             ``dict`` with strings as keys, a union, or a ``TypedDict``.
-        place: What the sentence calls the value.
+        place: The name of the value in the sentence.
     """
     kind, arguments = get_origin(annotation), get_args(annotation)
     if annotation is Any:
@@ -31,20 +29,26 @@ def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
     if kind is tuple:
         return _misfit_of_columns(value, arguments, place)
     if kind is dict:
-        if not isinstance(value, dict):
-            return f"{place} is no object"
-        return _first(
-            misfit(each, arguments[1], f"{place} {name!r:.40}") for name, each in value.items()
-        )
+        return _misfit_of_table(value, arguments[1], place)
     if kind is Union or type(annotation).__name__ == "UnionType":
-        wrong = [misfit(value, each, place) for each in arguments]
-        return "" if "" in wrong else wrong[0]
+        misfits = [misfit(value, argument, place) for argument in arguments]
+        return "" if "" in misfits else misfits[0]
     if annotation is type(None):
         return "" if value is None else f"{place} is not null"
     if type(value) is not annotation:
         return f"{place} is no {annotation.__name__}"
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
         return f"{place} is too large a number"
+    return ""
+
+
+def _misfit_of_table(value: object, annotation: Any, place: str) -> str:
+    if not isinstance(value, dict):
+        return f"{place} is no object"
+    for name, item in value.items():
+        problem = misfit(item, annotation, f"{place} {name!r:.40}")
+        if problem:
+            return problem
     return ""
 
 
@@ -58,21 +62,28 @@ def _misfit_of_fields(value: object, annotation: Any, place: str) -> str:
     missing = [name for name in annotation.__required_keys__ if name not in value]
     if missing:
         return f"{place} lacks {min(missing)!r}"
-    return _first(misfit(each, hints[name], f"{place}'s {name}") for name, each in value.items())
+    for name, item in value.items():
+        problem = misfit(item, hints[name], f"{place}'s {name}")
+        if problem:
+            return problem
+    return ""
 
 
 def _misfit_of_rows(value: object, annotation: Any, place: str) -> str:
     if not isinstance(value, list):
         return f"{place} is no list"
-    return _first(misfit(each, annotation, f"a row of {place}") for each in value)
+    for row in value:
+        problem = misfit(row, annotation, f"a row of {place}")
+        if problem:
+            return problem
+    return ""
 
 
 def _misfit_of_columns(value: object, annotations: tuple[Any, ...], place: str) -> str:
     if not isinstance(value, list) or len(value) != len(annotations):
         return f"{place} is no list of {len(annotations)}"
-    pairs = zip(value, annotations, strict=True)
-    return _first(misfit(each, annotation, f"a column of {place}") for each, annotation in pairs)
-
-
-def _first(sentences: Any) -> str:
-    return next((each for each in sentences if each), "")
+    for column, annotation in zip(value, annotations, strict=True):
+        problem = misfit(column, annotation, f"a column of {place}")
+        if problem:
+            return problem
+    return ""

@@ -1,7 +1,7 @@
 """The image tests: one function for every kind of promise, run by
 ``trainworks.imagetest.run_checks`` for each promise.
 
-Each function says in plain words what is wrong and what to do; pytest's own view of the failing
+Each function says in plain words what is wrong and how to mend it; pytest's own view of the failing
 line would say neither. The name of a function is ``test_`` and the promise's ``kind``; ``inside``
 answers the others (``test_inside``).
 """
@@ -129,13 +129,13 @@ def host(container: Container) -> Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What takes long, asked at once for all checks; calling a field waits for its answer.
+    """Results that take long, started for all checks at once; a call of a field waits for it.
 
     Attributes:
-        inside: What the program inside says.
-        secrets: What the layers have that must not leave the build host.
-        completed: How the program of a check ended.
-        imported: What cannot be imported, a line each, for a check that imports.
+        inside: The answer of the program inside.
+        secrets: Secrets of the build host in the layers.
+        completed: The end of a check's program.
+        imported: A line for each failed import of a check that imports.
     """
 
     inside: Callable[[], Answer]
@@ -146,12 +146,10 @@ class Asked:
 
 @pytest.fixture(scope="session")
 def asked(subject: ImageUnderTest) -> Iterator[Asked]:
-    """Ask everything that takes long.
-
-    It is answered in this order, in several containers at once.
-    """
+    """Start everything that takes long, in this order, in several containers at once."""
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = probe_request.request_of(checks, image)
+    no_request = probe_request.request_of((), image)
 
     # One walk over the files answers both.
     files: Request = {}
@@ -164,53 +162,45 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         return probe_request.ask(container, files) if files else {}
 
     def ask(container: Container) -> Answer:
-        return (
-            {}
-            if request == probe_request.request_of((), image)
-            else probe_request.ask(container, request)
-        )
+        return {} if request == no_request else probe_request.ask(container, request)
+
+    published: list[str] = []
+    has_secrets_check = False
+    programs = {}
+    importers = {}
+    for check in checks:
+        if isinstance(check, kinds.SecretsCheck):
+            has_secrets_check = True
+            published += check.published
+        program = _program(check, subject)
+        if program is not None:
+            programs[check] = program
+        importer = _importing(check)
+        if importer is not None:
+            importers[check] = importer
 
     def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
-        published = [
-            name
-            for check in checks
-            if isinstance(check, kinds.SecretsCheck)
-            for name in check.published
-        ]
-        found = secrets.scan(engine, image, subject.forbidden, published)
-        if found and subject.base is not None:
-            found = secrets.added(
-                found, secrets.scan(engine, subject.base, subject.forbidden, published)
-            )
-        return found
+        findings = secrets.scan(engine, image, subject.forbidden, published)
+        if findings and subject.base is not None:
+            inherited = secrets.scan(engine, subject.base, subject.forbidden, published)
+            findings = secrets.added(findings, inherited)
+        return findings
 
     with Lanes(engine, image.reference, isolated=subject.isolated) as lanes:
         # The first in its lane: the others leave files in their container (keras in HOME).
         of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
         yield Asked(
             inside=lambda: {**of_files(), **of_others()},
-            secrets=(
-                lanes.ask(scan)
-                if any(isinstance(check, kinds.SecretsCheck) for check in checks)
-                else None
-            ),
-            completed={
-                check: lanes.ask(program)
-                for check in checks
-                if (program := _program(check, subject)) is not None
-            },
-            imported={
-                check: lanes.ask(each)
-                for check in checks
-                if (each := _importing(check)) is not None
-            },
+            secrets=lanes.ask(scan) if has_secrets_check else None,
+            completed={check: lanes.ask(program) for check, program in programs.items()},
+            imported={check: lanes.ask(importer) for check, importer in importers.items()},
         )
 
 
 def _program(
     check: kinds.Check, subject: ImageUnderTest
 ) -> Callable[[Container], Completed] | None:
-    """Return what runs the program that a check is, or None for a check of another kind."""
+    """Return a function that runs the program of a check, or None for a check without one."""
     match check:
         case kinds.CommandCheck():
             # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and
@@ -232,25 +222,26 @@ def _program(
 
 
 def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
-    """Return what imports what a check names and returns a line for each
-    failure, or None for another check.
+    """Return a function that runs the imports of a check, or None for a check without imports.
+
+    It returns a line for each failure.
     """
     match check:
         case kinds.ImportCheck():
 
             def import_one(container: Container) -> list[str]:
                 python = probe_request.ENVIRONMENT_PYTHON
-                words = probe_request.can_import(
+                error = probe_request.can_import(
                     container, python, check.module, timeout=COMMAND_TIMEOUT
                 )
-                return [words] if words else []
+                return [error] if error else []
 
             return import_one
         case kinds.PythonImportsCheck():
             timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
 
             def import_all(container: Container) -> list[str]:
-                found = probe_request.ask_program(
+                failures = probe_request.ask_program(
                     container,
                     (check.python,),
                     ("imports",),
@@ -258,11 +249,11 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
                     imports.ImportFailures,
                     timeout=timeout,
                 )
-                if found["asked"] != len(check.distributions):
+                if failures["asked"] != len(check.distributions):
                     raise ImageTestError(
                         "the image's answer is malformed: it is about other distributions"
                     )
-                return [import_failure(each, check) for each in found["failed"]]
+                return [import_failure(failure, check) for failure in failures["failed"]]
 
             return import_all
         case _:
@@ -271,24 +262,24 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
 
 @pytest.fixture(scope="session")
 def answer(asked: Asked) -> Answer:
-    """Return what the program inside says."""
+    """Return the answer of the program inside."""
     return asked.inside()
 
 
 @pytest.fixture(scope="session")
 def problems(answer: Answer, subject: ImageUnderTest) -> dict[kinds.Check, list[str]]:
-    """Return what is wrong, by check."""
+    """Return the problems of each check."""
     return dict(zip(probe_request.probed(subject.checks), answer["problems"], strict=True))
 
 
 @pytest.fixture(scope="session")
 def stock(answer: Answer) -> InstalledFiles:
-    """Return what is wrong with the files."""
-    found = answer["files"]
-    if found["error"] or not found["packages"]:
-        reason = found["error"] or "the image has neither dpkg's nor rpm's database"
+    """Return the problems of the files."""
+    files = answer["files"]
+    if files["error"] or not files["packages"]:
+        reason = files["error"] or "the image has neither dpkg's nor rpm's database"
         raise ImageTestError(f"cannot list the packages of the image: {reason}")
-    return found
+    return files
 
 
 def _broken(reason: str) -> NoReturn:
@@ -300,12 +291,14 @@ def _tail(output: str) -> str:
 
 
 def _lines(lines: list[str], limit: int = LINE_LIMIT) -> str:
-    more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
-    return "\n".join([*lines[:limit], *more])
+    shown = lines[:limit]
+    if len(lines) > limit:
+        shown.append(f"... and {len(lines) - limit} more")
+    return "\n".join(shown)
 
 
 def test_inside(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
-    """A promise that is looked at inside the image; it says what is wrong and what to do."""
+    """A promise that is checked inside the image."""
     if problems[check]:
         _broken("\n".join(problems[check]))
 
@@ -350,26 +343,31 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
 
 def test_import(check: kinds.ImportCheck, asked: Asked) -> None:
     """A module can be imported."""
-    if failed := asked.imported[check]():
-        _broken("\n".join(failed))
+    failures = asked.imported[check]()
+    if failures:
+        _broken("\n".join(failures))
 
 
 def test_python_imports(check: kinds.PythonImportsCheck, asked: Asked) -> None:
     """Every installed distribution can be imported; one that fails is named with its reason."""
-    if failed := asked.imported[check]():
-        _broken(_lines(failed))
+    failures = asked.imported[check]()
+    if failures:
+        _broken(_lines(failures))
 
 
 def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsCheck) -> str:
-    """Return what failed, how old it is, and what helps against just this."""
-    name, released = failed["name"], dict(check.released).get(failed["name"], "")
-    what = " ".join(filter(None, (name, failed["version"])))
-    said = f"{what}{f', released {released}' if released else ''}: {failed['reason']}"
+    """Return the failure, the age of the distribution, and the way to mend just this failure."""
+    name = failed["name"]
+    released = dict(check.released).get(name, "")
+    subject = f"{name} {failed['version']}" if failed["version"] else name
+    if released:
+        subject += f", released {released}"
+    text = f"{subject}: {failed['reason']}"
     if failed["module"]:
-        return f"{said}\n  add the package that has the module {failed['module']} (--requirements)"
+        return f"{text}\n  add the package that has the module {failed['module']} (--requirements)"
     if failed["library"]:
-        return f"{said}\n  add the Debian package that has {failed['library']} (--apt)"
-    return f"{said}\n  {name} is installed, and fails: ask for another version of it"
+        return f"{text}\n  add the Debian package that has {failed['library']} (--apt)"
+    return f"{text}\n  {name} is installed, and fails: ask for another version of it"
 
 
 def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None:
@@ -380,7 +378,7 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
     if answer["distributions_error"]:
         _broken(answer["distributions_error"])
     name = canonicalize_name(check.distribution)
-    versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
+    versions = [row["version"] for row in answer["distributions"] if row["name"] == name]
     if not versions:
         _broken(
             f"{check.distribution} is not installed in the environment of"
@@ -405,10 +403,10 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
 
 def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
     """A Debian package is there; its upstream version begins with the declared one."""
-    said = host.run("dpkg-query --show --showformat='${Package}\\t${Status}\\n'")
-    if said.rc != 0:
+    listing = host.run("dpkg-query --show --showformat='${Package}\\t${Status}\\n'")
+    if listing.rc != 0:
         # testinfra would raise an error of its own for each package.
-        _broken(f"dpkg cannot read its database: {_tail(said.stderr or said.stdout)}")
+        _broken(f"dpkg cannot read its database: {_tail(listing.stderr or listing.stdout)}")
     package = host.package(check.package)
     if not package.is_installed:
         # A library whose ABI changed has another package name, and provides the
@@ -428,9 +426,8 @@ def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
 
 def _provider(host: Host, name: str) -> str:
     """Return an installed Debian package that provides ``name``, ``""`` where there is none."""
-    return provider_in(
-        host.run("dpkg-query --show --showformat='${Package}\\t${Provides}\\n'").stdout, name
-    )
+    listing = host.run("dpkg-query --show --showformat='${Package}\\t${Provides}\\n'")
+    return provider_in(listing.stdout, name)
 
 
 def provider_in(listing: str, name: str) -> str:
@@ -439,7 +436,8 @@ def provider_in(listing: str, name: str) -> str:
     """
     for line in listing.splitlines():
         package, _, provides = line.partition("\t")
-        if name in re.split(r"[ ,]+", re.sub(r"\([^)]*\)", "", provides)):
+        names = re.sub(r"\([^)]*\)", "", provides)
+        if name in re.split(r"[ ,]+", names):
             return package
     return ""
 
@@ -479,7 +477,8 @@ def test_makers_lists(
     check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest
 ) -> None:
     """The image has the plan's packages, and these their makers' lists of files."""
-    if problems := list_problems(check, answer["lists"], subject.makers):
+    problems = list_problems(check, answer["lists"], subject.makers)
+    if problems:
         lines = _lines(problems, 5 * LINE_LIMIT)
         _broken(
             f"{lines}\nbuild the image again; what a recipe removes from wheels is in its `trims`"
@@ -489,54 +488,64 @@ def test_makers_lists(
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
     """Return a line for each damaged file.
 
-    Of many that have the same damage the first ones, and how many there are.
+    Of many files with the same damage the first ones, and the number of the others.
     """
-    alike: dict[tuple[str, str], list[DamagedFile]] = {}
-    for each in found:
-        owner = "" if each["path"].endswith(".md5sums") else each["owner"]
-        alike.setdefault((owner, each["problem"]), []).append(each)
+    groups: dict[tuple[str, str], list[DamagedFile]] = {}
+    for row in found:
+        owner = "" if row["path"].endswith(".md5sums") else row["owner"]
+        groups.setdefault((owner, row["problem"]), []).append(row)
     lines = []
-    for group in alike.values():
+    for group in groups.values():
         shown = group if len(group) <= ALIKE else group[: ALIKE - 1]
-        lines += [damage(each, checks) for each in shown]
-        if len(group) > len(shown):
-            folder = posixpath.commonpath([each["path"] for each in group[len(shown) :]])
-            lines[-1] += f", and so are {len(group) - len(shown)} others in {folder}"
+        lines += [damage(row, checks) for row in shown]
+        others = group[len(shown) :]
+        if others:
+            folder = posixpath.commonpath([row["path"] for row in others])
+            lines[-1] += f", and so are {len(others)} others in {folder}"
     return lines
 
 
 def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
-    """Return what is wrong with a file, and whose it is: the component, as far
-    as the plan says it, and the package.
+    """Return the problem of a file, its component if the plan has it, and its package.
+
+    ``/usr/bin/ls is missing (component system, package coreutils)``
     """
     kind, _, name = found["owner"].partition(" ")
     component = {"recipe": name, "package": "system"}.get(kind, "")
+    if kind == "python":
+        component = _component_of(name, checks)
+    owners = []
+    if component:
+        owners.append(f"component {component}")
+    if kind == "python":
+        owners.append(f"distribution {name}")
+    if kind == "package":
+        owners.append(f"package {name}")
+    text = f"{one_line(found['path'])} {found['problem']}"
+    if owners:
+        text += f" ({', '.join(owners)})"
+    return text
+
+
+def _component_of(distribution: str, checks: Iterable[kinds.Check]) -> str:
+    """Return the component of a Python distribution, as far as the plan has it."""
+    component = ""
     for check in checks:
-        if isinstance(check, kinds.PythonPackageCheck) and kind == "python":
-            component = (
-                check.component if canonicalize_name(check.distribution) == name else component
-            )
-    whose = [f"component {component}"] if component else []
-    whose += (
-        [f"{'distribution' if kind == 'python' else 'package'} {name}"]
-        if kind in ("python", "package")
-        else []
-    )
-    return f"{one_line(found['path'])} {found['problem']}" + (
-        f" ({', '.join(whose)})" if whose else ""
-    )
+        if not isinstance(check, kinds.PythonPackageCheck):
+            continue
+        if canonicalize_name(check.distribution) == distribution:
+            component = check.component
+    return component
 
 
 def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) -> None:
     """No file can be changed by every user."""
     problems = []
     for path, mode in stock["open"]:
-        sticky = bool(mode & stat.S_ISVTX)
-        if path not in check.allowed or not sticky:
-            problems.append(
-                f"{path} has mode"
-                f" {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}"
-            )
+        if path not in check.allowed:
+            problems.append(f"{path} has mode {mode:04o}")
+        elif not mode & stat.S_ISVTX:
+            problems.append(f"{path} has mode {mode:04o}, without sticky bit")
     if problems:
         _broken(
             f"{_lines(problems)}\n"
@@ -546,11 +555,11 @@ def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) 
 
 def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFiles) -> None:
     """Only known programs run with the rights of another user."""
-    problems = [
-        f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
-        for one in stock["privileged"]
-        if (one["package"], one["path"]) not in check.allowed
-    ]
+    problems = []
+    for row in stock["privileged"]:
+        path, package = row["path"], row["package"]
+        if (package, path) not in check.allowed:
+            problems.append(f"{path} has {row['rights']} (package: {package or 'none'})")
     if problems:
         _broken(
             f"{_lines(problems)}\n"
@@ -562,8 +571,9 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFil
 def test_secrets(check: kinds.SecretsCheck, asked: Asked) -> None:  # noqa: ARG001  (the promise says it all)
     """No layer, history, label or variable contains anything that must not leave the build host."""
     assert asked.secrets is not None
-    if found := asked.secrets():
-        _broken(secrets.summary(found))
+    findings = asked.secrets()
+    if findings:
+        _broken(secrets.summary(findings))
 
 
 def test_size(
@@ -591,105 +601,116 @@ def test_label(check: kinds.LabelCheck, subject: ImageUnderTest) -> None:
 
 
 def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest) -> None:
-    """The configuration is what was rendered."""
+    """The configuration is as rendered."""
     image = subject.image
-    said: list[tuple[str, object, object]] = [
-        ("ENTRYPOINT", list(image.entry_point), list(check.entry_point)),
-        ("CMD", list(image.command), list(check.command)),
-        ("WORKDIR", image.working_folder, check.working_folder),
-        ("USER", "" if image.user in ("root", "0", "0:0") else image.user, ""),
-        ("STOPSIGNAL", "" if image.stop_signal == "SIGTERM" else image.stop_signal, ""),
-        ("VOLUME", list(image.volumes), []),
-        ("os", image.system or "linux", "linux"),
-    ]
-    if check.architecture:
-        said.append(("architecture", image.architecture, check.architecture))
-    for key, value in sorted(image.configuration.items()):
-        # Another maker's base may say who made it, and arm64 has one variant,
-        # which some builders write down.
-        if key in MAKERS and (check.others or (image.architecture, value) == ("arm64", "v8")):
-            continue
-        # Nothing else is rendered: another key of a configuration was put there later.
-        if key not in RENDERED:
-            said.append((INSTRUCTIONS.get(key, key), value, None))
-    problems = [
-        f"{name} is {found!r}, and should be {wanted!r}"
-        for name, found, wanted in said
-        if found != wanted
-    ]
-    wanted = dict(check.environment)
-    for name, value in sorted(image.environment.items()):
-        if name not in wanted and not check.others:
-            problems.append(f"ENV {name} is {value!r}, and nothing sets it")
-        elif name in wanted and value != wanted[name]:
-            problems.append(f"ENV {name} is {value!r}, and should be {wanted[name]!r}")
-    problems += [f"ENV {name} is missing" for name in wanted if name not in image.environment]
+    problems = _key_problems(check, image)
+    problems += _environment_problems(check, image)
     if not check.others:
-        labels = sorted(image.labels.keys() - {*check.labels} - BUILD_LABELS)
+        unset_labels = sorted(image.labels.keys() - {*check.labels} - BUILD_LABELS)
         problems += [
-            f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in labels
+            f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in unset_labels
         ]
     if check.steps:
         problems += history_problems(check.steps, subject.engine.history(image.reference))
     if problems:
-        _broken(
-            "\n".join(
-                [*problems, "build the image again, or declare it in a recipe (`environment`)"]
-            )
-        )
+        advice = "build the image again, or declare it in a recipe (`environment`)"
+        _broken("\n".join([*problems, advice]))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A key of a configuration: its instruction, its value, and the rendered value."""
+
+    name: str
+    value: object
+    rendered: object
+
+
+def _key_problems(check: kinds.ConfigurationCheck, image: BuiltImage) -> list[str]:
+    """Return a line for each key of a configuration that differs from the rendered one."""
+    user = "" if image.user in ("root", "0", "0:0") else image.user
+    stop_signal = "" if image.stop_signal == "SIGTERM" else image.stop_signal
+    settings = [
+        _Setting("ENTRYPOINT", list(image.entry_point), list(check.entry_point)),
+        _Setting("CMD", list(image.command), list(check.command)),
+        _Setting("WORKDIR", image.working_folder, check.working_folder),
+        _Setting("USER", user, ""),
+        _Setting("STOPSIGNAL", stop_signal, ""),
+        _Setting("VOLUME", list(image.volumes), []),
+        _Setting("os", image.system or "linux", "linux"),
+    ]
+    if check.architecture:
+        settings.append(_Setting("architecture", image.architecture, check.architecture))
+    for key, value in sorted(image.configuration.items()):
+        # Another maker's base may name its author, and arm64 has one variant, which some builders
+        # write down.
+        is_only_variant = (image.architecture, value) == ("arm64", "v8")
+        if key in MAKERS and (check.others or is_only_variant):
+            continue
+        # Nothing else is rendered: another key of a configuration was put there later.
+        if key not in RENDERED:
+            settings.append(_Setting(INSTRUCTIONS.get(key, key), value, None))
+    return [
+        f"{setting.name} is {setting.value!r}, and should be {setting.rendered!r}"
+        for setting in settings
+        if setting.value != setting.rendered
+    ]
+
+
+def _environment_problems(check: kinds.ConfigurationCheck, image: BuiltImage) -> list[str]:
+    """Return a line for each variable that differs from the rendered one."""
+    rendered = dict(check.environment)
+    problems = []
+    for name, value in sorted(image.environment.items()):
+        if name not in rendered and not check.others:
+            problems.append(f"ENV {name} is {value!r}, and nothing sets it")
+        elif name in rendered and value != rendered[name]:
+            problems.append(f"ENV {name} is {value!r}, and should be {rendered[name]!r}")
+    missing = [name for name in rendered if name not in image.environment]
+    problems += [f"ENV {name} is missing" for name in missing]
+    return problems
 
 
 def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> list[str]:
-    """Return how the last layers of a history were made otherwise than by these steps.
+    """Return the first difference between these steps and the last layers of a history.
 
     One line at most.
     """
-    found = [step for step in map(_step_of, history) if step]
-    if len(found) < len(steps):
-        return [
-            (
-                f"history has {len(found)} steps that make layers,"
-                f" and should have {len(steps)} on the base image"
+    all_steps = [_step_of(entry) for entry in history]
+    layer_steps = [step for step in all_steps if step]
+    if len(layer_steps) < len(steps):
+        problem = (
+            f"history has {len(layer_steps)} steps that make layers,"
+            f" and should have {len(steps)} on the base image"
+        )
+        return [problem]
+    own_steps = layer_steps[-len(steps) :]
+    for number, (expected, actual) in enumerate(zip(steps, own_steps, strict=True), start=1):
+        if actual != expected:
+            problem = (
+                f"history says of step {number} of {len(steps)} {actual!r:.200}, and should say"
+                f" {expected!r:.200}"
             )
-        ]
-    for number, (wanted, there) in enumerate(
-        zip(steps, found[-len(steps) :], strict=True), start=1
-    ):
-        if there != wanted:
-            return [
-                (
-                    f"history says of step {number} of {len(steps)} {there!r:.200}, and should say"
-                    f" {wanted!r:.200}"
-                )
-            ]
+            return [problem]
     return []
 
 
 def _step_of(entry: HistoryEntry) -> str:
-    """Return an entry of a history as ``render.steps.image_steps`` has it.
+    """Return an entry of a history in the form of ``render.steps.image_steps``.
 
     ``""`` for one that makes no layer.
     """
     text = " ".join(entry.created_by.split()).removesuffix(" # buildkit")
-    # buildah, and Docker before BuildKit, write the shell, and "#(nop)" ahead
-    # of what is no command.
+    # buildah, and Docker before BuildKit, write the shell, and "#(nop)" before an instruction that
+    # is not a command. Build arguments stand before the shell: ``|2 a=b c=d /bin/sh -c ...``.
     before, shell, command = text.partition("/bin/sh -c ")
-    word = (command.removeprefix("#(nop) ") if shell else text).split(" ")[0]
-    if (
-        shell
-        and not command.startswith("#(nop)")
-        and before.split(" ")[0] in ("", "RUN", *_arguments(before))
-    ):
+    first_word = before.split(" ")[0]
+    is_command = first_word in ("", "RUN") or before.startswith("|")
+    if shell and is_command and not command.startswith("#(nop)"):
         return f"RUN {command}"
+    instruction = command.removeprefix("#(nop) ") if shell else text
+    word = instruction.split(" ")[0]
     return word if word in ("COPY", "ADD") else ""
-
-
-def _arguments(text: str) -> tuple[str, ...]:
-    """Return how a history begins that names build arguments, ``|2 a=b c=d``.
-
-    Nothing where it does not.
-    """
-    return (text.split(" ")[0],) if text.startswith("|") else ()
 
 
 def test_start(check: kinds.StartCheck, asked: Asked) -> None:

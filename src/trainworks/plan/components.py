@@ -1,6 +1,4 @@
-"""Which versions and downloads the parts of a target are, and whether they go
-together: known before all else.
-"""
+"""The versions and downloads of a target's parts, and the rules that they break."""
 
 from __future__ import annotations
 
@@ -18,14 +16,13 @@ class Parts:
     """The parts of a target.
 
     Attributes:
-        versions: What has which version, by component.
-        properties: What rules, artifacts and fabric variables can ask about it.
-        artifacts: What each component downloads: its own artifact first, then what that brings
-            together with itself.
-        unfit: Components for which no artifact row fits, or more than one; each
-            with what its rows require.
+        versions: The version of each component.
+        properties: Properties for the conditions of rules, artifacts and fabric variables.
+        artifacts: The downloads of each component: its own artifact first, then those that come
+            with it.
+        unfit: A line for each component for which no artifact row fits, or more than one.
         broken: Rules that do not hold.
-        advice: The same of rules that only advise, without those that a recipe answers.
+        advice: Rules that only advise and do not hold, without those that a recipe answers.
     """
 
     versions: Mapping[str, str]
@@ -37,52 +34,55 @@ class Parts:
 
 
 def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
-    """Return the parts of a target with these components, and every way in
-    which they do not go together.
-    """
+    """Return the parts of a target with these components, and every broken rule."""
     properties = properties_of(target, components)
     artifacts, unfit = _choose_artifacts(target, components, properties, facts)
     properties |= properties_of_artifacts(artifacts)
-    unknown = {f"{name}.flags" for name in unfit}
-    unknown |= {
-        other
-        for name in unfit
-        for each in facts.artifacts_by_name.get(name, ())
-        for other in each.together
-    }
-    # What follows from a wrong artifact is not a second problem.
-    found = conflicts(
-        (rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})),
-        properties,
-    )
+
+    # The consequence of a wrong artifact is not a second problem.
+    unknown = set()
+    problems: list[str] = []
+    for name, component_problems in unfit.items():
+        problems += component_problems
+        unknown.add(f"{name}.flags")
+        for artifact in facts.artifacts_by_name.get(name, ()):
+            unknown.update(artifact.together)
+    rules = [rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})]
+
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
-    answered = {
-        rule for component in components for rule in facts.recipes[component.recipe_name].answers
-    }
+    answered: set[str] = set()
+    for component in components:
+        answered.update(facts.recipes[component.recipe_name].answers)
+    broken = []
+    advice = []
+    for conflict in conflicts(rules, properties):
+        if conflict.rule not in advising:
+            broken.append(conflict)
+        elif conflict.rule not in answered:
+            advice.append(conflict)
     return Parts(
         versions=target.versions,
         properties=properties,
         artifacts=artifacts,
-        unfit=tuple(problem for problems in unfit.values() for problem in problems),
-        broken=tuple(conflict for conflict in found if conflict.rule not in advising),
-        advice=tuple(conflict for conflict in found if conflict.rule in advising - answered),
+        unfit=tuple(problems),
+        broken=tuple(broken),
+        advice=tuple(advice),
     )
 
 
 def properties_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
-    """Return what rules and artifacts can ask about a target with these components
+    """Return the properties of a target with these components, for rules and artifacts
     (``facts.ranges.PROPERTIES``).
     """
     row, base, cell, versions = target.row, target.base, target.cell, target.versions
-    image, builder_image = target.image, target.builder_image
-    properties: dict[str, Value] = {
-        component.name: versions[component.name]
-        for component in components
-        if component.name in versions
-    }
-    for name, value in tuple(properties.items()):
-        if isinstance(value, str) and "+" in value:
-            properties[f"{name}.build"] = value.partition("+")[2]
+    properties: dict[str, Value] = {}
+    for component in components:
+        version = versions.get(component.name)
+        if version is None:
+            continue
+        properties[component.name] = version
+        if "+" in version:
+            properties[f"{component.name}.build"] = version.partition("+")[2]
     properties |= {
         row.framework: row.version,
         "framework": row.framework,
@@ -94,18 +94,17 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
         "glibc": base.glibc,
         "sources": target.sources,
     }
-    if image:
-        properties["image.base"] = image.base
+    if target.image:
+        properties["image.base"] = target.image.base
+    builder_image = target.builder_image
     if builder_image:
         properties["builder.base"] = builder_image.base
         if "cuda" in builder_image.provides:
             properties["builder.cuda"] = builder_image.provides["cuda"]
     if cell.version:
-        properties |= {
-            "cell.cuda": cell.version,
-            "cuda": versions.get("cuda", cell.version),
-            "driver": cell.minimum_driver,
-        }
+        properties["cell.cuda"] = cell.version
+        properties["cuda"] = versions.get("cuda", cell.version)
+        properties["driver"] = cell.minimum_driver
         if "cudnn" in versions:
             properties["cudnn"] = versions["cudnn"]
         if cell.architectures:
@@ -114,67 +113,72 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
 
 
 def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
-    """Return what can be asked about the artifacts that components download:
-    their flags, and what comes together.
+    """Return the properties of the artifacts that components download.
+
+    They are the flags of each component's own, and the versions of those that come with it.
     """
-    return {
-        **{f"{name}.flags": frozenset(own.flags) for name, (own, *_) in artifacts.items()},
-        **{
-            brought.name: brought.version for _, *others in artifacts.values() for brought in others
-        },
-    }
+    flags: dict[str, Value] = {}
+    versions: dict[str, Value] = {}
+    for name, (own, *others) in artifacts.items():
+        flags[f"{name}.flags"] = frozenset(own.flags)
+        for other in others:
+            versions[other.name] = other.version
+    return {**flags, **versions}
 
 
 def _choose_artifacts(
     target: TargetContext, components: Sequence[Component], properties: Properties, facts: Facts
 ) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
-    """Return what each component downloads, and the problems of each component for which not
-    exactly one row fits.
+    """Return the artifacts of each component, and the problems of those for which not exactly one
+    row fits.
 
-    A component whose version is not declared but brought by another part downloads nothing.
+    A component with a version that another part brings downloads nothing.
     """
-    found: dict[str, tuple[Artifact, ...]] = {}
+    artifacts: dict[str, tuple[Artifact, ...]] = {}
     problems: dict[str, list[str]] = {}
     for component in components:
         name = component.name
         if name in target.versions and name not in target.declared:
             continue
-        version = target.versions.get(name, "")
         rows = artifact_rows(component, target, facts)
-        fitting = [each for each in rows if all_hold(each.requires, properties)]
+        fitting = [row for row in rows if all_hold(row.requires, properties)]
         if len(fitting) == 1:
-            own = fitting[0]
-            brought = [
-                each
-                for other, wanted in own.together.items()
-                for each in facts.artifacts_by_name[other]
-                if each.version == wanted
-            ]
-            found[name] = tuple(_with_lock(each, facts) for each in (own, *brought))
-        elif fitting:
+            artifacts[name] = _with_others(fitting[0], facts)
+            continue
+        version = target.versions.get(name, "")
+        if fitting:
             problems[name] = [f"{name} {version}: {len(fitting)} rows of images/artifacts.toml fit"]
         elif rows:
-            problems[name] = [
-                f"{name} {version}: requires "
-                + ", ".join(f"{other} {allowed}" for other, allowed in each.requires.items())
-                + f"; this target has {describe(each.requires, properties)} (source: {each.source})"
-                for each in rows
-            ]
+            problems[name] = [_unfit_row(row, version, properties) for row in rows]
         elif component.artifact:
-            known = (
-                ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
+            versions = [row.version for row in facts.artifacts_by_name.get(name, ())]
+            problem = (
+                f"{name} {version or 'without a version'}: no row in images/artifacts.toml"
+                f" (available: {', '.join(versions) or 'none'})"
             )
-            problems[name] = [
-                (
-                    f"{name} {version or 'without a version'}: no row in images/artifacts.toml"
-                    f" (available: {known})"
-                )
-            ]
-    return found, problems
+            problems[name] = [problem]
+    return artifacts, problems
+
+
+def _with_others(own: Artifact, facts: Facts) -> tuple[Artifact, ...]:
+    """Return a component's own artifact and those that come with it, with the lock's hashes."""
+    artifacts = [own]
+    for name, version in own.together.items():
+        artifacts += [row for row in facts.artifacts_by_name[name] if row.version == version]
+    return tuple(_with_lock(artifact, facts) for artifact in artifacts)
+
+
+def _unfit_row(row: Artifact, version: str, properties: Properties) -> str:
+    """Return the reason why an artifact does not fit a target."""
+    requirements = [f"{other} {allowed}" for other, allowed in row.requires.items()]
+    return (
+        f"{row.name} {version}: requires {', '.join(requirements)}"
+        f"; this target has {describe(row.requires, properties)} (source: {row.source})"
+    )
 
 
 def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
-    """Return an artifact with the hash and size that the lock knows, where its own row has none."""
+    """Return an artifact with the lock's hash and size, if its row has none."""
     locked = facts.locked_artifact_by_url.get(artifact.url)
     if locked is None:
         return artifact

@@ -18,22 +18,25 @@ LIST = "`python build.py --list` shows every target"
 def suggestion(
     name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
 ) -> str:
-    """Return what an error suggests instead of an unknown name: the closest
-    known name, and what is available.
+    """Return the hint for an unknown name: the closest known name, and all that are available.
 
     Args:
-        name: What was asked for.
-        known: All names that would have been right, in the order to show them.
+        name: The unknown name.
+        known: All valid names, in the order to show them.
         hidden: Further names that may have been meant; suggested, not listed.
-        near: What was meant, where the caller knows it better.
+        near: The name that was meant, where the caller knows it better.
     """
     names = list(dict.fromkeys(known))
     near = near or nearest(name, [*names, *hidden])
     available = ", ".join(names) or "none"
     if len(names) > LISTED:
-        closest = ", ".join(alike(name, names)[:SHOWN])
-        available = f"{len(names)} names" + (f", the closest: {closest}" if closest else "")
-    return f"did you mean {near}? (available: {available})" if near else f"available: {available}"
+        available = f"{len(names)} names"
+        closest = alike(name, names)[:SHOWN]
+        if closest:
+            available += f", the closest: {', '.join(closest)}"
+    if near:
+        return f"did you mean {near}? (available: {available})"
+    return f"available: {available}"
 
 
 def unknown(
@@ -42,24 +45,24 @@ def unknown(
     """Return the error for a name that does not exist, with a suggestion.
 
     Args:
-        kind: What was named, for people: ``framework``, ``--cuda``.
-        name: What was asked for.
-        known, hidden, near: See ``suggestion``.
+        kind: The kind of name, for people: ``framework``, ``--cuda``.
+        name: The unknown name.
+        known: See ``suggestion``.
+        hidden: See ``suggestion``.
+        near: See ``suggestion``.
     """
-    return UnknownNameError(
-        f"unknown {kind} {name!r}", hint=suggestion(name, known, hidden=hidden, near=near)
-    )
+    hint = suggestion(name, known, hidden=hidden, near=near)
+    return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)
 
 
 def together(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:
-    """Return one error of all, with advice for all of them.
+    """Return one error of all problems, with advice for all of them.
 
-    Of several each is a line with its own hint.
+    Each of several problems is a line with its own hint.
     """
     if len(problems) == 1:
         (problem,) = problems
-        return UnknownNameError(
-            problem.message, hint="; ".join(filter(None, (problem.hint, advice)))
-        )
+        hints = [hint for hint in (problem.hint, advice) if hint]
+        return UnknownNameError(problem.message, hint="; ".join(hints))
     lines = "".join(f"\n  {problem.line}" for problem in problems)
     return UnknownNameError(f"{len(problems)} problems:{lines}", hint=advice)

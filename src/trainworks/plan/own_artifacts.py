@@ -1,4 +1,4 @@
-"""Wheels of one build in the place of those of its row: ``--artifact smp=URL#sha256=...``. Pure."""
+"""Wheels of one build that replace those of its row: ``--artifact smp=URL#sha256=...``. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class OwnArtifact:
     """A wheel that a user gives for one build.
 
     Attributes:
-        name: The component that it is.
-        url: Where it is.
-        sha256: Its hash.
+        name: The component.
+        url: The wheel's address.
+        sha256: The wheel's hash.
     """
 
     name: str
@@ -37,16 +37,16 @@ class OwnArtifact:
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     def __str__(self) -> str:
-        """Return it as the option has it."""
+        """Return the value of the option."""
         return f"{self.name}={self.url}#sha256={self.sha256}"
 
 
 def read_own_artifact(text: str) -> OwnArtifact:
-    """Read what ``--artifact`` was given; raises ``ValueError`` for what is not one."""
-    found = WRITTEN.fullmatch(text)
-    if found is None or urlsplit(found["url"]).scheme != "https":
+    """Read a value of ``--artifact``; raises ``ValueError`` for an invalid one."""
+    match = WRITTEN.fullmatch(text)
+    if match is None or urlsplit(match["url"]).scheme != "https":
         raise ValueError(f"{text!r} is not a wheel with its hash: {HOW}")
-    own = OwnArtifact(found["name"], found["url"], found["sha256"])
+    own = OwnArtifact(match["name"], match["url"], match["sha256"])
     if WHEEL.fullmatch(own.file) is None:
         raise ValueError(f"{own.file!r} is not the name of a wheel")
     return own
@@ -55,23 +55,21 @@ def read_own_artifact(text: str) -> OwnArtifact:
 def with_own_artifacts(
     own: Iterable[OwnArtifact], row: TargetRow, facts: Facts
 ) -> tuple[TargetRow, Facts]:
-    """Return a target's row, and facts, in which these wheels stand in the
-    place of those of the row.
+    """Return a target's row and the facts, with these wheels instead of the row's.
 
     Raises:
         UnknownNameError: The target downloads no such part by itself, or the
             wheel is for another Python.
     """
-    for each in own:
-        row, facts = _with_one(each, row, facts)
+    for artifact in own:
+        row, facts = _with_one(artifact, row, facts)
     return row, facts
 
 
 def variant_of_artifacts(own: Iterable[OwnArtifact]) -> str:
-    """Return what sets an image with these wheels apart from the target's usual
-    one, for its tag.
-    """
-    return "".join(f"-{each.name}-{each.sha256[:8]}" for each in own)
+    """Return the part of an image's tag for these wheels."""
+    words = [f"-{artifact.name}-{artifact.sha256[:8]}" for artifact in own]
+    return "".join(words)
 
 
 def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
@@ -92,9 +90,8 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
             f" Python {target.python}",
             hint=f"give a wheel for {tag}",
         )
-    old = wheels[own.name]
     new = replace(
-        old,
+        wheels[own.name],
         version=parts["version"],
         url=own.url,
         sha256=own.sha256,
@@ -103,26 +100,28 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
         provides={},
         together={},
     )
-    changed = replace(row, versions={**row.versions, own.name: new.version})
-    others = tuple(
-        each for each in facts.artifacts if (each.name, each.version) != (new.name, new.version)
-    )
-    targets = tuple(changed if each == row else each for each in facts.targets)
-    return changed, replace(facts, artifacts=(*others, new), targets=targets)
+    changed_row = replace(row, versions={**row.versions, own.name: new.version})
+    artifacts = [
+        artifact
+        for artifact in facts.artifacts
+        if (artifact.name, artifact.version) != (new.name, new.version)
+    ]
+    targets = [changed_row if target_row == row else target_row for target_row in facts.targets]
+    changed_facts = replace(facts, artifacts=(*artifacts, new), targets=tuple(targets))
+    return changed_row, changed_facts
 
 
 def _wheels(target: TargetContext, facts: Facts) -> dict[str, Artifact]:
-    """Return the wheels that a target's own row names and that are downloaded
-    by themselves, by component.
+    """Return the wheels in a target's own row that are downloaded by themselves, by component.
 
     The framework is not one of them: the lock is made for it.
     """
-    found = {}
+    wheels = {}
     for name in target.row.versions:
         component = target.components.get(name)
         if component is None or name == "torch":
             continue
         for artifact in artifact_rows(component, target, facts):
             if artifact.url.endswith(".whl"):
-                found[name] = artifact
-    return found
+                wheels[name] = artifact
+    return wheels

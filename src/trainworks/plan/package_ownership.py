@@ -5,7 +5,7 @@ belongs to exactly one of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from trainworks.errors import LockError
@@ -18,7 +18,7 @@ BUILDER = "builder"
 
 
 def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
-    """Return the files of a target's lock; raises ``LockError`` where it has none."""
+    """Return the files of a target's lock; raises ``LockError`` for a target without one."""
     if target.lock is None:
         name = target.name
         raise LockError(
@@ -29,12 +29,12 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
 
 
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
-    """Return what a component asks of the package index for a CUDA cell: names,
-    some with extras or a range.
-    """
-    rows = component.python if cuda.version else component.python_cpu or component.python
+    """Return a component's requirements for a CUDA cell: names, some with extras or a range."""
+    rows = component.python
+    if not cuda.version and component.python_cpu:
+        rows = component.python_cpu
     values = {"{wheel_suffix}": cuda.wheel_suffix, "{cell}": cuda.name, "{cuda}": cuda.version}
-    return tuple(re.sub(r"\{\w+\}", lambda found: values[found[0]], row) for row in rows)
+    return tuple(re.sub(r"\{\w+\}", lambda field: values[field[0]], row) for row in rows)
 
 
 def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
@@ -58,58 +58,74 @@ def share_packages(
     """Share the files of a lock out among components: every file belongs to exactly one, in the
     order of components.
 
-    Each component takes what its row names (exact names before patterns); what is left goes to the
-    first component that depends on it. What no chosen component needs is left out. Build files
-    belong to ``builder`` and to components that only build, which have nothing else: a distribution
-    that is needed both while building and in the image (``setuptools``) is in the lock twice, maybe
-    in two versions (the CUDA headers). What a component replaces is left out; of one that is
-    ``fetched`` by itself, only what it depends on is taken. One that is ``lent``, built for another
-    alone, has those of its files that nothing in the image needs.
+    Each component takes the packages that its row names (exact names before patterns); the others
+    go to the first component that depends on them. A package that no chosen component needs is left
+    out. Build files belong to ``builder`` and to components that only build, which have nothing
+    else: a distribution that is needed both while building and in the image (``setuptools``) is in
+    the lock twice, maybe in two versions (the CUDA headers). A package that a component replaces is
+    left out.
+
+    Args:
+        components: The chosen components.
+        cuda: The CUDA cell.
+        lock: The packages of the target's lock.
+        fetched: Components that download their own wheel: only its dependencies are taken.
+        lent: Components that are built for another one alone: they get those of their files that
+            nothing in the image needs.
     """
-    replaced = [pattern for each in components for pattern in each.replaces]
-    lock = [
-        package
-        for package in lock
-        if not any(fnmatchcase(package.name, pattern) for pattern in replaced)
-    ]
-    own_names = {
-        name
-        for each in components
-        if each.name in fetched
-        for name in python_patterns(each, cuda)
-        if "*" not in name
+    lock = _without_replaced(lock, components)
+    own_names: set[str] = set()
+    for component in components:
+        if component.name in fetched:
+            own_names.update(python_patterns(component, cuda))
+
+    building, in_image, lent_components = [], [], []
+    for component in components:
+        if component.name in lent:
+            lent_components.append(component)
+        elif component.name == BUILDER or component.build_only:
+            building.append(component)
+        else:
+            in_image.append(component)
+    build_packages = {package.name: package for package in lock if package.build}
+    image_packages = {package.name: package for package in lock if not package.build}
+    build_owners = _owners(building, cuda, build_packages)
+    image_owners = _owners(in_image, cuda, image_packages)
+    unowned = {
+        name: package for name, package in image_packages.items() if name not in image_owners
     }
-    owners = {
-        build: _owners(
-            [
-                each
-                for each in components
-                if each.name not in lent and (each.name == BUILDER or each.build_only) is build
-            ],
-            cuda,
-            {package.name: package for package in lock if package.build is build},
-        )
-        for build in (False, True)
-    }
-    rest = {
-        package.name: package
-        for package in lock
-        if not package.build and package.name not in owners[False]
-    }
-    owners[False] |= _owners([each for each in components if each.name in lent], cuda, rest)
+    image_owners |= _owners(lent_components, cuda, unowned)
+
     shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
     for package in lock:
-        owner = owners[package.build].get(package.name)
+        owners = build_owners if package.build else image_owners
+        owner = owners.get(package.name)
         if owner is not None and package.name not in own_names:
             shares[owner].append(package)
     return {name: tuple(packages) for name, packages in shares.items()}
 
 
+def _without_replaced(
+    lock: Sequence[LockedPackage], components: Sequence[Component]
+) -> list[LockedPackage]:
+    """Return a lock without the packages that a component replaces."""
+    patterns: list[str] = []
+    for component in components:
+        patterns += component.replaces
+    return [package for package in lock if not _fits_any(package.name, patterns)]
+
+
+def _fits_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _owners(
     components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]
 ) -> dict[str, str]:
-    """Return which of these components has a package: who names it, else the
-    first one that depends on it.
+    """Return the component of each package.
+
+    It is the first that names the package exactly, then by a pattern, else the first that depends
+    on it.
     """
     patterns = [
         (component.name, pattern)
@@ -122,13 +138,14 @@ def _owners(
         if pattern in packages:
             owner.setdefault(pattern, component_name)
     for component_name, pattern in patterns:
-        if "*" in pattern:
-            for name in needed:
-                if fnmatchcase(name, pattern):
-                    owner.setdefault(name, component_name)
+        if "*" not in pattern:
+            continue
+        for name in needed:
+            if fnmatchcase(name, pattern):
+                owner.setdefault(name, component_name)
     for component in components:
-        own = [name for name in needed if owner.get(name) == component.name]
-        for name in _closure(own, packages):
+        own_packages = [name for name in needed if owner.get(name) == component.name]
+        for name in _closure(own_packages, packages):
             owner.setdefault(name, component.name)
     return owner
 
@@ -136,121 +153,142 @@ def _owners(
 def protected_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
-    """Return what a job's requirements must not replace, name to version: exact
-    names first, then patterns' matches.
+    """Return the distributions that a job's requirements must not replace, name to version.
 
-    A component's own name that the lock does not have gets the component's version: a wheel that is
-    downloaded by itself, or the name under which the index has another build of it (``tensorflow``,
-    where ``tensorflow-cpu`` is in the image). The names that a component without packages of the
-    index protects are its own: its files come with this repository.
+    Exact names come first, then matches of patterns. A component's own name that the lock does not
+    have gets the component's version: a wheel that is downloaded by itself, or the name under which
+    the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in the image).
+    The names that a component without packages of the index protects are its own: its files come
+    with this repository.
     """
-    locked = {
-        package.name: package.version for step in steps if step.in_image for package in step.python
-    }
+    locked = _image_packages(steps)
     versions = {step.component: step.version for step in steps}
-    found: dict[str, str] = {}
-    for exact in (True, False):
-        for component in components:
-            own = {distribution_name(name) for name in (*component.python, *component.python_cpu)}
-            own = own or {*component.protected}
-            for pattern in component.protected:
-                if ("*" not in pattern) is not exact:
-                    continue
-                for name, version in locked.items():
-                    if fnmatchcase(name, pattern):
-                        found.setdefault(name, version)
-                if exact and pattern in own and versions.get(component.name):
-                    found.setdefault(pattern, versions[component.name])
-    return found
+    protected: dict[str, str] = {}
+    for component in components:
+        version = versions.get(component.name)
+        own_names = {distribution_name(row) for row in (*component.python, *component.python_cpu)}
+        own_names = own_names or {*component.protected}
+        for name in component.protected:
+            if "*" in name:
+                continue
+            if name in locked:
+                protected.setdefault(name, locked[name])
+            if name in own_names and version:
+                protected.setdefault(name, version)
+    for component in components:
+        for pattern in component.protected:
+            if "*" not in pattern:
+                continue
+            for name, version in locked.items():
+                if fnmatchcase(name, pattern):
+                    protected.setdefault(name, version)
+    return protected
+
+
+def _image_packages(steps: Sequence[Step]) -> dict[str, str]:
+    """Return the locked packages in the image, name to version."""
+    versions = {}
+    for step in steps:
+        if step.in_image:
+            for package in step.python:
+                versions[package.name] = package.version
+    return versions
 
 
 def companion_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
-    """Return the distributions that are compiled against a component, and that
-    no step has: name to component.
+    """Return the distributions that are compiled against a component and are not in the image.
+
+    Name to component.
     """
-    locked = {package.name for step in steps if step.in_image for package in step.python}
-    return {
-        name: component.name
-        for component in components
-        for name in component.companions
-        if name not in locked
-    }
+    locked = _image_packages(steps)
+    companions = {}
+    for component in components:
+        for name in component.companions:
+            if name not in locked:
+                companions[name] = component.name
+    return companions
 
 
 def compiled_distributions(
     components: Sequence[Component], cuda: Cuda, facts: Facts
 ) -> dict[str, str]:
-    """Return the distributions that compile for GPUs with a component that an
-    image for CUDA lacks: name to that.
+    """Return the distributions that need a missing component to compile for GPUs.
+
+    Name to component; nothing for an image without CUDA.
     """
+    if not cuda.version:
+        return {}
     chosen = {component.name for component in components if not component.build_only}
-    lacking = [
-        each
-        for each in facts.components
-        if each.compiles and cuda.version and each.name not in chosen
-    ]
-    return {name: each.name for each in lacking for name in each.compiles}
+    compiled = {}
+    for component in facts.components:
+        if component.name not in chosen:
+            compiled.update(dict.fromkeys(component.compiles, component.name))
+    return compiled
 
 
 def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
-    """Return the distributions that are installed only with a component that is
-    not there: name to component.
+    """Return the distributions that can be installed only with a missing component.
+
+    Name to component.
     """
-    absent = [each for each in facts.components if each.name not in there]
-    return {
-        name: each.name
-        for each in absent
-        for name in each.compiles
-        if name not in each.compiles_later
-    }
+    needed = {}
+    for component in facts.components:
+        if component.name in there:
+            continue
+        for name in component.compiles:
+            if name not in component.compiles_later:
+                needed[name] = component.name
+    return needed
 
 
 def libraries_of_other_builds(
     components: Sequence[Component], steps: Sequence[Step], facts: Facts
 ) -> tuple[str, ...]:
-    """Return what only other builds of a framework need, such as CUDA's libraries in an image
-    without CUDA; sorted.
+    """Return the packages that only other builds of a framework need, sorted.
 
-    ``pip freeze`` of such a build lists them, and so does a project's lock.
+    Such as CUDA's libraries in an image without CUDA: ``pip freeze`` of such a build lists them,
+    and so does a project's lock.
     """
-    present = {package.name for step in steps if step.in_image for package in step.python}
-    return library_names(
-        components, present | protected_distributions(components, steps).keys(), facts
-    )
+    present = _image_packages(steps).keys() | protected_distributions(components, steps).keys()
+    return library_names(components, present, facts)
 
 
 def library_names(
     components: Sequence[Component], present: Set[str], facts: Facts
 ) -> tuple[str, ...]:
-    """Return the same for an image by what it has; components: those whose frameworks count."""
-    frameworks = {
-        name for each in components if each.frameworks and each.protected for name in each.protected
-    }
-    patterns = {
-        pattern for each in facts.components if each.needs_cuda for pattern in each.protected
-    } | frameworks
-    found: set[str] = set()
+    """Return the packages that only other builds of a framework need, sorted.
+
+    Args:
+        components: The components with the frameworks.
+        present: Names of the distributions in the image.
+        facts: All facts.
+    """
+    frameworks: set[str] = set()
+    for component in components:
+        if component.frameworks:
+            frameworks.update(component.protected)
+    patterns = set(frameworks)
+    for component in facts.components:
+        if component.needs_cuda:
+            patterns.update(component.protected)
+    dependencies: set[str] = set()
     for lock in facts.locks.values():
         packages = {package.name: package for package in lock.packages if not package.build}
-        found.update(_closure([name for name in frameworks if name in packages], packages))
-    return tuple(
-        sorted(
-            each
-            for each in found - present
-            if any(fnmatchcase(each, pattern) for pattern in patterns)
-        )
-    )
+        locked_frameworks = [name for name in frameworks if name in packages]
+        dependencies.update(_closure(locked_frameworks, packages))
+    libraries = [name for name in dependencies - present if _fits_any(name, patterns)]
+    return tuple(sorted(libraries))
 
 
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
     """Return these packages and all that they depend on, in a stable order."""
-    found = dict.fromkeys(names)
-    pending = list(found)
+    closure = dict.fromkeys(names)
+    pending = list(closure)
     while pending:
-        for need in packages[pending.pop(0)].requires:
-            if need in packages and need not in found:
-                found[need] = None
-                pending.append(need)
-    return list(found)
+        for name in packages[pending.pop(0)].requires:
+            if name in packages and name not in closure:
+                closure[name] = None
+                pending.append(name)
+    return list(closure)

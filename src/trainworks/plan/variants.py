@@ -1,6 +1,6 @@
 """The names of images: a target's usual image, and its variants with other components.
 
-The name of a variant is that of the usual image and what differs: ``-tcp`` is
+The name of a variant is that of the usual image and its differences: ``-tcp`` is
 without NCCL's plugin for EFA.
 """
 
@@ -34,8 +34,12 @@ BASE_NAME_LABEL = "org.opencontainers.image.base.name"
 
 @dataclass(frozen=True)
 class ImageName:
-    """The name of an image of this project: its target, and what sets it apart
-    from the target's usual image.
+    """The name of an image of this project.
+
+    Attributes:
+        row: Its target.
+        variant: Its differences to the target's usual image, such as ``-tcp``.
+        reference: The whole name.
     """
 
     row: TargetRow
@@ -43,85 +47,105 @@ class ImageName:
     reference: str
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A word of a variant: a component that is added or left out."""
+
+    component: str
+    is_added: bool
+
+
 def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
-    """Return the components of a target's own image, the one without ``--with``
-    and ``--without``.
-    """
-    return select_components(
-        Request(framework=target.row.framework, cuda=target.row.cuda), target, facts
-    )
+    """Return the components of a target's own image, without ``--with`` and ``--without``."""
+    request = Request(framework=target.row.framework, cuda=target.row.cuda)
+    return select_components(request, target, facts)
 
 
 def reference_of(row: TargetRow, facts: Facts, variant: str = "") -> str:
-    """Return the name that an engine has an image of a target under."""
+    """Return the name of a target's image in an engine."""
     tag = facts.name_of(row).removeprefix(f"{row.framework}-")
     return f"trainworks/{row.framework}-training:{tag}{variant}"
 
 
 def variant_of(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
-    """Return what sets an image apart from its target's usual one, for its tag:
-    two contents never share a name.
+    """Return the part of an image's tag for its differences to the target's usual image.
+
+    Two contents never share a name. Example: ``-tcp-with-flash-attention``.
     """
-    by_default = usual_components(target, facts)
-    # Of what only builds nothing is in the image: what it built says it.
-    usual = {component.name: component for component in by_default if not component.build_only}
+    # Components that only build are not in the image: the built ones name them.
+    usual = {}
+    for component in usual_components(target, facts):
+        if not component.build_only:
+            usual[component.name] = component
     chosen = {component.name for component in components if not component.build_only}
     missing = usual.keys() - chosen
-    named = {usual[name].variant: name for name in sorted(missing) if usual[name].variant}
+    name_by_word = {}
+    for name in sorted(missing):
+        if usual[name].variant:
+            name_by_word[usual[name].variant] = name
     # Parts that need a missing part are missing too; the name leaves them out.
-    unsaid = {*named.values(), *dependents_of(named.values(), usual.values())}
-    words = "".join(
-        [f"-{word}" for word in named]
-        + [f"-with-{name}" for name in sorted(chosen - usual.keys())]
-        + [f"-without-{name}" for name in sorted(missing - unsaid)]
-    )
-    return (
-        words
-        if len(words) <= LONGEST
-        else f"{HASHED}{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-    )
+    named = name_by_word.values()
+    implied = {*named, *dependents_of(named, usual.values())}
+    words = [f"-{word}" for word in name_by_word]
+    words += [f"-with-{name}" for name in sorted(chosen - usual.keys())]
+    words += [f"-without-{name}" for name in sorted(missing - implied)]
+    variant = "".join(words)
+    if len(variant) <= LONGEST:
+        return variant
+    return f"{HASHED}{hashlib.sha256(variant.encode()).hexdigest()[:12]}"
 
 
 def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
-    """Return the request whose image has this variant in its name.
+    """Return the request for the image with this variant in its name.
 
-    ``None`` if there is none, or it is a hash.
+    ``None`` if there is none, or if the variant is a hash.
     """
     target = context_of(row, facts)
     usual = {component.name: component for component in usual_components(target, facts)}
-    words = {f"-{each.variant}": (each.name, False) for each in usual.values() if each.variant}
-    words |= {f"-with-{name}": (name, True) for name in target.components if name not in usual}
-    words |= {f"-without-{name}": (name, False) for name in usual}
-    parts: list[tuple[str, bool]] = []
+    words: dict[str, _Part] = {}
+    for component in usual.values():
+        if component.variant:
+            words[f"-{component.variant}"] = _Part(component.name, is_added=False)
+    for name in target.components:
+        if name not in usual:
+            words[f"-with-{name}"] = _Part(name, is_added=True)
+    for name in usual:
+        words[f"-without-{name}"] = _Part(name, is_added=False)
+
+    added: list[str] = []
+    left_out: list[str] = []
     rest = variant
     while rest:
-        word = max(
-            (each for each in words if f"{rest}-".startswith(f"{each}-")), key=len, default=""
-        )
-        if not word:
+        beginnings = [word for word in words if f"{rest}-".startswith(f"{word}-")]
+        if not beginnings:
             return None
-        parts.append(words[word])
+        word = max(beginnings, key=len)
+        part = words[word]
+        if part.is_added:
+            added.append(part.component)
+        else:
+            left_out.append(part.component)
         rest = rest.removeprefix(word)
-    request = replace(
-        request_for(row, facts), with_components=tuple(name for name, added in parts if added)
-    )
+
+    request = replace(request_for(row, facts), with_components=tuple(added))
     with suppress(UnknownNameError):
-        request = leave_out(request, [name for name, added in parts if not added], row, facts)
+        request = leave_out(request, left_out, row, facts)
         if variant_of(select_components(request, target, facts), target, facts) == variant:
             return request
     return None
 
 
 def image_named(name: str, facts: Facts) -> ImageName | None:
-    """Return what a name of this project means: a target, its image, or one of both with a variant.
+    """Return the target and variant in a name of this project, or ``None``.
 
-    Else ``None``.
+    The name is a target's, or its image's; both may have a variant.
     """
     for row in facts.targets:
-        for usual in (facts.name_of(row), reference_of(row, facts)):
-            variant = name.removeprefix(usual)
-            if name.startswith(usual) and (
-                not variant or variant.startswith(HASHED) or request_of(row, variant, facts)
-            ):
+        for usual_name in (facts.name_of(row), reference_of(row, facts)):
+            if not name.startswith(usual_name):
+                continue
+            variant = name.removeprefix(usual_name)
+            is_known = not variant or variant.startswith(HASHED)
+            if is_known or request_of(row, variant, facts):
                 return ImageName(row, variant, reference_of(row, facts, variant))
     return None

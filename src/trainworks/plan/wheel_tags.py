@@ -9,11 +9,10 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
-    """Return the wheel tags that a platform can load, in the order in which an
-    installer there prefers them.
+    """Return the wheel tags that a platform can load, the best first.
 
-    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of
-    the C library are given (PEP 600), because that function knows the running machine's alone.
+    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too. That function knows
+    only the running machine, so the levels of the C library (PEP 600) are listed here.
 
     Args:
         python: Version of CPython, ``MAJOR.MINOR``.
@@ -25,13 +24,12 @@ def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
         major, minor = (int(part) for part in glibc.split("."))
         for level in range(minor, 4, -1):
             platforms.append(f"manylinux_{major}_{level}_{machine}")
-            platforms += [f"{_LEGACY[level]}_{machine}"] if level in _LEGACY else []
+            if level in _LEGACY:
+                platforms.append(f"{_LEGACY[level]}_{machine}")
     platforms.append(f"linux_{machine}")
     version = tuple(int(part) for part in python.split("."))
     interpreter = f"cp{python.replace('.', '')}"
-    # The ABI is given: without it packaging looks whether the running Python is a debug or a
+    # The ABI is given: without it packaging asks whether the running Python is a debug or a
     # free-threaded build.
-    return [
-        *cpython_tags(version, [interpreter], platforms),
-        *compatible_tags(version, interpreter, platforms),
-    ]
+    native_tags = cpython_tags(version, [interpreter], platforms)
+    return [*native_tags, *compatible_tags(version, interpreter, platforms)]
