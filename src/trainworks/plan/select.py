@@ -6,7 +6,7 @@ A combination without a row is an error, never a guess.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -26,27 +26,33 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TargetRow, Facts], str]]] = {
     "version": ("--framework-version", lambda row, _: row.version),
     "python": ("--python", lambda row, facts: facts.python_of(row)),
 }
-"""What rows are chosen by, in this order: a field of ``Request``, its option,
-and the value of a row.
+"""The values by which rows are chosen, in this order: a field of ``Request``, its option, and a
+function for the value of a row.
 """
 
 GLOB = "`*` stands for anything in a name"
 
 
 def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
-    """Return the request that means this row and no other, with the optional
-    components of another request.
+    """Return the request that means this row and no other.
+
+    It has the optional components of the request ``like``.
     """
-    return Request(
+    request = Request(
         framework=row.framework,
         cuda=row.cuda,
         version=row.version,
         python=facts.python_of(row),
         sources=facts.sources_of(row),
         architecture=facts.architecture_of(row),
-        with_components=like.with_components if like else (),
-        without_components=like.without_components if like else (),
-        artifacts=like.artifacts if like else (),
+    )
+    if like is None:
+        return request
+    return replace(
+        request,
+        with_components=like.with_components,
+        without_components=like.without_components,
+        artifacts=like.artifacts,
     )
 
 
@@ -56,11 +62,9 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def values_of(request: Request) -> dict[str, str]:
-    """Return what rows are chosen by in a request: its fields of ``COLUMNS``.
-
-    ``""`` was not given.
-    """
-    return {name: value for name in COLUMNS if (value := getattr(request, name))}
+    """Return the values by which a request chooses a row: its fields of ``COLUMNS``."""
+    values = {name: getattr(request, name) for name in COLUMNS}
+    return {name: value for name, value in values.items() if value}
 
 
 def select_row(request: Request, facts: Facts) -> TargetRow:
@@ -86,17 +90,17 @@ def _best(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
 
 
 def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
-    """Return what is unknown in a request, all at once: values of rows and components."""
+    """Return the unknown names of a request, all at once: values of rows and components."""
     rows, problems = matching_rows(values_of(request), facts.targets, facts)
     if problems or not (request.framework and request.cuda):
         known = [component.name for component in facts.components]
-        names = (("--with", request.with_components), ("--without", request.without_components))
-        problems += [
-            unknown(f"component in {flag}:", name, optional(flag, facts.components), hidden=known)
-            for flag, all_ in names
-            for name in all_
-            if name not in known
-        ]
+        for flag, names in _component_options(request):
+            available = optional(flag, facts.components)
+            problems += [
+                unknown(f"component in {flag}:", name, available, hidden=known)
+                for name in names
+                if name not in known
+            ]
         return problems
     try:
         select_components(request, context_of(_best(rows, facts), facts), facts)
@@ -105,69 +109,73 @@ def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
     return []
 
 
+def _component_options(request: Request) -> tuple[tuple[str, Sequence[str]], ...]:
+    """Return the two options with components, each with its names."""
+    return (("--with", request.with_components), ("--without", request.without_components))
+
+
 def matching_rows(
     wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
 ) -> tuple[list[TargetRow], list[UnknownNameError]]:
-    """Return the rows that have these values, and what is wrong with the values, all at once.
+    """Return the rows that have these values, and the problems of the values, all at once.
 
     Args:
         wanted: Fields of a ``Request`` with their values; the others may be anything.
         rows: The rows to choose from.
         facts: All facts.
     """
-    rows = every = list(rows)
+    all_rows = list(rows)
+    remaining = all_rows
     described, problems = "", []
     for field, (label, value_of) in COLUMNS.items():
         value = wanted.get(field)
         if value is None:
             continue
-        found = [row for row in rows if value_of(row, facts) == value]
-        if not found:
+        fitting = [row for row in remaining if value_of(row, facts) == value]
+        if not fitting:
             kind = f"{label} for {described}:" if described else label
-            known = sorted(
-                {value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name)
-            )
+            values = {value_of(row, facts) for row in remaining}
+            known = sorted(values, key=lambda name: (version_key(name), name))
             problem = unknown(kind, value, known)
-            elsewhere = _with_other_sources(field, wanted, every, facts)
-            hint = "; ".join(filter(None, (elsewhere, problem.hint)))
-            problems.append(UnknownNameError(problem.message, hint=hint))
-            # The other values are held against the nearest.
+            elsewhere = _with_other_sources(field, wanted, all_rows, facts)
+            hints = [hint for hint in (elsewhere, problem.hint) if hint]
+            problems.append(UnknownNameError(problem.message, hint="; ".join(hints)))
+            # The other values are compared with rows of the nearest value.
             value = nearest(value, known)
-            found = [row for row in rows if value_of(row, facts) == value] or rows
-        rows = found
+            fitting = [row for row in remaining if value_of(row, facts) == value]
+        if fitting:
+            remaining = fitting
         if field == "framework":
             described = value
-        elif described and value and field in ("cuda", "version"):
-            described += f"{' with' if field == 'cuda' else ''} {value}"
+        elif described and value and field == "cuda":
+            described += f" with {value}"
+        elif described and value and field == "version":
+            described += f" {value}"
         elif described and field == "architecture" and value != "amd64":
             described += f" on {value}"
-    return rows, problems
+    return remaining, problems
 
 
 def _with_other_sources(
     field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
 ) -> str:
-    """Return with which other ``--sources`` the framework has a value.
+    """Return a hint with the other ``--sources`` for which the framework has a value.
 
-    ``""`` if with none, or none were asked for.
+    ``""`` if there are none, or if the request has no ``--sources``.
     """
     label, value_of = COLUMNS[field]
-    asked, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
-    if asked is None or field in ("framework", "sources"):
+    sources, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
+    if sources is None or field in ("framework", "sources"):
         return ""
-    others = {
-        facts.sources_of(row)
-        for row in rows
-        if value_of(row, facts) == value
-        and row.framework == framework
-        and facts.sources_of(row) != asked
-    }
-    if not others:
+    options = set()
+    for row in rows:
+        row_sources = facts.sources_of(row)
+        is_other = row.framework == framework and row_sources != sources
+        if is_other and value_of(row, facts) == value:
+            options.add(f"--sources {row_sources}")
+    if not options:
         return ""
-    return (
-        f"{label} {value} is there with"
-        f" {' and '.join(f'--sources {name}' for name in sorted(others))}"
-    )
+    return f"{label} {value} is there with {' and '.join(sorted(options))}"
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:
@@ -183,7 +191,7 @@ def in_order(rows: Iterable[TargetRow]) -> list[TargetRow]:
 
 
 def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
-    """Return the targets whose names fit any of these patterns (``*`` and ``?``).
+    """Return the targets with names that fit any of these patterns (``*`` and ``?``).
 
     Without a pattern, all of them.
 
@@ -191,38 +199,37 @@ def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
         UnknownNameError: A pattern fits no target.
     """
     rows = {facts.name_of(row): row for row in sorted_rows(facts)}
-    if wrong := [each for each in patterns if not any(fnmatchcase(name, each) for name in rows)]:
-        raise together([_unknown_pattern(pattern, rows) for pattern in wrong], GLOB)
-    return [
-        row
-        for name, row in rows.items()
-        if not patterns or any(fnmatchcase(name, each) for each in patterns)
-    ]
+    if not patterns:
+        return list(rows.values())
+    matched: set[str] = set()
+    problems = []
+    for pattern in patterns:
+        names = [name for name in rows if fnmatchcase(name, pattern)]
+        matched.update(names)
+        if not names:
+            problems.append(_unknown_pattern(pattern, rows))
+    if problems:
+        raise together(problems, GLOB)
+    return [row for name, row in rows.items() if name in matched]
 
 
 def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
-    """Return the error for a pattern that fits no target: with the target or
-    the pattern that was meant.
-    """
+    """Return the error for a pattern that fits no target, with the nearest target or pattern."""
     part = pattern.strip("*-")
-    words = dict.fromkeys(
-        word for row in rows.values() for word in (row.framework, row.cuda, row.version)
-    )
-    word = nearest(part, words)
-    for meant in (
-        f"{part}-*",
-        f"*-{part}-*",
-        f"{part}*",
-        *((f"{word}-*", f"*-{word}-*") if word else ()),
-    ):
-        if fitting := [name for name in rows if fnmatchcase(name, meant)]:
-            return unknown(
-                "target for --only",
-                pattern,
-                rows,
-                near=fitting[0] if len(fitting) == 1 else f"'{meant}'",
-            )
-    return unknown("target for --only", pattern, rows)
+    words: list[str] = []
+    for row in rows.values():
+        words += (row.framework, row.cuda, row.version)
+    candidates = [f"{part}-*", f"*-{part}-*", f"{part}*"]
+    word = nearest(part, dict.fromkeys(words))
+    if word:
+        candidates += [f"{word}-*", f"*-{word}-*"]
+    near = ""
+    for candidate in candidates:
+        names = [name for name in rows if fnmatchcase(name, candidate)]
+        if names:
+            near = names[0] if len(names) == 1 else f"'{candidate}'"
+            break
+    return unknown("target for --only", pattern, rows, near=near)
 
 
 def row_named(name: str, facts: Facts) -> TargetRow:
@@ -234,11 +241,12 @@ def row_named(name: str, facts: Facts) -> TargetRow:
 
 
 def optional(flag: str, components: Iterable[Component]) -> list[str]:
-    """Return what ``--with`` can add to packages, or what ``--without`` can leave out of them."""
+    """Return the components that ``--with`` can add to packages, or ``--without`` leave out."""
+    is_default = flag == "--without"
     return [
         row.name
         for row in components
-        if "packages" in row.sources and not row.required and row.default == (flag == "--without")
+        if "packages" in row.sources and not row.required and row.default == is_default
     ]
 
 
@@ -252,97 +260,99 @@ def select_components(
             needed by others; all such problems at once.
     """
     available = target.components
-    everywhere = {component.name: component for component in facts.components}
+    problems = _option_problems(request, target, facts)
     chosen = {
         name for name, component in available.items() if component.required or component.default
     }
-    problems: list[UnknownNameError] = []
-    for flag, names in (
-        ("--with", request.with_components),
-        ("--without", request.without_components),
-    ):
-        for name in names:
-            if name not in everywhere:
-                problems.append(
-                    unknown(
-                        f"component in {flag}:",
-                        name,
-                        optional(flag, available.values()),
-                        hidden=everywhere,
-                    )
-                )
-            elif name not in available:
-                problems.append(_unavailable(flag, everywhere[name], target, facts))
-            elif flag == "--without" and available[name].required:
-                problems.append(
-                    UnknownNameError(
-                        f"--without {name}: every image needs it",
-                        hint=f"it is {available[name].summary}",
-                    )
-                )
-    both = set(request.with_components) & set(request.without_components)
-    problems += [
-        UnknownNameError(f"{name}: both --with and --without", hint="use one of them")
-        for name in sorted(both)
-    ]
     chosen |= set(request.with_components)
     chosen -= set(request.without_components)
-    for name in sorted(chosen & set(available)):
-        for need in available[name].needs:
-            if need not in chosen:
-                others = (
-                    name,
-                    *dependents_of(
-                        [name], [each for each in available.values() if each.name in chosen]
-                    ),
-                )
-                problems.append(
-                    UnknownNameError(
-                        f"{name} needs {need}, which is not in the"
-                        f" image{_why(name, need, target, facts)}",
-                        hint=(
-                            f"add --with {need}, or"
-                            f" {' '.join(f'--without {other}' for other in others)}"
-                        ),
-                    )
-                )
+    problems += _need_problems(chosen, target, facts)
     if problems:
         raise together(problems)
-    built_with = {other for name in chosen for other in available[name].builds_with}
-    lent = {
-        name for name in built_with - chosen if name in available and not available[name].default
-    }
-    return tuple(
-        (
-            replace(
-                component,
-                build_only=True,
-                summary=f"{component.summary}; here it only builds others",
+
+    built_with: set[str] = set()
+    for name in chosen:
+        built_with.update(available[name].builds_with)
+    components = []
+    for name, component in available.items():
+        if name in chosen:
+            # A component that only builds is of no use without one that is built with it.
+            if not component.build_only or name in built_with:
+                components.append(component)
+        elif name in built_with and not component.default:
+            summary = f"{component.summary}; here it only builds others"
+            components.append(replace(component, build_only=True, summary=summary))
+    return tuple(components)
+
+
+def _option_problems(
+    request: Request, target: TargetContext, facts: Facts
+) -> list[UnknownNameError]:
+    """Return the problems of the names in ``--with`` and ``--without``."""
+    available = target.components
+    component_by_name = {component.name: component for component in facts.components}
+    problems: list[UnknownNameError] = []
+    for flag, names in _component_options(request):
+        for name in names:
+            if name not in component_by_name:
+                known = optional(flag, available.values())
+                problems.append(
+                    unknown(f"component in {flag}:", name, known, hidden=component_by_name)
+                )
+            elif name not in available:
+                problems.append(_unavailable(flag, component_by_name[name], target, facts))
+            elif flag == "--without" and available[name].required:
+                hint = f"it is {available[name].summary}"
+                message = f"--without {name}: every image needs it"
+                problems.append(UnknownNameError(message, hint=hint))
+    both = set(request.with_components) & set(request.without_components)
+    for name in sorted(both):
+        message = f"{name}: both --with and --without"
+        problems.append(UnknownNameError(message, hint="use one of them"))
+    return problems
+
+
+def _need_problems(chosen: Set[str], target: TargetContext, facts: Facts) -> list[UnknownNameError]:
+    """Return a problem for each chosen component that needs one that is not chosen."""
+    available = target.components
+    problems = []
+    for name in sorted(chosen & available.keys()):
+        for need in available[name].needs:
+            if need in chosen:
+                continue
+            components = [row for row in available.values() if row.name in chosen]
+            dependents = dependents_of([name], components)
+            options = [f"--without {other}" for other in (name, *dependents)]
+            reason = _why(name, need, target, facts)
+            problems.append(
+                UnknownNameError(
+                    f"{name} needs {need}, which is not in the image{reason}",
+                    hint=f"add --with {need}, or {' '.join(options)}",
+                )
             )
-            if name in lent
-            else component
-        )
-        for name, component in available.items()
-        if name in lent or (name in chosen and (not component.build_only or name in built_with))
-    )
+    return problems
 
 
 def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the names of those of these components that need one of ``names``,
-    directly or through others.
+    """Return the components that need one of ``names``, directly or through others.
 
     Args:
         names: Components that are left out.
-        components: All components that are looked at, in any order.
+        components: All components that may need them, in any order.
     """
     needs = {component.name: component.needs for component in components}
-    gone, found = set(names), dict[str, None]()
-    while more := [
-        name for name, needed in needs.items() if name not in gone and not gone.isdisjoint(needed)
-    ]:
+    gone = set(names)
+    dependents: list[str] = []
+    while True:
+        more = [
+            name
+            for name, needed in needs.items()
+            if name not in gone and not gone.isdisjoint(needed)
+        ]
+        if not more:
+            return tuple(dependents)
         gone.update(more)
-        found |= dict.fromkeys(more)
-    return tuple(found)
+        dependents += more
 
 
 def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Facts) -> Request:
@@ -350,24 +360,20 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
 
     Raises:
         UnknownNameError: Only when the request is planned: one of them is
-            required, or was asked for by name.
+            required, or the request names it in ``--with``.
     """
     chosen = select_components(request, context_of(row, facts), facts)
-    out = dict.fromkeys((*names, *dependents_of(names, chosen)))
-    more = tuple(name for name in out if name not in request.without_components)
+    left_out = list(names)
+    left_out += dependents_of(left_out, chosen)
+    more = [name for name in dict.fromkeys(left_out) if name not in request.without_components]
     return replace(request, without_components=(*request.without_components, *more))
 
 
 def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
-    """Return the reason and the source of the rule that says that a component needs another.
-
-    ``""`` without a rule.
-    """
+    """Return reason and source of the rule by which a component needs another, or ``""``."""
+    conditions = ({name: PRESENT}, {name: PRESENT, "sources": target.sources})
     for rule in facts.rules:
-        if need in rule.require and rule.when in (
-            {name: PRESENT},
-            {name: PRESENT, "sources": target.sources},
-        ):
+        if need in rule.require and rule.when in conditions:
             return f": {rule.reason} (source: {rule.source})"
     return ""
 
@@ -375,7 +381,7 @@ def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
 def _unavailable(
     flag: str, component: Component, target: TargetContext, facts: Facts
 ) -> UnknownNameError:
-    """Return why a target cannot have a component that others have."""
+    """Return the reason why a target cannot have a component that others have."""
     name, row = component.name, target.row
     if component.needs_cuda and not target.cell.version:
         return UnknownNameError(
@@ -411,30 +417,28 @@ def _unavailable(
 
 
 def _nearest_with(name: str, target: TargetContext, facts: Facts) -> str:
-    """Return what chooses the target that has a component and is most like this one."""
-    contexts = [
-        context_of(row, facts) for row in facts.targets if row.framework == target.row.framework
-    ]
-    having = [
-        each for each in contexts if name in each.components and each.sources == target.sources
-    ]
-    if not having:
+    """Return a hint with the target that has a component and is most like this one."""
+    candidates = []
+    for row in facts.targets:
+        if row.framework != target.row.framework:
+            continue
+        context = context_of(row, facts)
+        if name in context.components and context.sources == target.sources:
+            candidates.append(context)
+    if not candidates:
         return "no target has it"
-    newer = [
-        each
-        for each in having
-        if version_key(each.cell.version) >= version_key(target.cell.version)
-    ]
-    cells = {version_key(each.cell.version) for each in newer or having}
-    cell = min(cells) if newer else max(cells)
-    alike = [each for each in having if version_key(each.cell.version) == cell]
-    near = min(
-        alike,
-        key=lambda each: (
-            each.base.architecture != target.base.architecture,
-            each.python != target.python,
-        ),
-    )
+
+    # The oldest CUDA that is not older than the target's, or else the newest.
+    cells = {version_key(candidate.cell.version) for candidate in candidates}
+    newer_cells = [cell for cell in cells if cell >= version_key(target.cell.version)]
+    cell = min(newer_cells) if newer_cells else max(cells)
+    alike = [row for row in candidates if version_key(row.cell.version) == cell]
+
+    def differences(candidate: TargetContext) -> tuple[bool, bool]:
+        has_other_architecture = candidate.base.architecture != target.base.architecture
+        return has_other_architecture, candidate.python != target.python
+
+    near = min(alike, key=differences)
     return f"the nearest target that can have it is {near.name}: --cuda {near.row.cuda}"
 
 
