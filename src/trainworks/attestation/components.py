@@ -204,20 +204,19 @@ def package_components(
 
 
 def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
-    """Return components as documents list them: each once, by kind, name and version."""
-    unique = {(each.kind, each.purl, each.properties): each for each in components}
-    return tuple(
-        sorted(
-            unique.values(),
-            # Copies inside other packages last: dependencies are those of the distribution itself.
-            key=lambda each: (
-                each.kind,
-                each.name.lower(),
-                each.version,
-                _is_copy(each),
-                each.properties,
-            ),
-        )
+    """Return components in the order of documents: each once, by kind, name and version."""
+    unique = {(row.kind, row.purl, row.properties): row for row in components}
+    return tuple(sorted(unique.values(), key=_document_order))
+
+
+def _document_order(component: ListedComponent) -> tuple[object, ...]:
+    # Copies inside other packages last: dependencies are those of the distribution itself.
+    return (
+        component.kind,
+        component.name.lower(),
+        component.version,
+        _is_copy(component),
+        component.properties,
     )
 
 
@@ -233,39 +232,34 @@ def extension_bill(
 
     Args:
         plan: The plan that it was built from.
+        image: The image.
+        found: The packages in the image.
         inherited: The components of the image that was extended.
 
     Raises:
         ProofError: The image cannot list its packages.
     """
-    there = {_place(each): each for each in inherited}
-    hashes = plan.lock.hashes
+    base_by_place = {_place(component): component for component in inherited}
     packages = package_components(plan.tag, found, {})
-    known = {each.purl for each in packages}
-    components = [
-        *(each for each in inherited if each.kind not in _PACKAGES),
-        *(there[_place(each)] for each in packages if _place(each) in there),
-    ]
+    of_base = [component for component in inherited if component.kind not in _PACKAGES]
+    own = []
+    for package in packages:
+        if _place(package) in base_by_place:
+            of_base.append(base_by_place[_place(package)])
+        else:
+            own.append(_required(package, plan.lock.hashes))
+    own += [_file(file) for file in plan.files]
+
+    # A package of the base may require one that the extension has replaced.
+    known_purls = {package.purl for package in packages}
+    kept = []
+    for component in of_base:
+        requires = tuple(purl for purl in component.requires if purl in known_purls)
+        kept.append(replace(component, inherited=True, requires=requires))
     return BillOfMaterials(
         reference=plan.tag,
         sha256=image.identifier.removeprefix("sha256:"),
-        components=(
-            _extended(plan.base),
-            *in_order(
-                [
-                    *(
-                        replace(
-                            each,
-                            inherited=True,
-                            requires=tuple(purl for purl in each.requires if purl in known),
-                        )
-                        for each in components
-                    ),
-                    *(_required(each, hashes) for each in packages if _place(each) not in there),
-                    *(_file(each) for each in plan.files),
-                ]
-            ),
-        ),
+        components=(_extended(plan.base), *in_order([*kept, *own])),
     )
 
 
@@ -302,20 +296,21 @@ def _extended(base: ExtendedBase) -> ListedComponent:
 
 
 def _required(
-    each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]
+    package: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> ListedComponent:
-    """Return an installed package with the hash of its file, or of all files of
-    the lock that pip may have chosen.
+    """Return an installed package with the hash of its file.
+
+    Where pip may have chosen one of several files of the lock, with all their hashes.
     """
-    own = each.kind == "python" and not _is_copy(each)
-    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if own else ()
+    if package.kind != "python" or _is_copy(package):
+        return package
+    allowed = hashes.get((str(canonicalize_name(package.name)), package.version), ())
+    if not allowed:
+        return package
     if len(allowed) == 1:
-        return replace(each, sha256=allowed[0])
-    return (
-        replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed))))
-        if allowed
-        else each
-    )
+        return replace(package, sha256=allowed[0])
+    properties = (*package.properties, ("one-of-sha256", " ".join(allowed)))
+    return replace(package, properties=properties)
 
 
 def _file(file: SourceFile) -> ListedComponent:
@@ -472,8 +467,13 @@ def _python(
     if row["inside"]:
         properties.append(("inside", row["inside"]))
     properties += [("sbom", path) for path in row["sboms"]]
+    requires = []
     if locked is not None:
         properties.append(("file", locked.file))
+        for name in locked.requires:
+            version = versions.get(str(canonicalize_name(name)))
+            if version is not None:
+                requires.append(python_purl(name, version))
     return ListedComponent(
         kind="python",
         name=row["name"],
@@ -482,11 +482,7 @@ def _python(
         sha256=locked.sha256 if locked else "",
         licenses=python_licenses(row["expression"], row["license"], row["classifiers"]),
         supplier=row["supplier"],
-        requires=tuple(
-            python_purl(name, versions[str(canonicalize_name(name))])
-            for name in (locked.requires if locked else ())
-            if str(canonicalize_name(name)) in versions
-        ),
+        requires=tuple(requires),
         properties=tuple(properties),
         scanner_properties=(
             (f"{TRIVY}PkgType", "python-pkg"),

@@ -32,26 +32,26 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
     """Return the document: the same bill of materials gives the same bytes.
 
     Args:
+        bill: The bill of materials.
         builder: The author of the document.
         time: The time of the document, in seconds since 1970.
     """
     references = references_of(bill.components)
-    components = [
-        _component(each, reference)
-        for each, reference in zip(bill.components, references, strict=True)
-    ]
-    by_purl: dict[str, str] = {}
-    for each, reference in zip(bill.components, references, strict=True):
-        by_purl.setdefault(each.purl, reference)
-    own = [
-        name for each, name in zip(bill.components, references, strict=True) if not each.inherited
-    ]
-    dependencies: list[object] = [{"ref": bill.purl, "dependsOn": sorted(own)}]
+    components = []
+    own_references = []
+    reference_by_purl: dict[str, str] = {}
+    for component, reference in zip(bill.components, references, strict=True):
+        components.append(_component(component, reference))
+        reference_by_purl.setdefault(component.purl, reference)
+        if not component.inherited:
+            own_references.append(reference)
+
+    name, version = bill.reference.rsplit(":", 1)
     image: dict[str, object] = {
         "type": "container",
         "bom-ref": bill.purl,
-        "name": bill.reference.rsplit(":", 1)[0],
-        "version": bill.reference.rsplit(":", 1)[1],
+        "name": name,
+        "version": version,
         "purl": bill.purl,
         "hashes": [{"alg": "SHA-256", "content": bill.sha256}],
         "properties": [
@@ -59,16 +59,17 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
             {"name": f"{TRIVY}RepoTag", "value": bill.reference},
         ],
     }
+    dependencies: list[object] = [{"ref": bill.purl, "dependsOn": sorted(own_references)}]
     if bill.extended:
-        dependencies.append({"ref": references[0], "dependsOn": sorted(set(references) - set(own))})
+        of_base = sorted(set(references) - set(own_references))
+        dependencies.append({"ref": references[0], "dependsOn": of_base})
         ancestor = _component(bill.extended, references[0])
         del ancestor["bom-ref"]
         image["pedigree"] = {"ancestors": [ancestor]}
-    dependencies += [
-        {"ref": reference, "dependsOn": sorted({by_purl[purl] for purl in each.requires})}
-        for each, reference in zip(bill.components, references, strict=True)
-        if each.requires
-    ]
+    for component, reference in zip(bill.components, references, strict=True):
+        if component.requires:
+            required = {reference_by_purl[purl] for purl in component.requires}
+            dependencies.append({"ref": reference, "dependsOn": sorted(required)})
     document: dict[str, object] = {
         "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
@@ -92,15 +93,13 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
 
 
 def serial_number(document: Mapping[str, object]) -> str:
-    """Return what a document's serial number must be: it follows from the
-    content, in whatever order its keys are.
-    """
+    """Return the serial number of a document: it follows from the content, in any order of keys."""
     content = {key: value for key, value in document.items() if key != "serialNumber"}
     return f"urn:uuid:{content_uuid(content)}"
 
 
 def utc(time: int) -> str:
-    """Return a time as the format writes it."""
+    """Return a time in the format's form: ``2026-01-31T12:00:00Z``."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -111,37 +110,39 @@ def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
 
 
 def references_of(components: Sequence[ListedComponent]) -> list[str]:
-    """Return a name for each component within the document: its package URL,
-    with a number where two have the same.
+    """Return a name for each component within the document: its package URL.
+
+    The second one of a package URL ends in ``#2``.
     """
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     references = []
-    for each in components:
-        number = seen[each.purl] = seen.get(each.purl, 0) + 1
-        references.append(each.purl if number == 1 else f"{each.purl}#{number}")
+    for component in components:
+        number = counts.get(component.purl, 0) + 1
+        counts[component.purl] = number
+        references.append(component.purl if number == 1 else f"{component.purl}#{number}")
     return references
 
 
-def _component(each: ListedComponent, reference: str) -> dict[str, object]:
+def _component(component: ListedComponent, reference: str) -> dict[str, object]:
     content: dict[str, object] = {
-        "type": TYPES.get(each.kind, "library"),
+        "type": TYPES.get(component.kind, "library"),
         "bom-ref": reference,
-        "name": each.name,
-        **({"version": each.version} if each.version else {}),
-        "purl": each.purl,
-        **({"supplier": {"name": each.supplier}} if each.supplier else {}),
+        "name": component.name,
     }
-    if each.sha256:
-        content["hashes"] = [{"alg": "SHA-256", "content": each.sha256}]
-    if each.licenses:
-        content["licenses"] = _licenses(each.licenses)
-    if each.origin:
-        kind = "vcs" if each.origin.startswith("git+") else "distribution"
-        content["externalReferences"] = [{"type": kind, "url": each.origin}]
-    properties = [
-        *((f"trainworks:{name}", value) for name, value in each.properties),
-        *each.scanner_properties,
-    ]
+    if component.version:
+        content["version"] = component.version
+    content["purl"] = component.purl
+    if component.supplier:
+        content["supplier"] = {"name": component.supplier}
+    if component.sha256:
+        content["hashes"] = [{"alg": "SHA-256", "content": component.sha256}]
+    if component.licenses:
+        content["licenses"] = _licenses(component.licenses)
+    if component.origin:
+        kind = "vcs" if component.origin.startswith("git+") else "distribution"
+        content["externalReferences"] = [{"type": kind, "url": component.origin}]
+    properties = [(f"trainworks:{name}", value) for name, value in component.properties]
+    properties += component.scanner_properties
     if properties:
         content["properties"] = [{"name": name, "value": value} for name, value in properties]
     return content

@@ -96,29 +96,29 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
         ProofError: The image has no such program, or a package of the bill of
             materials is not in its lists.
     """
-    with provable.engine.container(
-        provable.image.reference, isolated=closed(provable.engine)
-    ) as container:
+    reference = provable.image.reference
+    with provable.engine.container(reference, isolated=closed(provable.engine)) as container:
         lists = [
             container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind))
             for kind in ("debian", "python", "compiled")
         ]
-    if any(each.status for each in lists):
-        said = lists[0].output.strip()
+    if any(completed.status for completed in lists):
+        output = lists[0].output.strip()
         raise ProofError(
-            [f"{provable.image.reference} does not list its licences: {said}"],
-            hint="build it again",
+            [f"{reference} does not list its licences: {output}"], hint="build it again"
         )
-    text = "\n".join(each.output for each in lists)
+    text = "\n".join(completed.output for completed in lists)
     listed = {line[len("==== ") :] for line in text.splitlines() if line.startswith("==== ")}
-    lacks = [
-        f"no licence is listed of {each.kind} {each.name} {each.version}"
-        for each in bill.components
-        if each.kind in ("deb", "python") and "inside" not in dict(each.properties)
-        if f"{each.name} {each.version}" not in listed
-    ]
-    if lacks:
-        raise ProofError(lacks)
+    problems = []
+    for component in bill.components:
+        if component.kind not in ("deb", "python") or "inside" in dict(component.properties):
+            continue
+        if f"{component.name} {component.version}" not in listed:
+            problems.append(
+                f"no licence is listed of {component.kind} {component.name} {component.version}"
+            )
+    if problems:
+        raise ProofError(problems)
     return text
 
 

@@ -117,89 +117,100 @@ def read_output(files: Sequence[Path]) -> str:
 
 
 def verify(output: str, sha256: str, policy: Policy) -> Verified:
-    """Check that provenance and bill of materials of an image are there, and say what was demanded.
+    """Check provenance and bill of materials of an image, and return the facts in them.
 
-    Several of each may be there: one that fits the policy is enough.
+    There may be several of each: one that fits the policy is enough.
 
     Args:
-        output: What ``cosign verify-attestation`` printed for each type.
+        output: The output of ``cosign verify-attestation`` for each type.
         sha256: The hash of the image's manifest.
-        policy: What the provenance has to say.
+        policy: The user's demands on the provenance.
 
     Raises:
         ProofError: Something does not hold; the error lists every problem.
     """
-    passed_over: list[str] = []
-    statements: dict[str, list[Mapping[str, Any]]] = {
-        kind: [] for kind in (*TYPES.values(), EVIDENCE)
-    }
-    for number, statement in _statements(output):
-        kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
-        if kind not in statements:
-            passed_over.append(
-                f"line {number}: not a type of statement that is known ({kind or 'it has no type'})"
-            )
-        elif sha256 not in subjects:
-            said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
-            passed_over.append(
-                f"line {number}: it is about another image: {said}, not sha256:{sha256}"
-            )
-        else:
-            statements[kind].append(statement)
+    statements, skipped = _by_type(output, sha256)
     missing = [name for name, kind in TYPES.items() if not statements[kind]]
     if missing:
-        wanted = [
+        lines = [
             f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})"
             for name in missing
         ]
-        raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
+        raise ProofError([*skipped, *lines], hint="do not trust what is said of the image")
     evidence, untrue = _evidence(statements[EVIDENCE], sha256, policy)
     if policy.gpu and not evidence:
         none = f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
         raise ProofError(
-            [*passed_over, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}"
+            [*skipped, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}"
         )
+
     bills: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for statement in statements[CYCLONEDX]:
-        if problem := _problem_of_bill(statement.get("predicate"), sha256):
+        bill = statement.get("predicate")
+        problem = _problem_of_bill(bill, sha256)
+        if problem:
             problems.append(problem)
-        else:
-            bills[statement["predicate"]["serialNumber"]] = statement["predicate"]
-    for provenance in reversed(statements[PROVENANCE] if bills else ()):
-        found = _summary(sha256, provenance, bills)
-        differs = (
-            policy.problems(found)
-            if found
-            else ["the provenance is of another bill of materials than is there"]
-        )
-        if found and not differs:
-            return replace(found, evidence=evidence)
-        problems += differs
+        elif bill is not None:
+            bills[bill["serialNumber"]] = bill
+    if bills:
+        for provenance in reversed(statements[PROVENANCE]):
+            summary = _summary(sha256, provenance, bills)
+            if summary is None:
+                problems.append("the provenance is of another bill of materials than is there")
+                continue
+            differences = policy.problems(summary)
+            if not differences:
+                return replace(summary, evidence=evidence)
+            problems += differences
     raise ProofError(
         list(dict.fromkeys(problems)),
         hint="the signature is good; what it says is not what you demand of an image",
     )
 
 
+def _by_type(output: str, sha256: str) -> tuple[dict[str, list[Mapping[str, Any]]], list[str]]:
+    """Return the statements about an image by their types, and a line for each other one."""
+    statements: dict[str, list[Mapping[str, Any]]] = {
+        kind: [] for kind in (*TYPES.values(), EVIDENCE)
+    }
+    skipped: list[str] = []
+    for number, statement in _statements(output):
+        kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
+        if kind not in statements:
+            skipped.append(
+                f"line {number}: not a type of statement that is known ({kind or 'it has no type'})"
+            )
+        elif sha256 not in subjects:
+            names = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
+            skipped.append(
+                f"line {number}: it is about another image: {names}, not sha256:{sha256}"
+            )
+        else:
+            statements[kind].append(statement)
+    return statements, skipped
+
+
 def _evidence(
     statements: Sequence[Mapping[str, Any]], sha256: str, policy: Policy
 ) -> tuple[tuple[Evidence, ...], list[str]]:
-    """Return the evidence that holds and fits the policy, and what is wrong with the rest."""
+    """Return the evidence that holds and fits the policy, and the problems of the rest."""
     fitting: list[Evidence] = []
     problems: list[str] = []
     for statement in statements:
         try:
-            found = stated(statement.get("predicate"), sha256)
+            evidence = stated(statement.get("predicate"), sha256)
         except ProofError as error:
             problems += error.problems
             continue
-        differs = found.problems(policy.gpu, policy.parts) if policy.gpu else []
-        if policy.unchanged and not policy.gpu and found.changed:
-            differs.append(f"{found.suite} ran on a checkout with changes that are in no commit")
-        problems += differs
-        if not differs:
-            fitting.append(found)
+        differences = evidence.problems(policy.gpu, policy.parts) if policy.gpu else []
+        if policy.unchanged and not policy.gpu and evidence.changed:
+            differences.append(
+                f"{evidence.suite} ran on a checkout with changes that are in no commit"
+            )
+        problems += differences
+        if not differences:
+            fitting.append(evidence)
     return tuple(fitting), problems
 
 
@@ -220,22 +231,20 @@ def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _subjects(statement: Mapping[str, Any]) -> list[str]:
     try:
-        return [str(each["digest"]["sha256"]) for each in statement["subject"]]
+        return [str(subject["digest"]["sha256"]) for subject in statement["subject"]]
     except (KeyError, TypeError):
         return []
 
 
 def _problem_of_bill(bill: Any, sha256: str) -> str:
-    """Return what keeps a bill of materials from being this image's; ``""`` if nothing does.
+    """Return the reason why a bill of materials is not this image's, or ``""``.
 
-    A signature does not say that the right document was signed: the bill of another image, signed
+    A signature does not prove that the right document was signed: the bill of another image, signed
     for this one, is a mistake that only the bill itself shows.
     """
     try:
-        serial, named = (
-            str(bill["serialNumber"]),
-            PackageURL.from_string(bill["metadata"]["component"]["purl"]).version,
-        )
+        serial = str(bill["serialNumber"])
+        purl = PackageURL.from_string(bill["metadata"]["component"]["purl"])
     except (KeyError, TypeError, ValueError):
         return _NOT_OURS
     if serial != serial_number(bill):
@@ -243,16 +252,14 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
             "the bill of materials is not what was written:"
             " its serial number does not follow from its content"
         )
-    if not named:
+    if not purl.version:
         return (
             "the bill of materials does not name the image's manifest: write it with `prove"
             " --pushed ADDRESS`"
         )
-    return (
-        ""
-        if named == f"sha256:{sha256}"
-        else f"the bill of materials is about another image: {named}"
-    )
+    if purl.version != f"sha256:{sha256}":
+        return f"the bill of materials is about another image: {purl.version}"
+    return ""
 
 
 def _summary(
@@ -284,19 +291,21 @@ def _summary(
 
 
 def describe(image: str, proven: Verified) -> str:
-    """Return what a good proof says, for people."""
+    """Return the facts of a good proof, for people."""
     commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
     changed = ", with changes that are in no commit" if proven.changed else ""
-    tested = "".join(
-        f"  tested    {each.suite}, {each.date}, {', '.join(each.gpus) or 'no GPU'}, driver"
-        f" {each.driver or 'none'}: {len(each.passed)} passed, {len(each.failed)} failed,"
-        f" {len(each.not_tested)} not tested\n"
-        for each in proven.evidence
-    )
-    return (
-        f"{image}: proof holds\n"
-        f"  image     sha256:{proven.sha256}\n"
-        f"  builder   {proven.builder}\n"
-        f"  built     from {commit}{changed}\n"
-        f"  contents  {proven.components} components\n{tested}"
-    )
+    lines = [
+        f"{image}: proof holds",
+        f"  image     sha256:{proven.sha256}",
+        f"  builder   {proven.builder}",
+        f"  built     from {commit}{changed}",
+        f"  contents  {proven.components} components",
+    ]
+    for evidence in proven.evidence:
+        gpus = ", ".join(evidence.gpus) or "no GPU"
+        lines.append(
+            f"  tested    {evidence.suite}, {evidence.date}, {gpus}, driver"
+            f" {evidence.driver or 'none'}: {len(evidence.passed)} passed,"
+            f" {len(evidence.failed)} failed, {len(evidence.not_tested)} not tested"
+        )
+    return "".join(f"{line}\n" for line in lines)

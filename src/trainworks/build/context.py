@@ -47,7 +47,7 @@ def write_context(rendering: Rendering, folder: Path) -> None:
     Raises:
         OutputError: Something cannot be written; nothing of it is left then.
     """
-    new = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         dockerfile = SourceFile(path="Dockerfile", content=rendering.dockerfile.encode())
@@ -64,8 +64,9 @@ def write_context(rendering: Rendering, folder: Path) -> None:
                 path.chmod(0o755)
                 os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
-        # Remove what was written: half a context looks like a whole one.
-        for path in (folder,) if new else [folder / name for name in _top_names(rendering)]:
+        # Remove all written files: half a context looks like a whole one.
+        written = [folder] if is_new else [folder / name for name in _top_names(rendering)]
+        for path in written:
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise OutputError(
@@ -103,26 +104,31 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
             return
         if not folder.is_dir():
             raise OutputError(f"{folder} is not a folder", hint=hint)
-        there = {path.name for path in folder.iterdir()}
-        # The earlier context may be another target's, which has more.
-        ours = _top_names(rendering) | CONTEXT_FOLDERS
-        dockerfile = folder / "Dockerfile"
-        if there and not (
-            dockerfile.is_file()
-            and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")
-        ):
-            ours = set()
-        if others := sorted(there - ours):
-            names = ", ".join(others[:3])
+        names = {path.name for path in folder.iterdir()}
+        own_names: set[str] = set()
+        if _has_own_dockerfile(folder):
+            # The earlier context may be another target's, which has more.
+            own_names = _top_names(rendering) | CONTEXT_FOLDERS
+        others = sorted(names - own_names)
+        if others:
+            shown = ", ".join(others[:3])
             raise OutputError(
-                f"{folder} has files that trainworks did not write: {names}", hint=hint
+                f"{folder} has files that trainworks did not write: {shown}", hint=hint
             )
-        for name in there:
+        for name in names:
             # The folder itself stays: it may be a link, or a mount.
             path = folder / name
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
+
+
+def _has_own_dockerfile(folder: Path) -> bool:
+    """Whether a folder has a Dockerfile of ours."""
+    dockerfile = folder / "Dockerfile"
+    if not dockerfile.is_file():
+        return False
+    return MARK in dockerfile.read_text(encoding="utf-8", errors="replace")
 
 
 def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
@@ -198,28 +204,28 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
     where its step mounts it.
 
     Returns:
-        The names of the files that were found, in the order of the plan.
+        The names of the files, in the order of the plan.
 
     Raises:
         OutputError: A file cannot be copied.
     """
-    found: dict[str, None] = {}
+    names = []
     for step in plan.steps:
         for package in step.python:
             source = find_local_file(package, settings)
             if source is not None:
                 link_or_copy(source, folder / "wheels" / step.component / package.file)
-                found[package.file] = None
-    return tuple(found)
+                names.append(package.file)
+    return tuple(dict.fromkeys(names))
 
 
 def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """Put this machine's copies of what components download into the context.
+    """Put this machine's copies of the components' downloads into the context.
 
     The build verifies them.
 
     Args:
-        plan: What is built.
+        plan: The plan of the image.
         sources: Folders that may have them; the first one that has a file wins.
         folder: The context.
 
@@ -229,16 +235,15 @@ def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) 
     Raises:
         OutputError: A file cannot be copied.
     """
-    found = []
+    names = []
     for step in plan.steps:
         for artifact in step.artifacts:
-            file = next(
-                (each / artifact.file for each in sources if (each / artifact.file).is_file()), None
-            )
+            candidates = [source / artifact.file for source in sources]
+            file = next((path for path in candidates if path.is_file()), None)
             if file is not None:
                 link_or_copy(file, folder / "artifacts" / step.component / artifact.file)
-                found.append(artifact.file)
-    return tuple(found)
+                names.append(artifact.file)
+    return tuple(names)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -163,10 +163,10 @@ def build_image(
     ``options.test_again``.
 
     Args:
-        spec: What to build.
-        engine: What builds it.
-        options: How.
-        progress: Follows the build, for a person; default: on this process's display.
+        spec: The image.
+        engine: The engine that builds it.
+        options: Options of the build.
+        progress: Shows the build to a person; default: on this process's display.
 
     Raises:
         BuildError, EngineError, EngineUnavailableError, HostError, OutputError: See
@@ -177,25 +177,27 @@ def build_image(
     image = unchanged_image(spec, engine, options)
     unchanged = image is not None
     if image is None:
-        if (base := spec.base) is not None:
+        base = spec.base
+        if base is not None:
             spec = on_archive(spec, base, locked=options.locked)
             ensure_base(base, engine, spec.settings, progress, again=options.pull)
             based = time.monotonic()
         image = run_build(spec, engine, options, progress)
     _hold_to_lock(spec, image, locked=options.locked)
     seconds = time.monotonic() - started
-    grown = (
-        f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
-    )
-    how = (
-        "nothing changed since this image was built"
-        if unchanged
-        else f"built in {seconds:.1f} s with {engine.name}"
-    )
-    say(f"{spec.tags[0]}  {image.identifier}  {megabytes(image.size)}{grown}  {how}")
+
+    growth = ""
+    if spec.extends:
+        growth = f", {megabytes(image.size - spec.extends.size)} more than its base"
+    state = f"built in {seconds:.1f} s with {engine.name}"
+    if unchanged:
+        state = "nothing changed since this image was built"
+    say(f"{spec.tags[0]}  {image.identifier}  {megabytes(image.size)}{growth}  {state}")
+
     checked = None
     if options.until == "test":
-        checked = None if options.test_again else _passed_before(spec, image, engine)
+        if not options.test_again:
+            checked = _passed_before(spec, image, engine)
         checked = checked or test_image(
             spec, image, engine, junit=options.junit, every_line=options.verbose, whole=True
         )
@@ -281,23 +283,24 @@ def run_build(
     spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress
 ) -> BuiltImage:
     """Write the context and let the engine build it; the base image has to be there."""
-    labels = {
-        INPUTS_LABEL: spec.rendering.digest,
-        **({BASE_LABEL: spec.base.origin} if spec.base else {}),
-    }
-    # The labels also say the layers, and which states of the package archive these were made of.
-    # Both are known once they are built: what comes from the cache may be of another day than is
-    # expected. So a second build on the image sets these two, and nothing else. The first one has
-    # the same labels whatever this machine built before, because buildah writes the names of images
-    # in between, which follow from their labels, into the history of the last one.
-    unknown = {LAYERS_LABEL: "", **({ARCHIVES_LABEL: ""} if spec.base else {})}
+    # The labels also name the layers, and the states of the package archive in them. Both are known
+    # only after the build: a step from the cache may be of another day than is expected. So a
+    # second build on the image sets these two, and nothing else. In the first one they are empty,
+    # so that its labels do not depend on earlier builds on this machine: buildah writes the names
+    # of images in between, which follow from their labels, into the history of the last one.
+    labels = {INPUTS_LABEL: spec.rendering.digest}
+    unknown = {LAYERS_LABEL: ""}
+    if spec.base:
+        labels[BASE_LABEL] = spec.base.origin
+        unknown[ARCHIVES_LABEL] = ""
     image = build_context(spec, labels | unknown, engine, options, progress)
-    truth = {LAYERS_LABEL: layers_of(image)}
+    known = {LAYERS_LABEL: layers_of(image)}
     if spec.base:
         with engine.container(image.identifier) as container:
-            read = container.run(("cat", RECORD))
-        truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
-    labelled = _label(spec, labels | truth, engine, progress)
+            record = container.run(("cat", RECORD))
+        lines = record.output.splitlines() if record.status == 0 else []
+        known[ARCHIVES_LABEL] = _label_of(lines)
+    labelled = _label(spec, labels | known, engine, progress)
     if labelled.layers != image.layers:
         raise EngineError(
             f"another build on this machine gave {spec.tags[0]} to its own image meanwhile",

@@ -1,8 +1,8 @@
-"""Says what was done to an image since it was built: its label names its layers, and their digests
-all that is in them.
+"""Finds changes of an image since its build: its label names its layers, and their digests decide
+their content.
 
-So nothing has to be known of the build. An image of more layers is the one that was built, with the
-files that these change or hide. That the bytes are those of the digests is asked, too.
+So the build itself is not needed. An image with more layers is the one that was built, with the
+files that these change or hide. The bytes are compared with the digests, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainworks.imagetest.results import CheckResult, folded
 from trainworks.render.dockerfile import LAYERS_LABEL
 
 DIGITS = 16
-"""How much of a layer's digest the label has: it tells layers apart, and is no signature."""
+"""Digits of a layer's digest in the label: they tell layers apart, and are no signature."""
 
 
 def layers_of(image: BuiltImage) -> str:
@@ -33,9 +33,8 @@ def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]
     """Read an image, and compare it with its digests and with the layers that it was built with.
 
     Returns:
-        Whether its bytes are those of its digests, and, where its label names
-        its layers, whether it has these and no
-        others: a line for each file that is another one.
+        Whether its bytes are those of its digests, and, if its label names its layers, whether it
+        has these and no others, with a line for each file that differs.
 
     Raises:
         EngineError, EngineUnavailableError: The engine cannot say.
@@ -101,25 +100,26 @@ def _bytes(
 
 
 def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
-    """Compare the layers with those that the label names.
+    """Compare the layers with those in the label.
 
-    Only the same ones, and as many of them, are a pass: what an additional one
-    changes decides the lines alone.
+    Only the same layers, and as many of them, are a pass: the changes of an additional layer only
+    decide the lines.
     """
-    built, found = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
+    built, actual = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
     lines = []
-    if len(found) != len(built):
-        lines.append(f"the image has {len(found)} layers, and was built with {len(built)}")
-    other = [
-        number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]
-    ]
-    lines += [f"layer {number} of {len(built)} is not the one that was built" for number in other]
-    if not other:
+    if len(actual) != len(built):
+        lines.append(f"the image has {len(actual)} layers, and was built with {len(built)}")
+    has_other_layers = False
+    for number, name in enumerate(built, start=1):
+        if actual[number - 1 : number] != [name]:
+            has_other_layers = True
+            lines.append(f"layer {number} of {len(built)} is not the one that was built")
+    if not has_other_layers:
         lines += _on_top(image, stored, len(built))
     return CheckResult(
         component="content",
         title=f"its {len(built)} layers are those that were built, and no others",
-        passed=found == built,
+        passed=actual == built,
         detail="\n".join(lines),
         seconds=0,
     )
@@ -137,24 +137,24 @@ class _Change:
 def _on_top(
     image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int
 ) -> Iterator[str]:
-    """Yield what the layers on top of those that were built change: at least a
+    """Yield the changes of the layers on top of those that were built: at least a
     line for each of them.
     """
-    there: dict[str, Entry] = {}
+    paths: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):
-        inside = stored.get(name)
-        if number > 0 and inside is None:
-            yield f"layer {number} on top, {name}, cannot be read"
-        elif number > 0:
-            yield from _told(list(_changed(inside or {}, there)), number)
-        there.update(inside or {})
+        entries = stored.get(name)
+        if number > 0:
+            if entries is None:
+                yield f"layer {number} on top, {name}, cannot be read"
+            else:
+                yield from _told(list(_changed(entries, paths)), number)
+        paths.update(entries or {})
 
 
 def _told(changes: list[_Change], number: int) -> Iterator[str]:
     """Yield the lines for the changes of a layer, alike ones together.
 
-    A new file sets the time of its folder: that says nothing, unless it is all
-    that there is to say.
+    A new file sets the time of its folder: that is left out, unless nothing else has changed.
     """
     changes = [change for change in changes if not change.only_time] or changes
     if not changes:
@@ -166,11 +166,12 @@ def _told(changes: list[_Change], number: int) -> Iterator[str]:
     for change in changes:
         alike.setdefault(change.how, []).append(change.path)
     for how, paths in alike.items():
-        yield from (f"{path} {how} (layer {number} on top)" for path in folded(paths))
+        for path in folded(paths):
+            yield f"{path} {how} (layer {number} on top)"
 
 
 def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterator[_Change]:
-    """Yield what a layer changes of the paths that are there.
+    """Yield a layer's changes of the existing paths.
 
     A folder that is as before is left out.
     """
@@ -179,16 +180,18 @@ def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterat
         before = there.get(path)
         if name == OPAQUE:
             yield _Change(path=folder, how="has nothing left of what was in it")
-        elif name.startswith(WHITEOUT):
+            continue
+        if name.startswith(WHITEOUT):
             yield _Change(path=posixpath.join(folder, name[len(WHITEOUT) :]), how="is removed")
-        elif before is None:
+            continue
+        if before is None:
             yield _Change(path=path, how="is new")
-        elif differences := entry.differences(before):
-            yield _Change(
-                path=path,
-                how=_how(entry, before, differences),
-                only_time=entry.type == "folder" and differences == ["time"],
-            )
+            continue
+        differences = entry.differences(before)
+        if differences:
+            only_time = entry.type == "folder" and differences == ["time"]
+            how = _how(entry, before, differences)
+            yield _Change(path=path, how=how, only_time=only_time)
         elif entry.type != "folder":
             yield _Change(path=path, how="is written again")
 

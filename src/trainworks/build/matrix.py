@@ -211,21 +211,23 @@ def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) ->
                 target=name, outcome="failed", cause=cause, exit_status=LockError.exit_status
             )
         return TargetSummary(target=name, outcome="skipped", cause=cause)
-    own = replace(
+    own_order = replace(
         order,
         output=order.output / name if order.output else None,
         junit=order.junit / f"{name}.xml" if order.junit else None,
     )
-    result = run_target(target.request, plan, session, own)
-    done, broken = result.image, result.broken
-    return TargetSummary(
-        target=name,
-        outcome="failed" if broken else "unchanged" if done and done.unchanged else "done",
-        size=done.image.size if done else 0,
-        cause=_first_failure(done) if done else "",
-        exit_status=broken.exit_status if broken else 0,
-        report=result.report,
-    )
+    result = run_target(target.request, plan, session, own_order)
+    summary = TargetSummary(target=name, outcome="done", report=result.report)
+    if result.image is not None:
+        summary = replace(
+            summary,
+            outcome="unchanged" if result.image.unchanged else "done",
+            size=result.image.image.size,
+            cause=_first_failure(result.image),
+        )
+    if result.broken is not None:
+        summary = replace(summary, outcome="failed", exit_status=result.broken.exit_status)
+    return summary
 
 
 def _failed(name: str, error: TrainworksError) -> TargetSummary:
@@ -279,28 +281,26 @@ def worst(targets: Sequence[TargetSummary]) -> int:
 def as_text(run: RunSummary) -> str:
     """Return the table that ends a run."""
     rows = [("target", "outcome", "seconds", "size", "cause")]
-    for each in run.targets:
-        took = f"{each.seconds:.1f}" if each.seconds else "-"
-        rows.append(
-            (
-                each.target,
-                each.outcome,
-                took,
-                megabytes(each.size) if each.size else "-",
-                each.cause,
-            )
-        )
+    for target in run.targets:
+        seconds = f"{target.seconds:.1f}" if target.seconds else "-"
+        size = megabytes(target.size) if target.size else "-"
+        rows.append((target.target, target.outcome, seconds, size, target.cause))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
-    said = said_counts(Counter(each.outcome for each in run.targets))
+    lines = []
+    for row in rows:
+        # The last column is not padded.
+        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+        lines.append("  ".join([*cells, row[4]]).rstrip())
+    counts: Counter[str] = Counter(target.outcome for target in run.targets)
     lines.append(
-        f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once: {said}"
+        f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once:"
+        f" {said_counts(counts)}"
     )
     return "\n".join(lines) + "\n"
 
 
 def said_counts(counts: Mapping[str, int]) -> str:
-    """Return how many targets ended in which way."""
+    """Return the number of targets with each outcome: ``3 done, 1 failed``."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
 
 

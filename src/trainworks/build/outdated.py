@@ -84,24 +84,23 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class OutdatedReport:
-    """How an image compares with what its package archive, its package index
-    and the lock of its target have today.
+    """The differences of an image to today's package archive, package index and lock.
 
     Attributes:
         name: The image.
         identity: Its identifier.
-        packages: How many packages of the distribution were compared.
-        updates: What a suite of security updates has newer.
-        others: What the other suites have newer, such as those of a point release.
-        python: Python packages of which the index has a newer release.
+        packages: The number of packages of the distribution that were compared.
+        updates: Packages that are newer in a suite of security updates.
+        others: Packages that are newer in another suite, such as that of a point release.
+        python: Python packages that are newer in the index.
         locked: Python packages in other versions than today's lock; empty for
             an image of no target.
         ended: The framework, where its project makes no more patches for its version.
         advisories: Published advisories about Python packages in their installed versions.
         parts: Components in other versions than today's rows; empty for an image of no target.
-        archives: Each suite that has moved since it was locked, in words: what
-            the next image brings.
-        unknown: What could not be compared, a sentence each, and is no reason to fail.
+        archives: A sentence for each suite that has moved since it was locked: the next image has
+            its updates.
+        unknown: A sentence for each failed comparison; none is a reason to fail.
         days: Whole days since the build; None for an image with a constant time.
     """
 
@@ -120,26 +119,27 @@ class OutdatedReport:
     days: int | None = None
 
     def missing(self, *, allow_ended: bool = False) -> list[str]:
-        """Return what makes the image one to replace, a part of a sentence each.
+        """Return the reasons to replace the image, a part of a sentence each.
 
         Args:
             allow_ended: Whether a framework without patches is accepted, with
                 the advisories about itself.
         """
-        found = []
+        reasons = []
         if self.updates:
-            found.append(
-                f"security updates are missing: {', '.join(each.name for each in self.updates)}"
-            )
-        if self.ended is not None and not allow_ended:
-            found.append(_ended_words(self.ended))
-        accepted = FRAMEWORKS.get(self.ended.framework, "") if self.ended and allow_ended else ""
-        told = [
-            f"{each.name} ({each.identifier})" for each in self.advisories if each.name != accepted
-        ]
-        if told:
-            found.append(f"advisories are published about {', '.join(told)}")
-        return found
+            names = ", ".join(update.name for update in self.updates)
+            reasons.append(f"security updates are missing: {names}")
+        accepted = ""
+        if self.ended is not None:
+            if allow_ended:
+                accepted = FRAMEWORKS.get(self.ended.framework, "")
+            else:
+                reasons.append(_ended_words(self.ended))
+        advisories = [row for row in self.advisories if row.name != accepted]
+        if advisories:
+            names = ", ".join(f"{row.name} ({row.identifier})" for row in advisories)
+            reasons.append(f"advisories are published about {names}")
+        return reasons
 
     def as_values(self) -> dict[str, object]:
         """Return the report for programs."""
@@ -148,44 +148,38 @@ class OutdatedReport:
     def as_text(self) -> str:
         """Return the report for people: a line for each package."""
         number = len(self.updates)
-        first = [
-            (
-                f"{number or 'no'} security update{'' if number == 1 else 's'}"
-                " of the distribution missing"
-            )
-        ]
+        noun = "update" if number == 1 else "updates"
+        first = [f"{number or 'no'} security {noun} of the distribution missing"]
         if self.ended is not None:
             first.append(_ended_words(self.ended))
         if self.advisories:
-            count = len(self.advisories)
-            first.append(
-                f"{count} published advisor{'y' if count == 1 else 'ies'} about Python packages"
-            )
+            noun = "advisory" if len(self.advisories) == 1 else "advisories"
+            first.append(f"{len(self.advisories)} published {noun} about Python packages")
         lines = [f"{self.name}: {'; '.join(first)}"]
         for advisory in self.advisories:
             fix = f"fixed in {advisory.fixed}" if advisory.fixed else "without a fix"
-            words = f": {advisory.summary}" if advisory.summary else ""
-            lines.append(
-                f"  {advisory.name} {advisory.installed} {advisory.identifier}, {fix}{words}"
-            )
-        for rows, end in (
-            (self.updates, ""),
-            (self.others, " (no security update)"),
-            (self.parts, " (component)"),
-            (self.locked, " (locked)"),
-            (self.python, " (newest of the index)"),
-        ):
-            lines += [
-                f"  {each.name} {each.installed or 'absent'} -> {each.update}{end}" for each in rows
-            ]
+            line = f"  {advisory.name} {advisory.installed} {advisory.identifier}, {fix}"
+            if advisory.summary:
+                line += f": {advisory.summary}"
+            lines.append(line)
+        lines += _update_lines(self.updates, "")
+        lines += _update_lines(self.others, " (no security update)")
+        lines += _update_lines(self.parts, " (component)")
+        lines += _update_lines(self.locked, " (locked)")
+        lines += _update_lines(self.python, " (newest of the index)")
         lines += [
-            f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives
+            f"{suite}: `build.py lock --upgrade system` moves the lock" for suite in self.archives
         ]
         lines += self.unknown
         if self.days is not None:
             lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
         lines.append(f"compared: {self.packages} packages of the distribution")
         return "\n".join(lines) + "\n"
+
+
+def _update_lines(updates: Iterable[Update], note: str) -> list[str]:
+    """Return a line for each update, with a note at its end."""
+    return [f"  {row.name} {row.installed or 'absent'} -> {row.update}{note}" for row in updates]
 
 
 def find_outdated(
@@ -195,8 +189,9 @@ def find_outdated(
 
     Args:
         name: A target, or an image of the engine.
-        engine_name: Which engine has the image; ``None``: the first that answers.
-        facts: The targets, and the distributions that bases stand on.
+        engine_name: The engine that has the image; ``None``: the first that answers.
+        facts: The targets, and the distributions of bases.
+        environment: The process's environment.
 
     Raises:
         UnknownNameError: The engine does not have the image, or it has no apt.
@@ -206,7 +201,8 @@ def find_outdated(
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
-    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    image_name = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    row = image_name.row if image_name else None
     settings = read_host_settings(environment)
     say(f"reading the files of {reference}")
     tree = read_tree(engine, reference, READ)
@@ -220,25 +216,31 @@ def find_outdated(
         )
     for sentence in foreign.refused:
         say(sentence)
+
+    updates = []
+    others = []
+    for change in CHANGE.finditer(upgrade_outside(foreign, settings, facts, engine)):
+        if is_security(change):
+            updates.append(_update(change))
+        else:
+            others.append(_update(change))
     release_name = foreign.release.get("ID", "") + foreign.release.get("VERSION_ID", "")
-    base = next((each for each in facts.bases if each.name == release_name), None)
-    changes = [*CHANGE.finditer(upgrade_outside(foreign, settings, facts, engine))]
+    base = facts.base_by_name.get(release_name)
     python, installed = installed_distributions(tree, image)
-    lock = facts.locks.get(facts.name_of(named.row)) if named else None
+    lock = facts.locks.get(facts.name_of(row)) if row else None
     advisories, unknown = published_advisories(installed, facts, settings, environment)
+    wheel_index = row.wheel_index if row else ""
     return OutdatedReport(
         name=reference,
         identity=image.identifier,
         packages=foreign.packages,
-        updates=tuple(_update(each) for each in changes if is_security(each)),
-        others=tuple(_update(each) for each in changes if not is_security(each)),
-        python=newest_distributions(
-            python, installed, settings, named.row.wheel_index if named else ""
-        ),
+        updates=tuple(updates),
+        others=tuple(others),
+        python=newest_distributions(python, installed, settings, wheel_index),
         locked=moved_distributions(installed, lock.packages if lock else ()),
-        ended=ended_framework(named.row if named else None, installed, facts),
+        ended=ended_framework(row, installed, facts),
         advisories=advisories,
-        parts=moved_components(tree.read(MANIFEST) or b"", named, facts),
+        parts=moved_components(tree.read(MANIFEST) or b"", image_name, facts),
         unknown=unknown,
         archives=moved_archives(base, facts, settings) if base else (),
         days=days_since(image.created),
@@ -246,7 +248,7 @@ def find_outdated(
 
 
 def is_security(change: re.Match[str]) -> bool:
-    """Return whether a suite of security updates has the newer version."""
+    """Whether a suite of security updates has the newer version."""
     return "-security" in change["suites"].lower()
 
 

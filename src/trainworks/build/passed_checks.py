@@ -1,5 +1,5 @@
-"""Which images have passed their checks on this machine, so that an image that
-is there is not asked twice.
+"""Remembers the images that have passed their checks on this machine, so that an image is not
+checked twice.
 
 An engine's identifier is the digest of an image's configuration, which holds the digests of its
 layers: the same identifier is the same image, while the engine's store is sound. Only a build
@@ -49,33 +49,31 @@ def what_decides(
     Arguments as of ``imagetest.run.run_checks``.
     """
     probe = engine.probe()
-    decides = (
-        *(image.identifier, base.identifier if base else "", probe.name, probe.version),
-        *(repr(check) for check in checks),
-        *sorted(forbidden),
-        _own_code(),
-    )
-    return hashlib.sha256("\0".join(decides).encode()).hexdigest()
+    parts = [image.identifier, base.identifier if base else "", probe.name, probe.version]
+    parts += [repr(check) for check in checks]
+    parts += sorted(forbidden)
+    parts.append(_own_code())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def passed_before(
     image: BuiltImage, environment: Mapping[str, str], *, decided_by: str
 ) -> PassedChecks | None:
-    """Return what an image passed on this machine.
+    """Return the checks that an image has passed on this machine.
 
     ``None`` where nothing is known, or the file cannot be read.
 
     Args:
         image: The image.
-        environment: The process's environment, which says where this user's
-            cache lies (``host.cache``).
-        decided_by: What has to have decided the results (``what_decides``).
+        environment: The process's environment, which names the folder of this user's
+            cache (``host.cache``).
+        decided_by: The digest of all that decides the results (``what_decides``).
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
-        found = json.loads((_folder_of(image, environment) / f"{decided_by}.json").read_bytes())
-        return PassedChecks(
-            results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"]
-        )
+        file = _folder_of(image, environment) / f"{decided_by}.json"
+        content = json.loads(file.read_bytes())
+        results = [CheckResult(**row) for row in content["results"]]
+        return PassedChecks(results=tuple(results), when=content["when"])
     return None
 
 
@@ -86,14 +84,16 @@ def remember(
 
     A cache that cannot be written keeps nothing.
     """
-    if passed.results and all(each.passed for each in passed.results):
-        with suppress(OSError, RuntimeError):
-            path = _folder_of(image, environment) / f"{decided_by}.json"
-            write_cached(path, json.dumps(asdict(passed)).encode())
+    have_passed = all(result.passed for result in passed.results)
+    if not passed.results or not have_passed:
+        return
+    with suppress(OSError, RuntimeError):
+        path = _folder_of(image, environment) / f"{decided_by}.json"
+        write_cached(path, json.dumps(asdict(passed)).encode())
 
 
 def now() -> str:
-    """Return the time as ``PassedChecks`` has it."""
+    """Return the time in the form of ``PassedChecks.when``."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -107,7 +107,6 @@ def _own_code() -> str:
     package = Path(trainworks.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(
-            path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+        name = path.relative_to(package).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

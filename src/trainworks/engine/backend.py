@@ -1,7 +1,7 @@
-"""What both engines have: an image by its configuration, an idle container, and the testinfra
-backend that reaches it.
+"""Common parts of both engines: an image by its configuration, an idle container, and its testinfra
+backend.
 
-testinfra's own ``DockerBackend`` calls whichever ``docker`` comes first on PATH, and its
+testinfra's own ``DockerBackend`` calls the first ``docker`` on PATH, and its
 ``ChrootBackend`` runs with this machine's environment instead of the image's.
 """
 
@@ -22,18 +22,23 @@ stderr, both in stdout unless split.
 
 
 MAKERS: Final = {"Author": "author", "OsVersion": "os.version", "Variant": "variant"}
-"""What a configuration says beside ``config``, and no recipe renders: as Docker
-calls it, and as OCI does.
-"""
+"""Keys beside an image's ``config`` that no recipe renders: Docker's name to OCI's."""
 
 
 def image_of(configuration: Mapping[str, Any], **more: Any) -> BuiltImage:
-    """Return an image by its configuration, whose keys Docker and OCI share,
-    and by what else the engine knows.
+    """Return an image by its configuration, which has the same keys for Docker and OCI.
+
+    Args:
+        configuration: The image's ``config``.
+        more: Further fields of the image, which the engine knows.
     """
+    environment = {}
+    for entry in configuration.get("Env") or ():
+        name, _, value = entry.partition("=")
+        environment[name] = value
     return BuiltImage(
         labels=dict(configuration.get("Labels") or {}),
-        environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+        environment=environment,
         entry_point=tuple(configuration.get("Entrypoint") or ()),
         command=tuple(configuration.get("Cmd") or ()),
         working_folder=str(configuration.get("WorkingDir") or ""),

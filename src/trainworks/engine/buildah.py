@@ -457,19 +457,13 @@ class BuildahEngine:
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
-            emulation = (
-                f"--env={name}={value}" for name, value in subprocesses.emulation().items()
-            )
-            closed = (
-                _isolating(self._runtime, folder, how.isolated)
-                if how.isolated
-                else ["--isolation=chroot"]
-            )
-            argv = self._argv(
-                "run", *closed, *emulation, *how.options, container, "--", *marked.argv
-            )
+            emulation = [f"--env={name}={value}" for name, value in subprocesses.emulation().items()]
+            closed = ["--isolation=chroot"]
+            if how.isolated:
+                closed = _isolating(self._runtime, folder, how.isolated)
+            options = (*closed, *emulation, *how.options)
             done = subprocesses.run(
-                argv,
+                self._argv("run", *options, container, "--", *marked.argv),
                 timeout=how.timeout,
                 environment=environment,
                 merge=not how.split,
@@ -477,29 +471,27 @@ class BuildahEngine:
                 limit=limit,
             )
         if done.over(limit):
-            return (
-                subprocesses.TOO_MUCH,
-                done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit),
-                b"",
-            )
+            output = done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
+            return subprocesses.TOO_MUCH, output, b""
+
         told = marked.read(done, split=how.split)
-        texts = [_EXITS.sub(b"", text) for text in (told.output, told.errors)]
         note = b""
         if done.timed_out:
             note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
         elif not told.whole:
-            if not how.job or (told.status is None and done.status != 0 and done.words):
-                said = (
-                    _EXITS.sub(b"", (done.errors or done.output))
-                    .decode(errors="replace")
-                    .splitlines()
-                )
-                words = next((line for line in said if told.status is None and line), "")
-                words = words or "the end of what it printed was lost"
-                raise self._fault(f"running {command[0]} in a container", words)
+            has_failed_to_start = told.status is None and done.status != 0 and bool(done.words)
+            if not how.job or has_failed_to_start:
+                reason = "" if told.status is not None else _first_line(done)
+                reason = reason or "the end of what it printed was lost"
+                raise self._fault(f"running {command[0]} in a container", reason)
             note = b"\n(buildah lost the end of this output)\n"
-        texts[how.split] += note
-        return done.status if told.status is None else told.status, texts[0], texts[1]
+        output = _EXITS.sub(b"", told.output)
+        errors = _EXITS.sub(b"", told.errors)
+        if how.split:
+            errors += note
+        else:
+            output += note
+        return done.status if told.status is None else told.status, output, errors
 
     def _run_build(
         self,
@@ -711,6 +703,15 @@ class BuildahEngine:
                     continue
                 if str(marker) in description:
                     subprocesses.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
+
+
+def _first_line(done: processes.Finished) -> str:
+    """Return the first line that buildah printed, without its note about an exit status."""
+    text = _EXITS.sub(b"", done.errors or done.output)
+    for line in text.decode(errors="replace").splitlines():
+        if line:
+            return line
+    return ""
 
 
 def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:

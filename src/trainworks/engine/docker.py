@@ -188,7 +188,6 @@ class DockerEngine:
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         """Build with BuildKit, and tag."""
-        program = self.probe().program
         # An archive without a name could not be found again in the store.
         constant = bool(request.tags) and self.sets_times()
         former = self.inspect(request.tags[0]) if request.same_layers else None
@@ -196,7 +195,7 @@ class DockerEngine:
         with private_folder(large_folder() if dated else None) as folder:
             identifier_file = folder / "image-id"
             argv = [
-                program,
+                self.probe().program,
                 "build",
                 "--progress=plain",
                 "--network",
@@ -205,16 +204,7 @@ class DockerEngine:
                 str(identifier_file),
             ]
             argv += build_arguments(request, folder)
-            # Values are passed in the environment: a proxy's address may have a
-            # password, and argv is public.
-            for name in request.arguments:
-                argv += ["--build-arg", name]
-            if not request.secrets:
-                # The client adds the proxies of its own configuration, which may have a password.
-                given = {name.lower() for name in request.arguments}
-                for name in PROXIES:
-                    if name.lower() not in given:
-                        argv += ["--build-arg", f"{name}="]
+            argv += _argument_options(request)
             if constant:
                 argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]
             if dated:
@@ -314,30 +304,24 @@ class DockerEngine:
         registry has. docker pushes by a tag of its own store, which the image has for the time of
         the block.
         """
-        self.probe()
+        docker = self.probe().program
+        host = self._host()
         skopeo = self._skopeo()
         if skopeo:
-            host = ("--src-daemon-host", self._host()) if self._host() else ()
-            tls = ("--dest-tls-verify=false",) if plain else ()
-            words = (
-                "--insecure-policy",
-                "copy",
-                *host,
-                *tls,
-                f"docker-daemon:{image.identifier}",
-                f"docker://{name}",
-            )
-            yield (skopeo, *words)
+            words = [skopeo, "--insecure-policy", "copy"]
+            if host:
+                words += ["--src-daemon-host", host]
+            if plain:
+                words.append("--dest-tls-verify=false")
+            yield (*words, f"docker-daemon:{image.identifier}", f"docker://{name}")
             return
         before = self.inspect(name)
         try:
             self.tag(image.identifier, name)
-            yield (
-                self.probe().program,
-                *(("--host", self._host()) if self._host() else ()),
-                "push",
-                name,
-            )
+            words = [docker]
+            if host:
+                words += ["--host", host]
+            yield (*words, "push", name)
         finally:
             with subprocesses.uninterrupted():
                 if before is None:
@@ -448,11 +432,8 @@ class DockerEngine:
         )
         if done.over(limit):
             self._call("restart", "--time", "0", container)
-            return (
-                subprocesses.TOO_MUCH,
-                done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit),
-                b"",
-            )
+            output = done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
+            return subprocesses.TOO_MUCH, output, b""
         told = marked.read(done, split=split)
         if told.status is not None and told.whole:
             return told.status, told.output, told.errors
@@ -460,17 +441,13 @@ class DockerEngine:
             # A restart ends every process and keeps the files.
             self._call("restart", "--time", "0", container)
             note = f"\n(stopped after {timeout:g} seconds)\n".encode()
-            return (
-                done.status,
-                told.output + (b"" if split else note),
-                told.errors + (note if split else b""),
-            )
-        words = (
-            "the end of what it printed was lost"
-            if told.status is not None or not done.status
-            else done.words
-        )
-        raise self._fault(f"running {command[0]} in a container", words)
+            if split:
+                return done.status, told.output, told.errors + note
+            return done.status, told.output + note, told.errors
+        reason = done.words
+        if told.status is not None or not done.status:
+            reason = "the end of what it printed was lost"
+        raise self._fault(f"running {command[0]} in a container", reason)
 
     def run(
         self,
@@ -487,31 +464,29 @@ class DockerEngine:
         options = ["--log-driver", "json-file"]
         if isolated:
             # The log of an endless output would fill the disk.
-            options += [
-                "--log-opt",
-                f"max-size={isolation.OUTPUT_BYTES}",
-                *isolation.docker_options(isolated),
-            ]
+            options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}"]
+            options += isolation.docker_options(isolated)
         for mount in mounts:
             mode = ",readonly" if mount.read_only else ""
-            options += [
-                "--mount",
-                f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}",
-            ]
+            source = mount.source.resolve()
+            options += ["--mount", f"type=bind,source={source},target={mount.target}{mode}"]
         for variable, value in (environment or {}).items():
             options += ["--env", f"{variable}={value}"]
         with self._temporary(reference) as name:
-            if missing := self._start(name, *options, reference, *command):
-                return Completed(status=127, output=f"{missing}\n")
+            error = self._start(name, *options, reference, *command)
+            if error:
+                return Completed(status=127, output=f"{error}\n")
             waited = self._call("wait", name, timeout=timeout)
-            late = f"\n(stopped after {timeout:g} seconds)\n" if waited.timed_out else ""
-            if late:
+            if waited.timed_out:
                 self._call("kill", name)
             elif waited.status:
                 raise self._fault(f"running {reference}", waited.words)
             logs = self._call("logs", name, merge=True)
-        status = waited.status if late else int(waited.output)
-        return Completed(status=status, output=logs.output.decode(errors="replace") + late)
+        output = logs.output.decode(errors="replace")
+        if waited.timed_out:
+            note = f"\n(stopped after {timeout:g} seconds)\n"
+            return Completed(status=waited.status, output=output + note)
+        return Completed(status=int(waited.output), output=output)
 
     def remove(self, reference: str) -> None:
         """Remove a name, and the image with its last name; an unknown name is not an error."""
@@ -797,6 +772,25 @@ class DockerEngine:
         except (DockerException, RequestException) as error:
             self._connection = None
             raise _silent(self._host(), _innermost(error)) from error
+
+
+def _argument_options(request: BuildRequest) -> list[str]:
+    """Return the options for a build's arguments.
+
+    Docker takes their values from the environment: a proxy's address may have a password, and a
+    command line is public.
+    """
+    options = []
+    for name in request.arguments:
+        options += ["--build-arg", name]
+    if request.secrets:
+        return options
+    # The client adds the proxies of its own configuration, which may have a password.
+    requested = {name.lower() for name in request.arguments}
+    for name in PROXIES:
+        if name.lower() not in requested:
+            options += ["--build-arg", f"{name}="]
+    return options
 
 
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:

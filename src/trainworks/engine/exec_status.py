@@ -1,7 +1,7 @@
-"""Commands in containers whose end can be seen: how a command ended stands in what it printed.
+"""Commands in containers with a mark at the end of their output, which has the exit status.
 
 On a busy machine engines lose outputs (moby/moby, issue 27289; buildah's processes end before they
-have handed on everything), and some end with a status of their own. So a shell in the container
+have passed on everything), and some end with a status of their own. So a shell in the container
 prints a mark with the status to both streams. Without the marks the command was not run, or its
 output was lost.
 """
@@ -28,12 +28,13 @@ _DRAIN: Final = "sleep 0.2; "
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a marked command left.
+    """The result of a marked command.
 
     Attributes:
-        status: Its exit status; ``None`` where neither stream says it.
+        status: Its exit status; ``None`` if neither stream has a mark.
         whole: Whether nothing of its output was lost.
-        output, errors: What it printed; all in ``output`` where the streams are merged.
+        output: Its stdout, or both streams if they are merged.
+        errors: Its stderr.
     """
 
     status: int | None
@@ -62,21 +63,38 @@ class Marked:
         )
 
     def read(self, done: Finished, *, split: bool) -> Told:
-        """Take the marks out of what an engine handed on, and what the engine
-        printed after the last one.
-        """
+        """Remove the marks from the output of an engine, and all that it printed after the last."""
         mark = re.compile(rb"%s (\d+) " % self._mark.encode())
-        streams = (done.output, done.errors) if split else (done.output,)
-        found = [mark.findall(text) for text in streams]
-        ends = [
-            list(mark.finditer(text))[-1].start() if each else len(text)
-            for text, each in zip(streams, found, strict=True)
-        ]
-        texts = [mark.sub(b"", text[:end]) for text, end in zip(streams, ends, strict=True)]
-        statuses = [int(number) for each in found for number in each]
+        output = _read_stream(mark, done.output)
+        if not split:
+            # Both marks are in the one stream.
+            return Told(
+                status=output.statuses[0] if output.statuses else None,
+                whole=len(output.statuses) == 2,
+                output=output.text,
+                errors=b"",
+            )
+        errors = _read_stream(mark, done.errors)
+        statuses = output.statuses + errors.statuses
         return Told(
             status=statuses[0] if statuses else None,
-            whole=[len(each) for each in found] == ([1, 1] if split else [2]),
-            output=texts[0],
-            errors=texts[1] if split else b"",
+            whole=len(output.statuses) == 1 and len(errors.statuses) == 1,
+            output=output.text,
+            errors=errors.text,
         )
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream without marks, and the exit statuses in its marks."""
+
+    text: bytes
+    statuses: list[int]
+
+
+def _read_stream(mark: re.Pattern[bytes], text: bytes) -> _Stream:
+    matches = list(mark.finditer(text))
+    if not matches:
+        return _Stream(text=text, statuses=[])
+    command_output = mark.sub(b"", text[: matches[-1].start()])
+    return _Stream(text=command_output, statuses=[int(match[1]) for match in matches])

@@ -43,6 +43,7 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
 
     Args:
         dockerfile: The text; only the portable subset, no heredocs.
+        context: The folder of the build context.
         identify: Returns the identifier of an image, empty where it is not known.
 
     Raises:
@@ -50,25 +51,26 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
         OSError: A file of the context cannot be read.
     """
     lines = dockerfile.splitlines()
-    before: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     stages: set[str] = set()
-    count = 0
+    number_of_stages = 0
     for instruction in _instructions(lines):
         word = instruction.text.split(None, 1)[0].upper()
         if word == "FROM":
-            found = _STAGE.match(instruction.text)
-            stages |= {str(count)} | ({found["stage"].lower()} if found else set())
-            count += 1
+            stages.add(str(number_of_stages))
+            number_of_stages += 1
+            named = _STAGE.match(instruction.text)
+            if named:
+                stages.add(named["stage"].lower())
         elif word == "RUN":
             mounted = "".join(_mounted(instruction, context, stages, identify))
             if mounted:
-                before[instruction.line] = (
-                    f"ARG {ARGUMENT}={hashlib.sha256(mounted.encode()).hexdigest()[:16]}"
-                )
+                digest = hashlib.sha256(mounted.encode()).hexdigest()
+                arguments[instruction.line] = f"ARG {ARGUMENT}={digest[:16]}"
     result = []
     for number, line in enumerate(lines):
-        if number in before:
-            result.append(before[number])
+        if number in arguments:
+            result.append(arguments[number])
         result.append(line)
     return "\n".join(result) + "\n"
 

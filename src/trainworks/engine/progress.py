@@ -303,11 +303,10 @@ class StepLog:
             case "output":
                 self.running = event
                 self._tails.setdefault(key, deque(maxlen=TAIL)).append(event.text)
-                if (
-                    COMPILER_ERROR.search(event.text)
-                    and len(said := self._errors.setdefault(key, [])) < MOST_ERRORS
-                ):
-                    said.append(event.text)
+                if COMPILER_ERROR.search(event.text):
+                    errors = self._errors.setdefault(key, [])
+                    if len(errors) < MOST_ERRORS:
+                        errors.append(event.text)
             case "started":
                 self.running = event
             case "failed":
@@ -327,10 +326,9 @@ class StepLog:
         return self._failed(self.running.component, self.running.step, reason)
 
     def _failed(self, component: str, step: str, reason: str) -> FailedStep:
-        lines = tuple(self._tails.get((component, step), ()))
-        errors = tuple(
-            line for line in self._errors.get((component, step), ()) if line not in lines
-        )
+        key = (component, step)
+        lines = tuple(self._tails.get(key, ()))
+        errors = tuple(line for line in self._errors.get(key, ()) if line not in lines)
         return FailedStep(component=component, step=step, reason=reason, lines=lines, errors=errors)
 
 
@@ -363,20 +361,19 @@ class StepTally:
                 self._ended.add(number)
 
     def _number(self, event: StepEvent) -> int | None:
-        """Return which step an event is about.
+        """Return the number of an event's step.
 
         Engines show variables of COPY and ADD with their values: then it is the
-        next one of its kind.
+        next step with the same instruction.
         """
         text = _one_spaced(event.step)
-        mine = [
-            number
-            for number, step in enumerate(self._steps)
-            if step.component == event.component and number not in self._ended
-        ]
         word = text.partition(" ")[0].upper()
-        same = [number for number in mine if self._steps[number].text == text]
-        like = [
-            number for number in mine if self._steps[number].text.partition(" ")[0].upper() == word
-        ]
-        return next(iter((*same, *like)), None)
+        next_alike = None
+        for number, step in enumerate(self._steps):
+            if step.component != event.component or number in self._ended:
+                continue
+            if step.text == text:
+                return number
+            if next_alike is None and step.text.partition(" ")[0].upper() == word:
+                next_alike = number
+        return next_alike

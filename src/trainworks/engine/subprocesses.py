@@ -189,7 +189,12 @@ def own_environment() -> dict[str, str]:
 
     Another thread may change it meanwhile, as pytest does for each check.
     """
-    return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
+    environment = {}
+    for name in os.environ:
+        value = os.environ.get(name)
+        if value is not None:
+            environment[name] = value
+    return environment
 
 
 def emulation() -> dict[str, str]:
@@ -321,11 +326,9 @@ class Child:
     def pipes(self) -> tuple[IO[bytes], ...]:
         """Return the reading ends of stdout and, unless it is merged into that, of stderr."""
         process = self._process
-        return (
-            ()
-            if process is None
-            else tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
-        )
+        if process is None:
+            return ()
+        return tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the exit status (128 + N for signal N), or ``None`` when it still runs after
@@ -481,20 +484,19 @@ def stream(
 def piped(
     argv: tuple[str, ...], environment: Mapping[str, str], timeout: float
 ) -> Iterator[tuple[IO[bytes], Callable[[], str]]]:
-    """Give a command's stdout, and what tells after it was read why the command failed.
+    """Give a command's stdout, and a function for the reason of its failure.
 
-    ``""`` if it did not.
+    The function is called after stdout was read; it returns ``""`` for a command that succeeded.
     """
     with Child(argv, environment=environment) as child:
         output, errors = child.pipes()
 
         def failed() -> str:
             status = child.wait(timeout)
-            return (
-                (errors.read().decode(errors="replace").strip() or f"exit status {status}")
-                if status
-                else ""
-            )
+            if not status:
+                return ""
+            text = errors.read().decode(errors="replace").strip()
+            return text or f"exit status {status}"
 
         yield output, failed
 

@@ -15,10 +15,10 @@ from trainworks.engine.protocol import Engine, Layer
 from trainworks.errors import EngineError
 
 LARGEST_FILE: Final = 64 << 20
-"""Bytes of a file that is read: the status file of dpkg has some megabytes."""
+"""Bytes of the largest file that is read: dpkg's status file has some megabytes."""
 
 _MOST_LINKS: Final = 40
-"""How many links a path may go through, as for the kernel."""
+"""The largest number of links in a path, as for the kernel."""
 
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
@@ -32,7 +32,7 @@ class TreeMember:
         kind: ``file``, ``folder``, ``link`` or ``other``.
         mode: The bits of its mode.
         owner: The number of its user.
-        target: Where a link leads, as it is written in it.
+        target: The text of a link.
     """
 
     kind: str
@@ -43,18 +43,18 @@ class TreeMember:
 
 @dataclass(kw_only=True)
 class ImageTree:
-    """What a container of an image sees, before it starts.
+    """The files of an image as a container sees them before it starts.
 
     Attributes:
-        members: Each path, absolute and without links in it, with what it is.
-        contents: The bytes of the files that were asked for.
+        members: Each path, absolute and without links in it.
+        contents: The bytes of the files that were read.
     """
 
     members: dict[str, TreeMember] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict)
 
     def real(self, path: str) -> str:
-        """Return a path with its links resolved inside the image; ``""`` where it leads nowhere."""
+        """Return a path with its links resolved inside the image; ``""`` if it leads nowhere."""
         rest = [part for part in path.split("/") if part]
         place = ""
         links = 0
@@ -74,25 +74,26 @@ class ImageTree:
             links += 1
             if links > _MOST_LINKS:
                 return ""
-            place = "" if member.target.startswith("/") else place
-            rest = [*(each for each in member.target.split("/") if each), *rest]
+            if member.target.startswith("/"):
+                place = ""
+            target_parts = [name for name in member.target.split("/") if name]
+            rest = target_parts + rest
         return place or "/"
 
     def kind(self, path: str) -> str:
-        """Return the kind of what a path leads to, ``""`` where that is nothing."""
+        """Return the kind of the file that a path leads to, or ``""``."""
         place = self.real(path)
         if place == "/":
             return "folder"
         return self.members[place].kind if place else ""
 
     def runs(self, path: str) -> bool:
-        """Return whether a path leads to a program."""
-        place = self.real(path)
-        member = self.members.get(place)
+        """Whether a path leads to a program."""
+        member = self.members.get(self.real(path))
         return member is not None and member.kind == "file" and bool(member.mode & 0o111)
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file that was asked for; ``None`` where there is none."""
+        """Return the content of a file that was read, or ``None``."""
         return self.contents.get(self.real(path))
 
     def below(self, folder: str) -> Iterator[str]:
@@ -104,7 +105,7 @@ class ImageTree:
 
 
 def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageTree:
-    """Read which files an image has, and the content of those whose path matches.
+    """Read the paths of an image, and the content of files with a path that matches.
 
     Raises:
         BuildError, EngineError, EngineUnavailableError: The engine cannot read the image.
@@ -130,17 +131,13 @@ def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:
             path = path.removeprefix("/") if path.startswith("//") else path
             folder, name = posixpath.split(path)
             if name == _OPAQUE:
-                # Once: a layer may say it many times, and each look costs.
+                # Once: a layer may have many of them, and each search costs.
                 if folder not in emptied:
                     _remove(tree, folder, but=added, itself=False)
                     emptied.add(folder)
             elif name.startswith(_WHITEOUT):
-                _remove(
-                    tree,
-                    posixpath.join(folder, name.removeprefix(_WHITEOUT)),
-                    but=added,
-                    itself=True,
-                )
+                hidden = posixpath.join(folder, name.removeprefix(_WHITEOUT))
+                _remove(tree, hidden, but=added, itself=True)
             elif path != "/":
                 _add(tree, path, member)
                 added.add(path)
@@ -178,8 +175,13 @@ def _add(tree: ImageTree, path: str, member: tarfile.TarInfo) -> None:
 
 
 def _remove(tree: ImageTree, path: str, *, but: set[str], itself: bool) -> None:
-    """Forget what lower layers have below a path, and the path itself where it
-    is removed as a whole.
+    """Remove the paths of lower layers below a path.
+
+    Args:
+        tree: The image.
+        path: The path.
+        but: Paths of the layer itself, which stay.
+        itself: Whether the path is removed too.
     """
     member = tree.members.get(path)
     if itself and path not in but:
@@ -188,6 +190,7 @@ def _remove(tree: ImageTree, path: str, *, but: set[str], itself: bool) -> None:
     if path != "/" and (member is None or member.kind != "folder"):
         return
     start = path.rstrip("/") + "/"
-    for each in [each for each in tree.members if each.startswith(start) and each not in but]:
-        tree.members.pop(each, None)
-        tree.contents.pop(each, None)
+    below = [other for other in tree.members if other.startswith(start) and other not in but]
+    for other in below:
+        tree.members.pop(other, None)
+        tree.contents.pop(other, None)

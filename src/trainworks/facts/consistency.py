@@ -1,10 +1,10 @@
-"""Checks what no single row can say: unique names, names that point somewhere,
-rows and recipes in step.
-"""
+"""Checks rows against each other: unique names, names that point somewhere, recipes with a row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from datetime import date
 from graphlib import CycleError, TopologicalSorter
 
@@ -12,158 +12,186 @@ from packaging.version import Version
 
 from trainworks.facts.field_types import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
-from trainworks.facts.rows import TABLES, Component, Facts
-from trainworks.facts.schema import short
-from trainworks.suggestions import nearest
+from trainworks.facts.rows import TABLES, Component, Facts, TargetRow
+from trainworks.facts.shapes import short
+from trainworks.likeness import nearest
 
 Malformed = Set[tuple[str, str]]
-"""Kind and name of rows that are there and malformed (``Reader.malformed``)."""
+"""Kind and name of malformed rows (``Reader.malformed``)."""
 
 
 def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
-    """Yield what no single row can say: unique names, names that point
-    somewhere, rows and recipes in step.
+    """Yield problems between rows: names in two rows, names that point nowhere, recipes without a
+    row.
     """
     known = _names("component", (component.name for component in facts.components), malformed)
     for field, table in TABLES.items():
-        names = [name for row in getattr(facts, field) for name in table.names(row)]
-        yield from (f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
+        names: list[str] = []
+        for row in getattr(facts, field):
+            names += table.names(row)
+        for name in _repeated(names):
+            yield f"images: {table.key} {name!r} is in two rows"
     yield from _of_components(facts, known, malformed)
     yield from _of_artifacts(facts)
-    yield from _of_ranges(
-        facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed)
-    )
-    yield from (
-        f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
-        for stack in facts.stacks
-        for name in stack.components
-        if name not in known
-    )
+    artifacts = _names("artifact", (row.name for row in facts.artifacts), malformed)
+    yield from _of_ranges(facts, known | artifacts)
+    for stack in facts.stacks:
+        for name in stack.components:
+            if name not in known:
+                yield f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
     yield from _of_targets(facts, known, malformed)
-    yield from (
-        f"images/generated-files.toml: generated {row.name!r}: "
-        f"key 'copy_of': {row.copy_of} would be compared with itself"
-        for row in facts.generated_files
-        if row.copy_of in row.paths
-    )
-    dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
-    dated += [
-        (f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date)
-        for row in facts.ends
-    ]
-    dated += [
-        (f"images/lock/archives.toml: archive {row.suite!r}", row.date[:10])
-        for row in facts.locked_archives
-    ]
-    yield from (
-        f"images/end-of-patch.toml: ended {row.framework} {row.version}: "
-        f"key 'successor': {row.successor} does not come after {row.version}"
-        for row in facts.ends
-        if row.successor and Version(row.successor) <= Version(row.version)
-    )
-    suites = _repeated([row.suite for row in facts.locked_archives])
-    yield from (f"images/lock/archives.toml: archive {suite!r} is in two rows" for suite in suites)
-    yield from (
-        f"{where}: key 'date': {day} is not a day of the calendar"
-        for where, day in dated
-        if not _is_day(day)
-    )
+    for generated in facts.generated_files:
+        if generated.copy_of in generated.paths:
+            yield (
+                f"images/generated-files.toml: generated {generated.name!r}: "
+                f"key 'copy_of': {generated.copy_of} would be compared with itself"
+            )
+    for end in facts.ends:
+        if end.successor and Version(end.successor) <= Version(end.version):
+            yield (
+                f"images/end-of-patch.toml: ended {end.framework} {end.version}: "
+                f"key 'successor': {end.successor} does not come after {end.version}"
+            )
+    suites = _repeated([archive.suite for archive in facts.locked_archives])
+    for suite in suites:
+        yield f"images/lock/archives.toml: archive {suite!r} is in two rows"
+    yield from _of_dates(facts)
+
+
+def _of_dates(facts: Facts) -> Iterator[str]:
+    """Yield rows with a date that no calendar has."""
+    for where, day in _dates(facts):
+        if not _is_day(day):
+            yield f"{where}: key 'date': {day} is not a day of the calendar"
+
+
+def _dates(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield the place and the day of each row with a date."""
+    for built in facts.built:
+        yield f"images/built.toml: built {built.target!r}", built.date
+    for end in facts.ends:
+        yield f"images/end-of-patch.toml: ended {end.framework} {end.version}", end.date
+    for archive in facts.locked_archives:
+        # Without the time of the day.
+        yield f"images/lock/archives.toml: archive {archive.suite!r}", archive.date[:10]
 
 
 def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
     """Return names of rows, with those of the malformed ones."""
-    return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
+    malformed_names = {name for malformed_kind, name in malformed if malformed_kind == kind}
+    return {*names, *malformed_names}
 
 
 def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
-    """Yield what is wrong between the components and their recipes. known:
-    names of all components.
+    """Yield problems between the components and their recipes.
+
+    known: names of all components.
     """
-    yield from (
-        f"templates/components/{recipe.name}.j2: check {number}: beside unknown component"
-        f" {check.beside!r}"
-        for recipe in facts.recipes.values()
-        for number, check in enumerate(recipe.checks, start=1)
-        if check.beside and check.beside not in known
-    )
-    advising = _names(
-        "rule", (rule.name for rule in facts.rules if rule.severity == "advise"), malformed
-    )
-    yield from (
-        f"templates/components/{recipe.name}.j2: answers unknown advice {name!r}"
-        for recipe in facts.recipes.values()
-        for name in recipe.answers
-        if name not in advising
-    )
-    if circle := _circle(facts.components):
-        way = " -> ".join(circle)
-        yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}"
+    for recipe in facts.recipes.values():
+        for number, check in enumerate(recipe.checks, start=1):
+            if check.beside and check.beside not in known:
+                yield (
+                    f"templates/components/{recipe.name}.j2: check {number}: beside unknown"
+                    f" component {check.beside!r}"
+                )
+    advice = (rule.name for rule in facts.rules if rule.severity == "advise")
+    advising = _names("rule", advice, malformed)
+    for recipe in facts.recipes.values():
+        for name in recipe.answers:
+            if name not in advising:
+                yield f"templates/components/{recipe.name}.j2: answers unknown advice {name!r}"
+    circle = _circle(facts.components)
+    if circle:
+        path = " -> ".join(circle)
+        yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {path}"
     bases = _names("base", facts.base_by_name, malformed)
     frameworks = {target.framework for target in facts.targets}
-    yield from (
-        f"images/base-images.toml: base_image {row.name!r}: key 'base': unknown {row.base!r}"
-        for row in facts.base_images
-        if row.base not in bases
-    )
-    for component in facts.components:
-        yield from (
-            f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
-            for key, needs in (("needs", component.needs), ("builds_with", component.builds_with))
-            for need in needs
-            if need not in known
-        )
-        yield from (
-            f"images/components.toml: component {component.name!r}: key {key!r}: unknown {name!r}"
-            for key, names, there in (
-                ("bases", component.bases, bases),
-                ("frameworks", component.frameworks, frameworks),
+    for row in facts.base_images:
+        if row.base not in bases:
+            yield (
+                f"images/base-images.toml: base_image {row.name!r}:"
+                f" key 'base': unknown {row.base!r}"
             )
-            for name in names
-            if name not in there
-        )
+    for component in facts.components:
+        where = f"images/components.toml: component {component.name!r}"
+        for need in component.needs:
+            if need not in known:
+                yield f"{where}: needs unknown {need!r}"
+        for need in component.builds_with:
+            if need not in known:
+                yield f"{where}: builds_with unknown {need!r}"
+        for name in component.bases:
+            if name not in bases:
+                yield f"{where}: key 'bases': unknown {name!r}"
+        for name in component.frameworks:
+            if name not in frameworks:
+                yield f"{where}: key 'frameworks': unknown {name!r}"
         if component.recipe_name not in facts.recipes:
-            recipe = f"templates/components/{component.recipe_name}.j2"
-            yield f"{recipe} is missing: the component {component.name} has a row"
+            file = f"templates/components/{component.recipe_name}.j2"
+            yield f"{file} is missing: the component {component.name} has a row"
     recipes = {component.recipe_name for component in facts.components}
     for name in sorted(set(facts.recipes) - recipes - known):
         yield f"templates/components/{name}.j2: no row of this name in images/components.toml"
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """A key of a target that names a row.
+
+    Attributes:
+        key: The key.
+        name: The name in it; ``""`` for none.
+        kind: The kind of the row.
+        rows: The names of such rows.
+        file: The file of such rows.
+    """
+
+    key: str
+    name: str
+    kind: str
+    rows: Iterable[str]
+    file: str
+
+
+def _references_of(target: TargetRow, facts: Facts) -> tuple[_Reference, ...]:
+    """Return the rows that a target names."""
+    images = facts.base_image_by_name
+    images_file = "images/base-images.toml"
+    return (
+        _Reference("cuda", target.cuda, "cuda", facts.cuda_by_name, "images/cuda.toml"),
+        _Reference("base", target.base, "base", facts.base_by_name, "images/bases.toml"),
+        _Reference("stack", target.stack, "stack", facts.stack_by_name, "images/stacks.toml"),
+        _Reference("image", target.image, "base_image", images, images_file),
+        _Reference("builder_image", target.builder_image, "base_image", images, images_file),
+    )
+
+
 def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
-    """Yield what is wrong with targets and their locks. known: names of all components."""
+    """Yield problems of targets and their locks. known: names of all components."""
     target_names: list[str] = []
     for target in facts.targets:
         where = (
             f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
         )
-        broken = [
-            f"{where}: key '{key}': no row {value!r} in {file}"
-            for key, value, rows, file in (
-                ("cuda", target.cuda, facts.cuda_by_name, "images/cuda.toml"),
-                ("base", target.base, facts.base_by_name, "images/bases.toml"),
-                ("stack", target.stack, facts.stack_by_name, "images/stacks.toml"),
-                ("image", target.image, facts.base_image_by_name, "images/base-images.toml"),
-                (
-                    "builder_image",
-                    target.builder_image,
-                    facts.base_image_by_name,
-                    "images/base-images.toml",
-                ),
-            )
-            if value
-            and value not in _names("base_image" if key.endswith("image") else key, rows, malformed)
+        broken_references = [
+            row
+            for row in _references_of(target, facts)
+            if row.name and row.name not in _names(row.kind, row.rows, malformed)
         ]
-        broken += [
-            f"{where}: key 'versions': unknown component {name!r}"
-            for name in target.versions
-            if name not in known
+        unknown = [name for name in target.versions if name not in known]
+        problems = [
+            f"{where}: key '{row.key}': no row {row.name!r} in {row.file}"
+            for row in broken_references
         ]
-        yield from broken
-        # A malformed base is in its file, and has no Python to name the target
-        # by; nor has a stack its sources.
-        if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
+        problems += [f"{where}: key 'versions': unknown component {name!r}" for name in unknown]
+        yield from problems
+        # A malformed base has no Python to name the target by; nor has a malformed stack its
+        # sources.
+        has_name = target.base in facts.base_by_name and target.stack in facts.stack_by_name
+        if not problems and has_name:
             target_names.append(facts.name_of(target))
-    yield from (f"images: target {name} is in two rows" for name in _repeated(target_names))
+    for name in _repeated(target_names):
+        yield f"images: target {name} is in two rows"
     if len(target_names) == len(facts.targets) and not _names("target", (), malformed):
         # A lock without a target is a leftover. A target without a lock is
         # reported when it is planned.
@@ -172,7 +200,7 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
 
 
 def _is_day(text: str) -> bool:
-    """Return whether a text that looks like a day, ISO 8601, is one."""
+    """Whether a text in the form of ISO 8601 is a day of the calendar."""
     try:
         return bool(date.fromisoformat(text))
     except ValueError:
@@ -180,8 +208,9 @@ def _is_day(text: str) -> bool:
 
 
 def _circle(components: Iterable[Component]) -> list[str]:
-    """Return the way from a component back to itself by ``builds_with``, from
-    the first one by name; else nothing.
+    """Return a circle of components by ``builds_with``, from the first one by name; or nothing.
+
+    ``["a", "b", "a"]``
     """
     graph: dict[str, set[str]] = {}
     for component in components:
@@ -189,14 +218,14 @@ def _circle(components: Iterable[Component]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        way: list[str] = error.args[1][:0:-1]
-        first = way.index(min(way))
-        return [*way[first:], *way[: first + 1]]
+        circle: list[str] = error.args[1][:0:-1]
+        first = circle.index(min(circle))
+        return [*circle[first:], *circle[: first + 1]]
     return []
 
 
 def _of_artifacts(facts: Facts) -> Iterator[str]:
-    """Yield where an artifact is not one file or one commit, or brings along what has no row."""
+    """Yield artifacts that are not one file or one commit, or that come with one without a row."""
     versions = {(row.name, row.version) for row in facts.artifacts}
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
@@ -211,52 +240,59 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
             yield f"{where}: `git` and `commit` belong together: a tag alone can be moved"
         if len({bool(row.signature), bool(row.key), bool(row.fingerprint)}) > 1:
             yield f"{where}: `signature`, `key` and `fingerprint` belong together"
-        yield from (
-            f"{where}: key 'together': no artifact {name} {version}"
-            for name, version in row.together.items()
-            if (name, version) not in versions
-        )
+        for name, version in row.together.items():
+            if (name, version) not in versions:
+                yield f"{where}: key 'together': no artifact {name} {version}"
 
 
 def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
-    """Yield rules, artifacts and variables that name an unknown property, or a
-    range that cannot be read.
-    """
-    provided = [row.provides for row in facts.artifacts] + [
-        row.provides for row in facts.base_images
-    ]
-    versions = {*parts, *(name for each in provided for name in each)}
-    known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
-    known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
-    ranges = [
-        (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
-        for row in facts.rules
-        for key, written in (("when", row.when), ("require", row.require))
-    ]
-    ranges += [
-        (f"images/artifacts.toml: artifact {row.name} {row.version}: key 'requires'", row.requires)
-        for row in facts.artifacts
-    ]
-    ranges += [
-        (f"images/fabric.toml: variable {row.name!r}: key 'when'", row.when) for row in facts.fabric
-    ]
-    for where, written in ranges:
-        for name, allowed in written.items():
-            for asked in (name, *references(allowed)):
-                if asked not in known:
-                    near = nearest(asked, sorted(known))
+    """Yield rules, artifacts and variables with an unknown property or an invalid range."""
+    known = _properties(facts, parts)
+    for where, ranges in _ranges_of(facts):
+        for name, allowed in ranges.items():
+            for property_name in (name, *references(allowed)):
+                if property_name not in known:
+                    near = nearest(property_name, sorted(known))
                     advice = f"; did you mean {near}?" if near else ""
-                    yield f"{where}: unknown property {asked!r}{advice}"
-            if problem := problem_of(allowed):
+                    yield f"{where}: unknown property {property_name!r}{advice}"
+            problem = problem_of(allowed)
+            if problem:
                 yield f"{where}: {name}: {problem}"
-    yield from (
-        f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which"
-        " plans it speaks about"
-        for row in facts.rules
-        if not row.when
-    )
+    for row in facts.rules:
+        if not row.when:
+            yield (
+                f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say"
+                " which plans it speaks about"
+            )
+
+
+def _properties(facts: Facts, parts: Set[str]) -> set[str]:
+    """Return all properties that a rule may name."""
+    versions = set(parts)
+    for artifact in facts.artifacts:
+        versions.update(artifact.provides)
+    for image in facts.base_images:
+        versions.update(image.provides)
+    properties = {*PROPERTIES, *versions}
+    properties.update(target.framework for target in facts.targets)
+    for name in versions:
+        properties.update((f"{name}.build", f"{name}.flags"))
+    return properties
+
+
+def _ranges_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield a place and the ranges in it, by property."""
+    for rule in facts.rules:
+        where = f"images/compatibility.toml: rule {rule.name!r}"
+        yield f"{where}: key 'when'", rule.when
+        yield f"{where}: key 'require'", rule.require
+    for artifact in facts.artifacts:
+        where = f"images/artifacts.toml: artifact {artifact.name} {artifact.version}"
+        yield f"{where}: key 'requires'", artifact.requires
+    for variable in facts.fabric:
+        yield f"images/fabric.toml: variable {variable.name!r}: key 'when'", variable.when
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
-    seen: set[str] = set()
-    return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    counts = Counter(names)
+    return sorted(name for name, count in counts.items() if count > 1)

@@ -1,8 +1,7 @@
 """The shapes of the rows in ``images/``: frozen values, read by ``facts.load`` and used by
 everything after it.
 
-Every row carries its ``source``: where the fact comes from. Names of fields are
-the keys of the TOML files.
+Every row carries the ``source`` of its fact. Names of fields are the keys of the TOML files.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ vendors' own installers.
 
 
 Architecture = Literal["amd64", "arm64"]
-"""A processor's instruction set, by the name that images give it."""
+"""A processor's instruction set, by its name in images."""
 
 MACHINES: Mapping[Architecture, str] = {"amd64": "x86_64", "arm64": "aarch64"}
-"""The same, as the kernel and wheels call it."""
+"""Architectures to their names in the kernel and in wheels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +34,24 @@ class Base:
     """An operating system that images stand on.
 
     Attributes:
-        name: What a target calls it, for example ``debian12``.
+        name: Its name in targets, for example ``debian12``.
         suite: The distribution's code name: for bootstrapping, and in the names of package caches.
         version: The distribution's version.
-        glibc: The newest C library level that wheels are chosen for; at most its own.
+        glibc: The newest C library level for the choice of wheels; at most the base's own.
         python: Its ``/usr/bin/python3``, ``MAJOR.MINOR``; the launcher runs on it.
         image: The reference to pull where a registry answers.
         digest: ``sha256:...`` of that image.
-        alternatives: References of the same image in other registries, for
-            where the first one does not answer.
-        bootstrap: Whether it can be made from its package archive where nothing can be pulled.
-        archive: Address of that archive; source packages below it may come from
-            the build host's own mirror of it.
-        archives: The suites that its packages come from, each with the name of its archive.
+        alternatives: References of the same image in other registries, if the first one does not
+            answer.
+        bootstrap: Whether the base can be made from its package archive if no registry answers.
+        archive: Address of that archive; source packages below this address may come from the
+            build host's own mirror.
+        archives: The suites of its packages, each with the name of its archive.
         snapshot: Address of an archive on an earlier day, with ``{archive}`` and ``{date}``
             (``YYYYMMDDThhmmssZ``).
-        pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
-        architecture: What its programs, and the images that stand on it, run on.
-        environment: Variables that every image on it sets, for what its programs do wrong.
+        pythons: Further Pythons in its packages: ``MAJOR.MINOR`` to the interpreter's path.
+        architecture: The processor of its programs and of all images on the base.
+        environment: Variables of every image on the base, against errors of its programs.
     """
 
     name: field_types.Name
@@ -79,11 +78,11 @@ class BaseImage:
 
     Attributes:
         name: The reference to pull, with its tag.
-        base: Name of the base row whose operating system it has.
-        provides: Versions of what it brings, by component or ``cuda`` and ``cudnn``.
-        digest: ``sha256:...``, where it is known without a lock.
-        alternatives: References of images that ``build.py lock`` takes, the first that exists,
-            where this one is gone.
+        base: Name of the base row with its operating system.
+        provides: Versions of its parts, by component or ``cuda`` and ``cudnn``.
+        digest: ``sha256:...``, if it is known without a lock.
+        alternatives: References of images: ``build.py lock`` takes the first that exists, if this
+            image is gone.
     """
 
     name: field_types.Image
@@ -99,23 +98,23 @@ class Artifact:
     """One input that is downloaded: a file by its hash, or a git repository by its commit.
 
     Attributes:
-        name: The component that it is, or what another artifact brings ``together`` with itself.
-        version: Exact version. Rows of one name and version differ in what they require.
-        url: Where the file is.
-        sha256: The file's hash as its vendor (or a package collection that checks it) publishes it.
-        size: The file's size in bytes, where it is published; 0 where not.
+        name: The component, or a name in the key ``together`` of another artifact.
+        version: Exact version. Rows of one name and version differ in ``requires``.
+        url: Address of the file.
+        sha256: The file's hash, published by its vendor or by a package collection that checks it.
+        size: The file's published size in bytes; 0 if none is published.
         git: The repository, instead of a file.
         tag: The tag that points at the commit: git servers hand out tags sooner than commits.
         commit: 40 hexadecimal digits. Git names contents by hashes, so this verifies every byte.
-        signature: Where the file's detached OpenPGP signature is; ``build.py lock`` checks it.
-        key: Where the key that signs is.
+        signature: Address of the file's detached OpenPGP signature, for ``build.py lock``.
+        key: Address of the signing key.
         fingerprint: That key's fingerprint, 40 hexadecimal digits.
-        provides: Versions of what it installs besides itself, by component.
-        requires: What must hold for it: property to range (``plan.compatibility``).
-        flags: What its recipe has to pass on, for example ``--disable-ngc``.
+        provides: Versions of other components that the artifact installs, by component.
+        requires: Conditions for a target: property to range (``plan.compatibility``).
+        flags: Options for its installer, for example ``--disable-ngc``.
         together: Further artifacts that its recipe needs: name to exact version.
-        requires_dist: Of a wheel, what it requires (``Requires-Dist`` of its metadata), where the
-            package index has another build of that version, which requires something else.
+        requires_dist: Requirements of a wheel (``Requires-Dist`` of its metadata), if the package
+            index has another build of that version with other requirements.
     """
 
     name: field_types.Name
@@ -148,7 +147,7 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedArtifact:
-    """A file as ``build.py lock`` recorded it: its hash and its size in bytes."""
+    """The hash and the size in bytes of a file, recorded by ``build.py lock``."""
 
     url: str
     sha256: field_types.Sha256
@@ -157,7 +156,7 @@ class LockedArtifact:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolImage:
-    """An image of which CI takes a program; see ``images/tool-images.toml``."""
+    """An image with a program for CI; see ``images/tool-images.toml``."""
 
     name: field_types.Name
     image: field_types.Image
@@ -166,9 +165,9 @@ class ToolImage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBaseImage:
-    """A base image as ``build.py lock`` recorded it.
+    """The digest of a base image, recorded by ``build.py lock``.
 
-    ``reference`` is the alternative that it had to take.
+    ``reference`` is the alternative that was taken, if any.
     """
 
     name: field_types.Image
@@ -178,12 +177,12 @@ class LockedBaseImage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedArchive:
-    """A suite of a package archive as it was when ``build.py lock`` read its ``InRelease``.
+    """The state of a package archive's suite, recorded by ``build.py lock`` from ``InRelease``.
 
     Attributes:
         suite: Its code name, such as ``bookworm-security``.
-        date: When the archive signed it, ISO 8601 in UTC.
-        sha256: The hash of the file.
+        date: The time of the signature, ISO 8601 in UTC.
+        sha256: The hash of ``InRelease``.
         contents: The hash of its list of files: an archive signs the same packages again and again.
     """
 
@@ -202,13 +201,13 @@ class Rule:
     """A fact about which versions work together; see the head of ``images/compatibility.toml``.
 
     Attributes:
-        name: What an error calls it.
-        when: Property to range: the rule speaks about plans for which all of these hold.
-        require: Property to range: all of these must hold then; with none the
-            combination itself is meant.
-        reason: Why.
-        instead: What to do.
-        severity: Whether a plan that breaks it is refused.
+        name: Its name in errors.
+        when: Property to range: the rule is about plans for which all of these hold.
+        require: Property to range: all of these must hold then; none: such a plan itself breaks
+            the rule.
+        reason: The reason of the rule.
+        instead: Advice for a plan that breaks the rule.
+        severity: Whether a plan that breaks the rule is refused.
     """
 
     name: field_types.Name
@@ -224,8 +223,7 @@ class Rule:
 class Cuda:
     """One value of ``--cuda``; ``cpu`` and ``neuron`` have neither version nor wheels nor driver.
 
-    ``architectures`` are those that code is compiled for, as nvcc names them
-    without the dot: ``80`` is 8.0.
+    Code is compiled for ``architectures``, in nvcc's form without the dot: ``80`` is 8.0.
     """
 
     name: field_types.Cell
@@ -237,7 +235,7 @@ class Cuda:
 
     @property
     def neuron(self) -> bool:
-        """Whether this cell is AWS Trainium's."""
+        """Whether this cell is for AWS Trainium."""
         return self.name == "neuron"
 
 
@@ -285,9 +283,7 @@ class Component:
         return self.recipe or self.name
 
     def fits(self, framework: str, sources: Source, cuda: Cuda, base: str) -> bool:
-        """Whether a target of this framework, of these sources, this cell and
-        this base can have it.
-        """
+        """Whether a target with these values can have the component."""
         return (
             sources in self.sources
             and (not self.frameworks or framework in self.frameworks)
@@ -311,10 +307,9 @@ class Stack:
 class Instance:
     """The devices of one host of an instance type.
 
-    ``efa_rdma``: its EFA devices can read remote memory.
-
-    ``architecture`` is that of its processors. The fields with a default are for
-    ``trainworks-preflight``; see the head of ``images/instances.toml``.
+    ``efa_rdma``: its EFA devices can read remote memory. ``architecture``: that of its processors.
+    The fields with a default are for ``trainworks-preflight``; see the head of
+    ``images/instances.toml``.
     """
 
     name: str
@@ -346,7 +341,7 @@ class FabricVariable:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of instance types (``ml.m5``) of which no size has an accelerator."""
+    """A family of instance types without accelerators, such as ``ml.m5``."""
 
     name: str
     source: str
@@ -359,8 +354,8 @@ class EndOfPatch:
     Attributes:
         framework: Name of its file.
         version: ``MAJOR.MINOR``.
-        date: The day from which on.
-        successor: The version that took its place; none: the project has ended.
+        date: The first day without patches.
+        successor: The version that replaces it; none: the project has ended.
     """
 
     framework: str
@@ -372,7 +367,7 @@ class EndOfPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvisoryService:
-    """A service that knows published advisories about Python distributions.
+    """A service with published advisories about Python distributions.
 
     See ``images/advisories.toml``.
     """
@@ -384,17 +379,17 @@ class AdvisoryService:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
-    """Files that are in no package's list and are known all the same.
+    """Files that are in no package's list, and have a known maker.
 
     See ``images/generated-files.toml``.
 
     Attributes:
-        name: Who makes them.
+        name: The program that makes them.
         paths: Absolute patterns; ``*`` stays within a folder, ``**`` goes through all below.
-        sha256: The digest of the contents, where they are the same in every
+        sha256: The digest of the contents, if they are the same in every
             image; then ``paths`` are plain.
-        copy_of: The path of a package's file that these are copies of; likewise.
-        leads_to: What these are links to; likewise.
+        copy_of: The path of a package's file with the same content; then ``paths`` are plain.
+        leads_to: The target of links; then ``paths`` are plain.
     """
 
     name: str
@@ -407,7 +402,7 @@ class GeneratedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivilegedFiles:
-    """Files of one system package that run with other rights, and why.
+    """Files of one system package that run with other rights.
 
     See ``images/privileged-files.toml``.
     """
@@ -422,11 +417,11 @@ class Right:
     """Paths that some users may not read, or that a group may change; see ``images/rights.toml``.
 
     Attributes:
-        name: What these paths are.
+        name: A name for these paths.
         paths: Patterns of paths.
-        mode: The most that their mode may be.
+        mode: The most rights that their mode may give.
         group: The group that they may belong to, besides root's.
-        source: Who says so.
+        source: The source of the fact.
     """
 
     name: field_types.Name
@@ -442,15 +437,13 @@ class Built:
 
     Attributes:
         target: The target's name.
-        inputs: ``render.builds.inputs_of`` what was built: the Dockerfile and every file of its
-            context. It says nothing of the machine.
+        inputs: ``render.builds.inputs_of`` the plan: a digest of the Dockerfile and of every file
+            of its context, independent of the machine.
         engine: Name of the engine.
         date: The day, ISO 8601, UTC.
         megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).
-        seconds: How long the build took, with whatever was cached; 0 where the
-            engine had the image already.
-        digest: Digest of the image's manifest in the registries that a release pushed it to;
-            empty where it was not pushed.
+        seconds: Duration of the build, also of one with cached steps; 0 if the engine had the
+            image already.
     """
 
     target: str
@@ -464,7 +457,7 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRow:
-    """One cell of the matrix: an image that can be asked for.
+    """One cell of the matrix: an image that can be built.
 
     Attributes:
         framework: Name of its file.
@@ -473,16 +466,15 @@ class TargetRow:
         base: Name of a base row.
         stack: Name of a stack row.
         versions: Versions of this cell's own (framework, CUDA, cuDNN, NCCL), by component.
-        size_budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
+        size_budget_megabytes: The largest size of the image, uncompressed (1 MB = 1,000,000 bytes).
         python: ``MAJOR.MINOR``; default: the base's own.
         image: Name of a base image row; default: the base's own image.
-        builder_image: The one that its build stages stand on, where that has
-            more (compilers, headers).
+        builder_image: Name of a base image row for its build stages, if that image has more
+            (compilers, headers).
         wheel_index: The vendor's package index, used if the host names none.
-        limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's
-            own metadata allow what breaks it.
-        unbuilt: What the project's own machine lacks to build the image; ``""``
-            where it can be built there.
+        limits: Ranges for the lock (``numpy<1.24``), if a wheel's own metadata allow versions that
+            break the wheel.
+        unbuilt: The reason why the project's own machine cannot build the image; ``""`` if it can.
     """
 
     framework: str
@@ -509,10 +501,10 @@ class LockedPackage:
         name: Normalised distribution name.
         version: Exact version.
         file: File name (a wheel, or a source distribution that its stage compiles).
-        sha256: The file's hash, as the index publishes it.
-        size: The file's size in bytes; 0 where the index does not say it.
-        requires: Names of the locked packages that it depends on.
-        build: Needed only while building: uv itself, and what compiles the
+        sha256: The file's hash in the index.
+        size: The file's size in bytes; 0 if the index does not have it.
+        requires: Names of its dependencies in the lock.
+        build: Whether it is needed only while building: uv itself, and build tools for the
             source distributions of this lock.
     """
 
@@ -538,7 +530,7 @@ class CheckRow:
     """A promise in the front matter of a recipe, before versions are filled in:
     ``kind`` and that kind's own keys.
 
-    It holds only where the component ``beside`` is in the image too; without one, always.
+    With ``beside``, the promise holds only if that component is in the image too.
     """
 
     kind: str
@@ -551,24 +543,23 @@ class FrontMatter:
     """The keys of a recipe's front matter.
 
     Attributes:
-        environment: Variables of the image that this component sets; ``{version}`` as in checks.
+        environment: Variables that the component adds to the image; ``{version}`` as in checks.
         path: Folders for the front of the image's PATH.
         libraries: Folders for the image's LD_LIBRARY_PATH.
         programs: Programs that the launcher starts, name to absolute path; they
             go into the manifest.
-        owns: Patterns of the files that it adds and no package lists; ``*``
+        owns: Patterns of files that the recipe adds and no package lists; ``*``
             stays within a folder, ``**`` does not.
-        removes: Patterns of files of packages that it removes, or replaces, in
-            the image; as ``owns``.
-        trims: Patterns of files that it removes from wheels, below site-packages: what its
-            ``trim-python-packages`` is given; a folder with all that is in it.
-        strips: Patterns of libraries of wheels whose symbols it removes, likewise.
-        links: Links among its files, path to what each leads to; ``""`` is anything.
-        imports: Modules that every job imports where this component is: ``python-bytecode``
-            compiles what they load.
-        answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such
-            advice is not given.
-        check: Promises that hold where the component is installed; ``plan`` looks at their keys.
+        removes: Patterns of packages' files that the recipe removes or replaces; as ``owns``.
+        trims: Patterns of files below site-packages that the recipe removes from wheels with
+            ``trim-python-packages``; a folder with all its files.
+        strips: Patterns of libraries of wheels without their symbols, likewise.
+        links: Links among its files, path to target; ``""`` is any target.
+        imports: Modules that every job with this component imports: ``python-bytecode`` compiles
+            the modules that they load.
+        answers: Rules of ``images/compatibility.toml`` with advice that this recipe follows; such
+            advice is not shown.
+        check: Promises of an image with the component; ``plan`` reads their keys.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -614,9 +605,7 @@ def checks_of(front: FrontMatter) -> tuple[CheckRow, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """A file that goes into build contexts as it is: its path there, its bytes,
-    its permission bits.
-    """
+    """A file of build contexts: its path in a context, its bytes, its permission bits."""
 
     path: str
     content: bytes = field(repr=False)
@@ -629,7 +618,7 @@ class Table:
 
     Attributes:
         name: Its file, ``images/NAME.toml``.
-        key: What each row begins with: ``[[KEY]]``.
+        key: The head of each row: ``[[KEY]]``.
         row_type: The type of its rows.
         names: Takes a row, returns the names that no other row of the table may have.
         optional: Whether the file may be missing.
@@ -656,9 +645,7 @@ def _table(
 
 
 def _no_names(_row: Artifact) -> tuple[str, ...]:
-    """Return no names: several artifacts of one name and version may differ in
-    what they require.
-    """
+    """Return no names: several artifacts of one name and version may differ in ``requires``."""
     return ()
 
 
@@ -740,23 +727,20 @@ class Facts:
         return {row.target: row for row in self.built}
 
     def end_of_patch(self, row: TargetRow) -> EndOfPatch | None:
-        """Return since when the framework's version of a target is patched no more.
-
-        None: it still is.
-        """
+        """Return the end of patches for a target's framework; ``None`` if patches still come."""
         minor = ".".join(row.version.split(".")[:2])
-        return next(
-            (end for end in self.ends if (end.framework, end.version) == (row.framework, minor)),
-            None,
-        )
+        for end in self.ends:
+            if (end.framework, end.version) == (row.framework, minor):
+                return end
+        return None
 
     @cached_property
     def artifacts_by_name(self) -> Mapping[str, tuple[Artifact, ...]]:
         """Artifacts by name, in the order of their file."""
-        found: dict[str, tuple[Artifact, ...]] = {}
+        rows_by_name: dict[str, tuple[Artifact, ...]] = {}
         for row in self.artifacts:
-            found[row.name] = (*found.get(row.name, ()), row)
-        return found
+            rows_by_name[row.name] = (*rows_by_name.get(row.name, ()), row)
+        return rows_by_name
 
     @cached_property
     def locked_artifact_by_url(self) -> Mapping[str, LockedArtifact]:
@@ -765,22 +749,20 @@ class Facts:
 
     @cached_property
     def digest_by_image(self) -> Mapping[str, str]:
-        """Digests of base images by name: those that rows themselves say, and those of the lock.
+        """Digests of base images by name: from their rows, and from the lock.
 
-        The lock has an image with a digest of its own only where an alternative had to be taken.
+        The lock has an image with a digest in its row only if an alternative had to be taken.
         """
         rows = {row.name: row.digest for row in self.base_images if row.digest}
         return rows | {row.name: row.digest for row in self.locked_base_images}
 
     def archives_of(self, base: Base) -> tuple[LockedArchive, ...]:
-        """Return the states of the suites that a base's packages come from, as
-        far as they are locked.
-        """
+        """Return the locked states of the suites of a base's packages."""
         locked = {row.suite: row for row in self.locked_archives}
         return tuple(locked[suite] for suite in base.archives if suite in locked)
 
     def digest_of(self, base: Base) -> str:
-        """Return the digest of a base's own image, ``""`` where none is known."""
+        """Return the digest of a base's own image, or ``""``."""
         return self.digest_by_image.get(base.image, base.digest)
 
     @cached_property
@@ -790,7 +772,7 @@ class Facts:
 
     @cached_property
     def launcher_version(self) -> str:
-        """The launcher's version, as its own pyproject.toml says it."""
+        """The launcher's version in its own pyproject.toml."""
         (text,) = (file.content for file in self.files if file.path == "launcher/pyproject.toml")
         version: str = tomllib.loads(text.decode())["project"]["version"]
         return version
@@ -804,14 +786,13 @@ class Facts:
         return row.python or self.base_by_name[row.base].python
 
     def architecture_of(self, row: TargetRow) -> Architecture:
-        """Return what a target's programs run on: its base's architecture."""
+        """Return a target's architecture: that of its base."""
         return self.base_by_name[row.base].architecture
 
     def name_of(self, row: TargetRow) -> str:
         """Return a target's name: unique, and the name of its lock.
 
-        ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, with ``-vendor`` behind it where
-        its sources are the vendors.
+        ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, and ``-vendor`` for a target from vendors' sources.
         """
         vendor = "-vendor" if self.sources_of(row) == "vendor" else ""
         python = self.python_of(row).replace(".", "")
@@ -819,6 +800,6 @@ class Facts:
 
 
 TABLES: Mapping[str, Table] = {
-    each.name: each.metadata["table"] for each in fields(Facts) if "table" in each.metadata
+    row.name: row.metadata["table"] for row in fields(Facts) if "table" in row.metadata
 }
 """The tables of ``images/``, by field of ``Facts``; every other file there is a framework's."""

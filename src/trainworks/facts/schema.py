@@ -1,4 +1,4 @@
-"""Reads a table of TOML into a frozen dataclass and says everything that is wrong with it.
+"""Reads a table of TOML into a frozen dataclass, and reports all problems of the table.
 
 A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X,
 ...]``, ``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int``
@@ -22,36 +22,30 @@ LONGEST_VALUE = 200
 """Characters of a value that an error shows."""
 
 PLAIN: Mapping[type, str] = {str: "a string", bool: "true or false", int: "an integer"}
-"""The types of single values, and what an error calls them."""
+"""The types of single values, and their names in errors."""
 
 
 _SHAPES: dict[type[Any], Shape[Any]] = {}
 
 
 class Shape(Generic[Row]):
-    """The fields that a dataclass asks of a table.
+    """The keys that a table must have for a dataclass.
 
     Args:
         row_type: The dataclass; its fields are the keys.
     """
 
     def __init__(self, row_type: type[Row]) -> None:
-        """Look at the annotations, once."""
+        """Read the annotations, once."""
         hints = get_type_hints(row_type, include_extras=True)
         self.row_type = row_type
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(row_type)  # type: ignore[arg-type]
-        self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in fields}
-        self.required = tuple(
-            each.name
-            for each in fields
-            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-        )
+        self.types: Mapping[str, Any] = {field.name: hints[field.name] for field in fields}
+        self.required = tuple(field.name for field in fields if not _has_default(field))
         self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
 
     def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
-        """Return the row of a table, None if the table is malformed, and
-        everything that is wrong with it.
-        """
+        """Return the row of a table, None if the table is malformed, and all its problems."""
         problems: list[str] = []
         values: dict[str, Any] = {}
         checks = self._checks
@@ -63,7 +57,14 @@ class Shape(Generic[Row]):
                 values[key] = check(value, key, problems)
         problems += [f"key '{key}' is missing" for key in self.required if key not in raw]
         problems += [f"key '{key}': is empty" for key in self.required if raw.get(key) == ""]
-        return (None if problems else self.row_type(**values)), problems
+        if problems:
+            return None, problems
+        return self.row_type(**values), []
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    has_value = field.default is not dataclasses.MISSING
+    return has_value or field.default_factory is not dataclasses.MISSING
 
 
 def shape_of(row_type: type[Row]) -> Shape[Row]:
@@ -88,7 +89,7 @@ def short(value: object) -> str:
 
 
 _Check = Callable[[Any, str, list[str]], Any]
-"""Takes a value, its place and the list of problems; returns what the row gets."""
+"""Takes a value, its place and the list of problems; returns the value for the row."""
 
 
 def _check_of(annotation: Any) -> _Check:
@@ -100,12 +101,16 @@ def _check_of(annotation: Any) -> _Check:
     if origin is Literal:
         return _choice_check(arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _table_check(
-            _check_of(arguments[1]), empty=get_origin(arguments[1]) is not Annotated
-        )
-    return (
-        _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
-    )
+        value_type = arguments[1]
+        has_form = get_origin(value_type) is Annotated
+        return _table_check(_check_of(value_type), empty=not has_form)
+    if annotation in PLAIN:
+        return _plain_check(annotation)
+    return _any_value
+
+
+def _any_value(value: Any, _place: str, _problems: list[str]) -> Any:
+    return value
 
 
 def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
@@ -132,9 +137,8 @@ def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
 def _choice_check(choices: tuple[str, ...]) -> _Check:
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if value not in choices:
-            problems.append(
-                f"key '{place}': must be {' or '.join(map(repr, choices))}, got {short(value)}"
-            )
+            words = " or ".join(repr(choice) for choice in choices)
+            problems.append(f"key '{place}': must be {words}, got {short(value)}")
         return value
 
     return check
@@ -146,11 +150,14 @@ def _array_check(item: _Check) -> _Check:
             problems.append(f"key '{place}': must be an array, got {short(value)}")
             return ()
         problems += [
-            f"key '{place}.{number}': is empty" for number, each in enumerate(value) if each == ""
+            f"key '{place}.{number}': is empty"
+            for number, element in enumerate(value)
+            if element == ""
         ]
-        return tuple(
-            [item(each, f"{place}.{number}", problems) for number, each in enumerate(value)]
-        )
+        items = [
+            item(element, f"{place}.{number}", problems) for number, element in enumerate(value)
+        ]
+        return tuple(items)
 
     return check
 
@@ -165,11 +172,9 @@ def _table_check(item: _Check, *, empty: bool) -> _Check:
         if not isinstance(value, dict):
             problems.append(f"key '{place}': must be a table, got {short(value)}")
             return {}
-        problems += [
-            f"key '{place}.{key}': is empty"
-            for key, each in value.items()
-            if each == "" and not empty
-        ]
-        return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
+        if not empty:
+            empty_keys = [key for key, text in value.items() if text == ""]
+            problems += [f"key '{place}.{key}': is empty" for key in empty_keys]
+        return {key: item(text, f"{place}.{key}", problems) for key, text in value.items()}
 
     return check

@@ -22,7 +22,7 @@ from pathlib import PurePosixPath
 from typing import TypedDict
 
 SECONDS = 120.0
-"""How long the import of one distribution may take."""
+"""Seconds for the import of one distribution."""
 
 NO_CODE = {
     "test",
@@ -63,41 +63,40 @@ def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
     single = set()
     for path in files:
         stem, _, ending = path.name.partition(".")
-        if ".." in path.parts or not (ending == "py" or ending.endswith(("so", "abi3.so"))):
+        is_module = ending == "py" or ending.endswith(("so", "abi3.so"))
+        if not is_module or ".." in path.parts or path.parts[0] in NO_CODE:
             continue
-        if (
-            not all(part.isidentifier() for part in (*path.parts[:-1], stem))
-            or path.parts[0] in NO_CODE
-        ):
+        if not all(part.isidentifier() for part in (*path.parts[:-1], stem)):
             continue
         if stem == "__init__":
             packages.add(path.parts[:-1])
         elif len(path.parts) == 1:
             single.add((stem,))
-    highest = {
-        each
-        for each in packages
-        if not any(each[:length] in packages for length in range(1, len(each)))
-    }
-    found = highest or single
-    public = {each for each in found if not each[0].startswith("_")}
-    return sorted(".".join(each) for each in public or found)
+    highest = set()
+    for package in packages:
+        parents = [package[:length] for length in range(1, len(package))]
+        if packages.isdisjoint(parents):
+            highest.add(package)
+    modules = highest or single
+    public = {module for module in modules if not module[0].startswith("_")}
+    return sorted(".".join(module) for module in public or modules)
 
 
 def modules_to_import(distribution: metadata.Distribution) -> list[str]:
-    """Return the modules of a distribution; of those that it says itself to bring, if it does.
+    """Return the modules of a distribution; of those in its ``top_level.txt``, if it has one.
 
-    A wheel may have what an earlier build left in its folder, and
-    ``top_level.txt`` does not have that.
+    A wheel may have files that an earlier build left in its folder, and
+    ``top_level.txt`` does not have those.
     """
-    found = modules_of(distribution.files or ())
-    brought = (distribution.read_text("top_level.txt") or "").split()
-    return [module for module in found if module.partition(".")[0] in brought] or found
+    modules = modules_of(distribution.files or ())
+    top_level = (distribution.read_text("top_level.txt") or "").split()
+    return [module for module in modules if module.partition(".")[0] in top_level] or modules
 
 
 def is_plugin_without_host(distribution: metadata.Distribution, missing: str) -> bool:
-    """Whether a module that is missing is the program that a distribution is a
-    plugin of, which the user left out.
+    """Whether a missing module is the program for which a distribution is a plugin.
+
+    The user has left out that program.
     """
     groups = {entry.group for entry in distribution.entry_points}
     return bool(missing) and any(group.startswith(missing) for group in groups)
@@ -121,7 +120,7 @@ def failure(name: str, reason: str, *, module: str = "", library: str = "") -> I
 def import_as_scripts_do(module: str) -> None:
     """Import a module.
 
-    After torch if it is linked with torch's libraries, which only torch knows where to find.
+    After torch, if the module is linked with torch's libraries, which only torch can find.
     """
     try:
         importlib.import_module(module)
@@ -133,10 +132,7 @@ def import_as_scripts_do(module: str) -> None:
 
 
 def failure_of(name: str) -> ImportFailure | None:
-    """Import what a distribution has installed, and return why that fails.
-
-    ``None`` where it does not.
-    """
+    """Import the modules of a distribution, and return the first failure, or ``None``."""
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -145,36 +141,37 @@ def failure_of(name: str) -> ImportFailure | None:
     for module in modules:
         try:
             import_as_scripts_do(module)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
-            missing = ""
-            if (
-                isinstance(error, ModuleNotFoundError)
-                and type(error).__name__ != "PackageNotFoundError"
-            ):
-                missing = (error.name or "").partition(".")[0]
-            if is_plugin_without_host(distribution, missing) or any(
-                library in str(error) for library in DRIVER
-            ):
+        except BaseException as error:  # noqa: BLE001  (any error is the answer)
+            missing = _missing_module(error)
+            needs_driver = any(library in str(error) for library in DRIVER)
+            if needs_driver or is_plugin_without_host(distribution, missing):
                 continue
             lines = str(error).strip().splitlines()
-            # A module of its own that is missing is a fault of the
-            # distribution: nothing else has it.
-            own = missing in {each.partition(".")[0] for each in modules}
+            last_line = lines[-1] if lines else ""
+            # A missing module of its own is a fault of the distribution: nothing else has it.
+            own_modules = {own.partition(".")[0] for own in modules}
             library = re.match(r"(\S+\.so\S*): cannot open shared object file", str(error))
             return failure(
                 name,
-                f"import {module}: {type(error).__name__}: {lines[-1] if lines else ''}"[:1500],
-                module="" if own else missing,
+                f"import {module}: {type(error).__name__}: {last_line}"[:1500],
+                module="" if missing in own_modules else missing,
                 library=library.group(1) if library else "",
             )
     return None
 
 
-def in_child(*names: str) -> ImportFailure | None:
-    """Import in a separate process: an import may end the process, hang, or
-    change what the next one finds.
+def _missing_module(error: BaseException) -> str:
+    """Return the top of the module that an import lacks, or ``""``."""
+    is_about_metadata = type(error).__name__ == "PackageNotFoundError"
+    if not isinstance(error, ModuleNotFoundError) or is_about_metadata:
+        return ""
+    return (error.name or "").partition(".")[0]
 
-    Return the first failure.
+
+def in_child(*names: str) -> ImportFailure | None:
+    """Import in a separate process, and return the first failure.
+
+    An import may end the process, hang, or change the next import.
     """
     ours, theirs = os.pipe()
     child = os.fork()
@@ -183,12 +180,11 @@ def in_child(*names: str) -> ImportFailure | None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        os.write(
-            theirs, json.dumps(next(filter(None, map(failure_of, names)), None)).encode("ascii")
-        )
+        first_failure = next(filter(None, map(failure_of, names)), None)
+        os.write(theirs, json.dumps(first_failure).encode("ascii"))
         os._exit(0)
     os.close(theirs)
-    # One write, one read; what the import has started may hold the pipe's other end open.
+    # One write, one read; a program that the import has started may hold the pipe's other end open.
     ready, _, _ = select.select([ours], [], [], SECONDS * len(names))
     answer = os.read(ours, 65536) if ready else b""
     if not answer and not ready:
@@ -196,8 +192,8 @@ def in_child(*names: str) -> ImportFailure | None:
     os.close(ours)
     status = os.waitpid(child, 0)[1]
     if answer:
-        found: ImportFailure | None = json.loads(answer)
-        return found
+        result: ImportFailure | None = json.loads(answer)
+        return result
     name = names[-1]
     if not ready:
         return failure(name, f"its import did not end within {SECONDS:.0f} s")
@@ -213,7 +209,7 @@ def failures(names: Sequence[str]) -> Iterator[ImportFailure]:
 
 
 class ImportFailures(TypedDict):
-    """Every distribution that cannot be imported, and how many were asked."""
+    """Every distribution that cannot be imported, and the number of all."""
 
     asked: int
     failed: list[ImportFailure]
@@ -222,5 +218,5 @@ class ImportFailures(TypedDict):
 def answer(names: Sequence[str]) -> ImportFailures:
     """Import all of these distributions."""
     # Only installed modules count, not the user's files of the same names.
-    sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
-    return {"asked": len(names), "failed": [*failures(names)]}
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", os.getcwd())]
+    return {"asked": len(names), "failed": list(failures(names))}

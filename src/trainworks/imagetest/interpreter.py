@@ -1,4 +1,4 @@
-"""Says which Python an image gives to a job and what is installed in it.
+"""Describes the Python that an image gives to a job, and its distributions.
 
 That Python runs this file.
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 SYSTEM_FOLDER = "/usr/lib/python3/dist-packages"
-"""Debian's own; its pip does not touch it."""
+"""The folder of Debian's own distributions; its pip leaves them alone."""
 
 MANIFEST = "/opt/trainworks/image.json"
 OLDEST = (3, 8)
@@ -66,28 +66,28 @@ def can_be_removed(distribution: Distribution) -> bool:
     """Whether pip can replace a distribution: it knows its files, or leaves it
     to the system and installs beside it.
     """
-    known = any(
-        distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt")
-    )
-    return known or str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
+    for name in ("RECORD", "installed-files.txt"):
+        if distribution.read_text(name) is not None:
+            return True
+    return str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
 
 
 DECIDING = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
-"""Fields of a distribution's metadata that decide what goes with it."""
+"""Fields of a distribution's metadata that a resolver needs."""
 
 
 def deciding_metadata(distribution: Distribution) -> str:
-    """Return the fields of a distribution's metadata that decide what goes with
-    it, as a file has them.
-    """
-    fields = [
-        (name, value) for name in DECIDING for value in distribution.metadata.get_all(name) or ()
-    ]
-    return "".join("{}: {}\n".format(name, " ".join(str(value).split())) for name, value in fields)
+    """Return the fields of ``DECIDING`` in a distribution's metadata, as lines of ``METADATA``."""
+    lines = []
+    for name in DECIDING:
+        for value in distribution.metadata.get_all(name) or ():
+            one_line = " ".join(str(value).split())
+            lines.append(f"{name}: {one_line}\n")
+    return "".join(lines)
 
 
 def build_of(distribution: Distribution) -> str:
-    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``.
+    """Return the version with its build in a module's own file, such as ``VERSION+cu121``.
 
     Or ``""``.
     """
@@ -98,12 +98,15 @@ def build_of(distribution: Distribution) -> str:
             text = opened.read()
     except OSError:
         return ""
-    said = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text)
-    return said.group(1) if said and said.group(1).startswith(distribution.version + "+") else ""
+    match = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text)
+    if match is None:
+        return ""
+    version = match.group(1)
+    return version if version.startswith(distribution.version + "+") else ""
 
 
 def look() -> Interpreter:
-    """Look at the running interpreter."""
+    """Describe the running interpreter."""
     found: Interpreter = {
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:2])),

@@ -1,4 +1,4 @@
-"""What an image promises: by the front matter of its recipes, and by its plan alone."""
+"""The promises of an image: from the front matter of its recipes, and from its plan."""
 
 from __future__ import annotations
 
@@ -161,26 +161,32 @@ def declared_checks(
     well-formed too: a malformed promise of an optional component would be found only when a user
     chooses it.
     """
-    read = {
-        recipe.name: [_values(row, f"{recipe.name}.j2: check {number}") for number, row in rows]
-        for recipe in recipes.values()
-        for rows in [tuple(enumerate(recipe.checks, start=1))]
-    }
-    if problems := [problem for each in read.values() for _, wrong in each for problem in wrong]:
+    values_by_recipe: dict[str, list[Mapping[str, object]]] = {}
+    problems: list[str] = []
+    for recipe in recipes.values():
+        recipe_values = values_by_recipe.setdefault(recipe.name, [])
+        for number, row in enumerate(recipe.checks, start=1):
+            values, row_problems = _values(row, f"{recipe.name}.j2: check {number}")
+            recipe_values.append(values)
+            problems += row_problems
+    if problems:
         raise FactsError(problems)
+
     chosen = {step.component for step in steps}
-    found: list[Check] = []
+    declared: list[Check] = []
     for step in steps:
         known = known_versions(step, python)
-        for row, (values, _) in zip(recipes[step.recipe].checks, read[step.recipe], strict=True):
-            if not row.beside or row.beside in chosen:
-                filled_in = {key: _fill(value, known) for key, value in values.items()}
-                found.append(CHECK_TYPES[row.kind](component=step.component, **filled_in))
-    return found
+        rows = recipes[step.recipe].checks
+        for row, values in zip(rows, values_by_recipe[step.recipe], strict=True):
+            if row.beside and row.beside not in chosen:
+                continue
+            filled_in = {key: _fill(value, known) for key, value in values.items()}
+            declared.append(CHECK_TYPES[row.kind](component=step.component, **filled_in))
+    return declared
 
 
 def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]:
-    """Return the values of a promise as its kind has them, and what is wrong with them."""
+    """Return the values of a promise in the form of its kind, and their problems."""
     where = f"templates/components/{where} (kind = {short(row.kind)})"
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
@@ -188,29 +194,29 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
         advice = f"did you mean {near}?" if near else f"there are {', '.join(CHECK_TYPES)}"
         return {}, [f"{where}: unknown kind; {advice}"]
     if "component" in row.values:
-        return {}, [
-            (
-                f"{where}: key 'component':"
-                " a promise is its recipe's, and cannot name another component"
-            )
-        ]
-    check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
+        problem = "a promise is its recipe's, and cannot name another component"
+        return {}, [f"{where}: key 'component': {problem}"]
+    check, problems = shape_of(check_type).read({**row.values, "component": IMAGE})
+    values = {}
     if check is not None:
-        # Of each text that a kind asks for; one with a default may be empty.
-        wrong += [
-            f"key '{key}': is empty"
-            for key in shape_of(check_type).required
-            if key != "component" and getattr(check, key) in ("", ())
+        problems += _text_problems(row, check, shape_of(check_type).required)
+        values = {key: getattr(check, key) for key in row.values}
+    return values, [f"{where}: {problem}" for problem in problems]
+
+
+def _text_problems(row: CheckRow, check: Any, required: Sequence[str]) -> list[str]:
+    """Return a line for each required text that is empty, and for each unknown name in braces."""
+    texts = [key for key in required if key != "component"]
+    problems = [f"key '{key}': is empty" for key in texts if getattr(check, key) in ("", ())]
+    known = ", ".join(f"{{{name}}}" for name in FILLED_IN)
+    # Programs may have braces of their own.
+    for key in sorted(row.values.keys() - {"command", "arguments"}):
+        names = NAME_IN_BRACES.findall(str(getattr(check, key)))
+        unknown = [name for name in names if name not in FILLED_IN]
+        problems += [
+            f"key '{key}': {{{name}}} is never filled in; known: {known}" for name in unknown
         ]
-        wrong += [
-            f"key '{key}': {{{name}}} is never filled in; known:"
-            f" {', '.join(f'{{{each}}}' for each in FILLED_IN)}"
-            for key in sorted(row.values.keys() - {"command", "arguments"})
-            for name in NAME_IN_BRACES.findall(str(getattr(check, key)))
-            if name not in FILLED_IN
-        ]
-    values = {key: getattr(check, key) for key in row.values} if check is not None else {}
-    return values, [f"{where}: {problem}" for problem in wrong]
+    return problems
 
 
 def known_versions(step: Step, python: str) -> Mapping[str, str]:
@@ -256,79 +262,75 @@ def image_checks(
 
 def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Check]:
     """Return the promises about packages of Python and of the distribution."""
-    found: list[Check] = []
+    promises: list[Check] = []
     for step in steps:
-        if not step.in_image:
+        if not step.in_image or not step.python:
             continue
-        found += [
-            checks.PythonPackageCheck(
-                component=step.component, distribution=package.name, version=package.version
-            )
-            for package in step.python
-        ]
-        if step.python:
-            names = tuple(package.name for package in step.python)
-            found.append(checks.PythonImportsCheck(component=step.component, distributions=names))
-            if target.cell.version and TRITON & {*names}:
-                found.append(
-                    checks.CommandCheck(
-                        component=step.component,
-                        command=("python", "-c", TRITON_TOOLS),
-                        expect="libdevice is there",
-                        why=(
-                            "Triton's own assembler starts, and its library of functions for the"
-                            " device is there"
-                        ),
-                    )
+        names = []
+        for package in step.python:
+            names.append(package.name)
+            promises.append(
+                checks.PythonPackageCheck(
+                    component=step.component, distribution=package.name, version=package.version
                 )
+            )
+        promises.append(
+            checks.PythonImportsCheck(component=step.component, distributions=tuple(names))
+        )
+        if target.cell.version and not TRITON.isdisjoint(names):
+            promises.append(
+                checks.CommandCheck(
+                    component=step.component,
+                    command=("python", "-c", TRITON_TOOLS),
+                    expect="libdevice is there",
+                    why=(
+                        "Triton's own assembler starts, and its library of functions for the"
+                        " device is there"
+                    ),
+                )
+            )
     if target.sources == "packages":
-        # Vendors' images bring CUDA libraries as files: there wheels that
-        # require them as packages are not satisfied.
-        found.append(
+        # Vendors' images have CUDA libraries as files: there, wheels that require them as packages
+        # are not satisfied.
+        is_amd64 = target.base.architecture == "amd64"
+        promises.append(
             checks.CommandCheck(
                 component=IMAGE,
-                command=(
-                    ("python", "-m", "pip", "check")
-                    if target.base.architecture == "amd64"
-                    else PIP_CHECK_ARM64
-                ),
+                command=("python", "-m", "pip", "check") if is_amd64 else PIP_CHECK_ARM64,
                 why="every Python package has what it requires, in a version that it accepts",
             )
         )
     system = next(step for step in steps if step.component == "system")
-    return [
-        *found,
-        *(
-            checks.DebianPackageCheck(component="system", package=package)
-            for package in system.debian
-        ),
+    promises += [
+        checks.DebianPackageCheck(component="system", package=package) for package in system.debian
     ]
+    return promises
 
 
 def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:
-    """Return the promises about what is there, and what is not."""
+    """Return the promises about paths that exist, and paths that must not."""
     provided = DRIVER_LIBRARIES if target.cell.version else ()
-    there = (
+    folders = (
         "/opt/ml/code",
         "/opt/ml/model",
         "/opt/ml/output/data",
         "/opt/ml/input/config",
         "/opt/ml/input/data",
     )
-    absent = (
-        *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
+    absent = [
         "/opt/builder",
         "/var/lib/apt/lists/*_Packages*",
         "/var/cache/apt/*.bin",
         "/root/.cache",
-    )
+    ]
+    has_compiler = any(step.component == COMPILER for step in steps)
+    if not has_compiler:
+        absent = [*COMPILERS, *absent]
     return [
         checks.SharedLibrariesCheck(component=IMAGE, roots=("/opt",), provided=provided),
-        *(
-            checks.SearchPathCheck(component=IMAGE, variable=name)
-            for name in ("PATH", "LD_LIBRARY_PATH")
-        ),
-        *(checks.PathCheck(component=IMAGE, path=path, state="directory") for path in there),
+        checks.SearchPathCheck(component=IMAGE, variable="PATH"),
+        checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
+        *(checks.PathCheck(component=IMAGE, path=path, state="directory") for path in folders),
         *(checks.PathCheck(component=IMAGE, path=path, state="absent") for path in absent),
     ]
 
@@ -435,49 +437,50 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: known origin, as
-    delivered, no rights given away.
-    """
-    owned = [pattern for recipe in recipes for pattern in recipe.owns]
-    owned += [pattern for row in facts.generated_files for pattern in row.paths]
-    allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
-    digests = [
-        ("", path, row.sha256) for row in facts.generated_files if row.sha256 for path in row.paths
+    """Return the promises about all files: known origin, as delivered, no rights given away."""
+    owned: list[str] = []
+    removed: list[str] = []
+    recipe_links: list[tuple[str, str]] = []
+    for recipe in recipes:
+        owned += recipe.owns
+        removed += recipe.removes
+        recipe_links += recipe.links.items()
+    sourced = [pattern for pattern in owned if pattern.endswith("/**")]
+
+    digests: list[tuple[str, str, str]] = []
+    copies: list[tuple[str, str]] = []
+    links: list[tuple[str, str]] = []
+    for row in facts.generated_files:
+        owned += row.paths
+        for path in row.paths:
+            if row.sha256:
+                digests.append(("", path, row.sha256))
+            if row.copy_of:
+                copies.append((path, row.copy_of))
+            if row.leads_to:
+                links.append((path, row.leads_to))
+    privileged: list[tuple[str, str]] = []
+    for program in facts.privileged_files:
+        privileged += [(program.package, path) for path in program.paths]
+    rights = [
+        checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights
     ]
     return [
         checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
         checks.DeliveredFilesCheck(
             component=IMAGE,
-            removed=tuple(pattern for recipe in recipes for pattern in recipe.removes),
+            removed=tuple(removed),
             digests=tuple(digests),
-            copies=tuple(
-                (path, row.copy_of)
-                for row in facts.generated_files
-                if row.copy_of
-                for path in row.paths
-            ),
+            copies=tuple(copies),
             closed=FOR_SOME_USERS,
-            sourced=tuple(
-                pattern for recipe in recipes for pattern in recipe.owns if pattern.endswith("/**")
-            ),
-            links=(
-                *(
-                    (path, row.leads_to)
-                    for row in facts.generated_files
-                    if row.leads_to
-                    for path in row.paths
-                ),
-                *(pair for recipe in recipes for pair in recipe.links.items()),
-            ),
-            privileged=tuple(allowed),
+            sourced=tuple(sourced),
+            links=(*links, *recipe_links),
+            privileged=tuple(privileged),
             shared=SHARED_FOLDERS,
-            rights=tuple(
-                checks.PathRights(paths=row.paths, mode=row.mode, group=row.group)
-                for row in facts.rights
-            ),
+            rights=tuple(rights),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
-        checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
+        checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(privileged)),
     ]
 
 
@@ -490,21 +493,28 @@ def lists_of_makers(
     Args:
         steps: The components.
         recipes: Those of the components in the image.
-        declared: What the recipes promise, by name also distributions that are
-            made of this repository.
+        declared: The promises of the recipes; some are about distributions that are made of this
+            repository.
     """
     names = {
         check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)
     }
     for step in steps:
-        names |= {package.name for package in step.python if step.in_image}
-        # What a component downloads or builds itself has its name, or that of the download.
-        names |= {step.component, *(artifact.name for artifact in step.artifacts)}
+        if step.in_image:
+            names.update(package.name for package in step.python)
+        # A download or a build of a component has the component's name, or that of the artifact.
+        names.add(step.component)
+        names.update(artifact.name for artifact in step.artifacts)
+    trims: list[str] = []
+    strips: list[str] = []
+    for recipe in recipes:
+        trims += recipe.trims
+        strips += recipe.strips
     system = next(step for step in steps if step.component == "system")
     return checks.MakersListsCheck(
         component=IMAGE,
         distributions=tuple(sorted(names)),
         debian=system.debian,
-        trims=tuple(pattern for recipe in recipes for pattern in recipe.trims),
-        strips=tuple(pattern for recipe in recipes for pattern in recipe.strips),
+        trims=tuple(trims),
+        strips=tuple(strips),
     )

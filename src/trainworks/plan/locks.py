@@ -1,6 +1,4 @@
-"""Whether the lock of a target can be built from: what it must have, and
-whether its packages satisfy each other.
-"""
+"""Checks the lock of a target: required packages, their files, and their own requirements."""
 
 from __future__ import annotations
 
@@ -30,10 +28,12 @@ from trainworks.plan.wheel_tags import wheel_tags
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do.
+    """A distribution that a target's components require.
 
-    ``asked`` is the name as the component's row has it: with extras, and with a range where
-    ``version`` is empty.
+    Attributes:
+        asked: The text in the component's row: a name, some with extras or a range.
+        version: The version; ``""`` for any.
+        build: Whether it is only for build stages.
     """
 
     asked: str
@@ -41,12 +41,11 @@ class Requirement:
     build: bool
 
     def __str__(self) -> str:
-        """Return it as pip writes it."""
-        return (
-            f"{self.asked}{',' if self.range else ''}=={self.version}"
-            if self.version
-            else self.asked
-        )
+        """Return it in pip's form: ``numpy<1.24``, or ``torch==2.9.1``."""
+        if not self.version:
+            return self.asked
+        separator = "," if self.range else ""
+        return f"{self.asked}{separator}=={self.version}"
 
     @property
     def name(self) -> str:
@@ -55,58 +54,57 @@ class Requirement:
 
     @property
     def range(self) -> str:
-        """The range that the component's row gives it, ``""`` if none."""
+        """The range in the component's row, ``""`` if none."""
         return range_of(self.asked)
 
 
 def range_of(requirement: str) -> str:
     """Return the range of a requirement (``<1.24`` of ``numpy<1.24``), ``""`` if it has none."""
-    found = re.search(r"[<>=!~].*", requirement)
-    return found[0] if found else ""
+    match = re.search(r"[<>=!~].*", requirement)
+    return match[0] if match else ""
 
 
 def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
-    """Return what a target's lock is made for: the distributions of every
+    """Return the requirements of a target's lock: the distributions of every
     component that it can have.
 
-    A component that downloads its wheel by itself is locked for what the wheel requires: as the
-    index's file of the same public version (without the ``+cu124``), or as the artifact's own
+    A component that downloads its wheel by itself is locked for the requirements of the wheel: as
+    the index's file of the same public version (without the ``+cu124``), or as the artifact's own
     ``requires_dist``.
     """
     versions = dict(target.versions)
     for wheel in own_wheels(target, facts):
         versions[wheel.name] = _public(wheel.version)
-    return tuple(
-        Requirement(
-            asked=asked,
-            # The first distribution of a component is the one whose version is the component's.
-            version=versions.get(component.name, "") if number == 0 else "",
-            build=component.name == BUILDER or component.build_only,
-        )
-        for component in target.components.values()
-        for number, asked in enumerate(python_requirements(component, target.cell))
-        if "*" not in asked
-    )
+    requirements = []
+    for component in target.components.values():
+        is_for_build = component.name == BUILDER or component.build_only
+        # The first distribution of a component has the component's version.
+        version = versions.get(component.name, "")
+        for text in python_requirements(component, target.cell):
+            if "*" not in text:
+                requirements.append(Requirement(asked=text, version=version, build=is_for_build))
+            version = ""
+    return tuple(requirements)
 
 
 def own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
     """Return the wheels that a target's components download by themselves."""
-    return [
-        artifact
-        for component in target.components.values()
-        if component.python
-        for artifact in artifact_rows(component, target, facts)
-    ]
+    wheels: list[Artifact] = []
+    for component in target.components.values():
+        if component.python:
+            wheels += artifact_rows(component, target, facts)
+    return wheels
 
 
 def check_lock(target: TargetContext, facts: Facts) -> None:
     """Refuse a target without a lock, and a lock that the target cannot be built from.
 
     Raises:
-        LockError: With everything that is wrong with it.
+        LockError: With all its problems.
     """
     lock_of(target)
-    if problems := lock_problems(target, facts):
+    problems = lock_problems(target, facts)
+    if problems:
         name = target.name
         raise LockError(
             f"images/lock/{name}.toml does not fit its rows:\n  " + "\n  ".join(problems),
@@ -115,12 +113,12 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
 
 
 def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
-    """Return everything that is wrong with the lock of a target that has one, one sentence each.
+    """Return all problems of the lock of a target that has one, one sentence each.
 
-    A package that is missing or left over from another lock, versions that the rows do not say,
-    files that are of another package or version than their row says, and wheels that the target's
-    Python on its base cannot load. Which versions a package accepts of another is not in a lock:
-    the image test ``pip check`` looks at that.
+    A package that is missing or left over from another lock, versions that differ from the rows,
+    files of another package or version, and wheels that the target's Python on its base cannot
+    load. A lock does not have the versions that a package accepts of another: the image test ``pip
+    check`` does.
     """
     packages = lock_of(target)
     return (
@@ -134,9 +132,8 @@ def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
 def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     for package in packages:
         name, version, _ = _parts_of(package.file)
-        if name != package.name or canonicalize_version(version) != canonicalize_version(
-            package.version
-        ):
+        has_version = canonicalize_version(version) == canonicalize_version(package.version)
+        if name != package.name or not has_version:
             yield (
                 f"{package.name} {package.version}:"
                 f" its file is {package.file}, of another package or version"
@@ -181,50 +178,48 @@ def _parts_of(file: str) -> tuple[str, str, frozenset[Tag]]:
 def _row_problems(
     target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
 ) -> Iterator[str]:
-    """Yield what the rows ask for and the lock does not have so."""
+    """Yield requirements of the rows that the lock does not fulfil."""
     for limit in target.row.limits:
         for package in packages:
-            limited = package.name == distribution_name(limit) and not package.build
-            if limited and not satisfies(package.version, range_of(limit), {}):
+            is_limited = package.name == distribution_name(limit) and not package.build
+            if is_limited and not satisfies(package.version, range_of(limit), {}):
                 yield f"has {package.name} {package.version}, the target's limit is {limit}"
-    for wanted in requirements_of(target, facts):
-        locked = {
-            package.name: package.version for package in packages if package.build == wanted.build
-        }
-        if wanted.name not in locked:
-            yield f"{wanted} is missing"
-        elif wanted.version and wanted.version not in (
-            locked[wanted.name],
-            _public(locked[wanted.name]),
-        ):
+    build_versions = {package.name: package.version for package in packages if package.build}
+    image_versions = {package.name: package.version for package in packages if not package.build}
+    for requirement in requirements_of(target, facts):
+        versions = build_versions if requirement.build else image_versions
+        version = versions.get(requirement.name)
+        if version is None:
+            yield f"{requirement} is missing"
+        elif requirement.version and requirement.version not in (version, _public(version)):
             yield (
-                f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
+                f"has {requirement.name} {version}, the target's version is {requirement.version}"
             )
-        elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
-            yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
+        elif requirement.range and not satisfies(version, requirement.range, {}):
+            yield (f"has {requirement.name} {version}, its component's row asks for {requirement}")
     yield from _pattern_problems(target, packages)
     yield from _cuda_problems(target, facts, packages)
 
 
 def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
-    """Yield components whose version no distribution has: those whose row names
-    their first one by a pattern.
+    """Yield components with a version that no distribution has.
+
+    Only those with a pattern for their first distribution.
     """
     for component in target.components.values():
         version = target.versions.get(component.name, "")
         pattern = next(iter(python_patterns(component, target.cell)), "")
-        if version and "*" in pattern:
-            locked = {
-                each.name: each.version
-                for each in packages
-                if each.build is component.build_only and fnmatchcase(each.name, pattern)
-            }
-            if version not in locked.values():
-                found = (
-                    ", ".join(f"{name} {version}" for name, version in locked.items())
-                    or f"no {pattern}"
-                )
-                yield f"has {found}, the target's version of {component.name} is {version}"
+        if not version or "*" not in pattern:
+            continue
+        locked = {
+            package.name: package.version
+            for package in packages
+            if package.build is component.build_only and fnmatchcase(package.name, pattern)
+        }
+        if version not in locked.values():
+            names = [f"{name} {locked_version}" for name, locked_version in locked.items()]
+            content = ", ".join(names) or f"no {pattern}"
+            yield f"has {content}, the target's version of {component.name} is {version}"
 
 
 def _cuda_problems(
@@ -233,44 +228,46 @@ def _cuda_problems(
     """Yield the packages of CUDA in the lock of a cell without CUDA: they come
     with another build of its framework.
     """
-    versions = {each.name: each.version for each in packages if not each.build}
-    if not target.cell.version and (names := cuda_packages(versions, facts)):
-        named = ", ".join(f"{name} {versions[name]}" for name in names[:3])
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield (
-            f"has {named}{more}, packages of CUDA;"
-            f" the target's cell {target.cell.name} is without CUDA"
-        )
+    if target.cell.version:
+        return
+    versions = {package.name: package.version for package in packages if not package.build}
+    names = cuda_packages(versions, facts)
+    if not names:
+        return
+    shown = ", ".join(f"{name} {versions[name]}" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    yield (
+        f"has {shown}{more}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
+    )
 
 
 def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
-    """Return those names of distributions that components of CUDA name by a pattern, such as
+    """Return the distributions that components of CUDA name by a pattern, such as
     ``nvidia-*``; sorted.
     """
-    patterns = {
-        pattern
-        for component in facts.components
-        if component.needs_cuda
-        for pattern in map(distribution_name, component.python)
-        if "*" in pattern
-    }
+    patterns = set()
+    for component in facts.components:
+        if component.needs_cuda:
+            for row in component.python:
+                pattern = distribution_name(row)
+                if "*" in pattern:
+                    patterns.add(pattern)
     return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield requirements of packages that the lock does not have."""
     for build in (False, True):
-        names = {package.name for package in packages if package.build == build}
-        yield from (
-            f"{package.name} requires {name}, which is missing"
-            for package in packages
-            if package.build == build
-            for name in package.requires
-            if name not in names
-        )
+        group = [package for package in packages if package.build == build]
+        names = {package.name for package in group}
+        for package in group:
+            for name in package.requires:
+                if name not in names:
+                    yield f"{package.name} requires {name}, which is missing"
 
 
 def _public(version: str) -> str:
-    """Return a version without what stands behind its ``+``."""
+    """Return a version without its local part: ``2.9.1`` of ``2.9.1+cu130``."""
     return version.partition("+")[0]
 
 

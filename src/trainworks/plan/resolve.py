@@ -1,5 +1,5 @@
-"""From a row and its components to the plan of an image: versions, files,
-environment, labels, tags.
+"""Makes the plan of an image from a row and its components: versions, files, environment, labels,
+tags.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Literal
 
 from trainworks.errors import CompatibilityError
 from trainworks.facts.rows import Artifact, Base, Component, Facts, Recipe, TargetRow
@@ -57,13 +58,13 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
 }
-"""What every image sets; components add theirs in the front matter of their recipes."""
+"""The environment of every image; components add theirs in the front matter of their recipes."""
 
 CUDA_HOME = "/usr/local/cuda"
-"""Where NVIDIA's images and installers put the toolkit."""
+"""The folder of the toolkit in NVIDIA's images and installers."""
 
 CUDA_ENVIRONMENT: Mapping[str, str] = {
-    # What builds for CUDA looks there first; AWS's images and their tests have it.
+    # Builds for CUDA look there first; AWS's images and their tests have it.
     "CUDA_HOME": CUDA_HOME,
     # The NVIDIA container runtime gives devices and driver libraries only to
     # containers that ask with these two.
@@ -107,11 +108,12 @@ def plan_target(
 ) -> ImagePlan:
     """Return the plan of a target with these components; raises as ``make_plan`` does.
 
-    own_variant: What sets the image apart besides its components.
+    own_variant: Further words for the image's name, for differences besides its components.
     """
     parts = parts_of(target, components, facts)
     if parts.unfit or parts.broken:
-        raise CompatibilityError(target.name, [*parts.unfit, *map(str, parts.broken)])
+        broken_rules = [str(conflict) for conflict in parts.broken]
+        raise CompatibilityError(target.name, [*parts.unfit, *broken_rules])
     return assemble(target, components, parts, facts, own_variant)
 
 
@@ -132,25 +134,39 @@ def assemble(
     row, base, cell = context.row, context.base, context.cell
     target = _target_of(context)
     steps = _steps(components, context, parts.artifacts)
-    inside = [step for step in steps if step.in_image]
-    recipes = [facts.recipes[step.recipe] for step in inside]
-    image = _reference(row.image, base, facts)
-    own = base.bootstrap and not row.image
+    image_steps = [step for step in steps if step.in_image]
+    recipes = [facts.recipes[step.recipe] for step in image_steps]
     variant = variant_of(components, context, facts) + own_variant
     labels = _labels(target, row.image or base.image, variant)
-    environment = _environment(context, inside, recipes)
-    declared = declared_checks(inside, facts.recipes, target.python)
+    environment = _environment(context, image_steps, recipes)
+    declared = declared_checks(image_steps, facts.recipes, target.python)
     plan_checks = (
         *declared,
         *image_checks(steps, labels, environment, context),
         *file_checks(recipes, facts),
         lists_of_makers(steps, recipes, declared),
     )
+
+    origin: Literal["", "pulled", "bootstrapped"] = ""
+    origin_base = base
+    if base.bootstrap and not row.image:
+        digest = facts.digest_of(base)
+        origin = "pulled" if digest else "bootstrapped"
+        origin_base = replace(base, digest=digest)
+    programs: dict[str, str] = {}
+    imports: list[str] = []
+    for recipe in recipes:
+        programs.update(recipe.programs)
+        imports += recipe.imports
+    in_image = [component for component in components if not component.build_only]
+    built_whole: list[str] = []
+    for component in in_image:
+        built_whole += component.compiles
     return ImagePlan(
         target=target,
-        base=replace(base, digest=facts.digest_of(base)) if own else base,
-        image=image,
-        origin=("pulled" if facts.digest_of(base) else "bootstrapped") if own else "",
+        base=origin_base,
+        image=_reference(row.image, base, facts),
+        origin=origin,
         archives=facts.archives_of(base),
         builder_image=_reference(row.builder_image, base, facts) if row.builder_image else "",
         interpreter=_interpreter(context),
@@ -160,30 +176,24 @@ def assemble(
         environment=environment,
         labels=labels,
         tags=(reference_of(row, facts, variant),),
-        programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
+        programs=programs,
         checks=plan_checks,
         missing=_missing(components, context, facts),
         instances=_shapes(facts),
-        families=tuple(row.name for row in facts.families),
-        fabric=tuple(
-            FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
-            for row in facts.fabric
-            if all_hold(row.when, parts.properties)
-        ),
+        families=tuple(family.name for family in facts.families),
+        fabric=_fabric(parts, facts),
         minimum_driver=cell.minimum_driver,
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
         unlocked=_unlocked(steps, context, facts),
         first_use=_first_use(steps, context, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
-        imports=tuple(module for recipe in recipes for module in recipe.imports),
+        imports=tuple(imports),
         protected=protected_distributions(components, steps),
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
-        needs=compilers_needed([each.name for each in components if not each.build_only], facts),
-        built_whole=tuple(
-            name for each in components if not each.build_only for name in each.compiles
-        ),
+        needs=compilers_needed([component.name for component in in_image], facts),
+        built_whole=tuple(built_whole),
         libraries=libraries_of_other_builds(components, steps, facts),
     )
 
@@ -202,17 +212,27 @@ def _target_of(context: TargetContext) -> Target:
 
 
 def _shapes(facts: Facts) -> dict[str, InstanceShape]:
-    return {
-        row.name: InstanceShape(
-            **{each.name: getattr(row, each.name) for each in fields(InstanceShape)}
-        )
-        for row in facts.instances
-    }
+    """Return the shapes of all instances, by name."""
+    names = [field.name for field in fields(InstanceShape)]
+    shapes = {}
+    for row in facts.instances:
+        values = {name: getattr(row, name) for name in names}
+        shapes[row.name] = InstanceShape(**values)
+    return shapes
+
+
+def _fabric(parts: Parts, facts: Facts) -> tuple[FabricVariable, ...]:
+    """Return the variables for network fabrics that fit these parts."""
+    rows = [row for row in facts.fabric if all_hold(row.when, parts.properties)]
+    return tuple(
+        FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why) for row in rows
+    )
 
 
 def _interpreter(target: TargetContext) -> str:
-    """Return the path of a target's Python: the distribution's own, one more of
-    its packages, or the compiled one.
+    """Return the path of a target's Python.
+
+    It is the distribution's own, another one of its packages, or the compiled one.
     """
     if target.python == target.base.python:
         return "/usr/bin/python3"
@@ -220,124 +240,128 @@ def _interpreter(target: TargetContext) -> str:
 
 
 def _reference(image: str, base: Base, facts: Facts) -> str:
-    """Return what a stage stands on: a local name for what can be bootstrapped,
-    else a reference with its digest.
+    """Return the name of a stage's image: a reference with its digest.
+
+    For a base that can be bootstrapped, a local name.
     """
     if not image and base.bootstrap:
         return base_reference(base, facts)
     name = image or base.image
     digest = facts.digest_by_image.get(name, "" if image else base.digest)
+    if not digest:
+        return name
     reference = facts.alternative_by_image.get(name, name)
-    return f"{reference}@{digest}" if digest else name
+    return f"{reference}@{digest}"
 
 
 def without_pulled_bases(facts: Facts) -> Facts:
-    """Return facts by which every base that can be bootstrapped is: for where
-    no registry answers.
-    """
-    own = {base.image for base in facts.bases if base.bootstrap}
-    return replace(
-        facts,
-        bases=tuple(replace(base, digest="") if base.bootstrap else base for base in facts.bases),
-        locked_base_images=tuple(row for row in facts.locked_base_images if row.name not in own),
-    )
+    """Return facts by which every base that can be bootstrapped is, as if no registry answered."""
+    bases = []
+    bootstrapped_images = set()
+    for base in facts.bases:
+        if base.bootstrap:
+            bootstrapped_images.add(base.image)
+            bases.append(replace(base, digest=""))
+        else:
+            bases.append(base)
+    locked_images = [row for row in facts.locked_base_images if row.name not in bootstrapped_images]
+    return replace(facts, bases=tuple(bases), locked_base_images=tuple(locked_images))
 
 
 def images_of(target: TargetContext) -> tuple[str, ...]:
-    """Return the names of the images that a target's stages are pulled for.
+    """Return the names of the images that are pulled for a target's stages.
 
-    None where its base is bootstrapped.
+    A base that is bootstrapped is not one of them.
     """
     row, base = target.row, target.base
-    own = row.image or ("" if base.bootstrap else base.image)
-    return tuple(dict.fromkeys(name for name in (own, row.builder_image) if name))
+    image = row.image
+    if not image and not base.bootstrap:
+        image = base.image
+    names = [name for name in (image, row.builder_image) if name]
+    return tuple(dict.fromkeys(names))
 
 
 def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
-    """Return what images of a row may download by themselves, optional
-    components included, with the lock's hashes.
+    """Return the possible downloads of a row's images, optional components included.
 
-    What does not go with the target is left out: a plan that has it is refused.
+    They have the lock's hashes. Artifacts that do not fit the target are left out: a plan with one
+    is refused.
     """
     target = context_of(row, facts)
     usual = usual_components(target, facts)
-    found = dict(parts_of(target, usual, facts).artifacts)
+    artifacts = dict(parts_of(target, usual, facts).artifacts)
     for component in target.components.values():
         if component not in usual:
-            with_it = parts_of(target, (*usual, component), facts).artifacts
-            found |= {component.name: with_it.get(component.name, ())}
-    artifacts = (artifact for chosen in found.values() for artifact in chosen)
-    return tuple({(each.url, each.git, each.commit): each for each in artifacts}.values())
+            parts = parts_of(target, (*usual, component), facts)
+            artifacts[component.name] = parts.artifacts.get(component.name, ())
+    unique = {}
+    for component_artifacts in artifacts.values():
+        for artifact in component_artifacts:
+            unique[artifact.url, artifact.git, artifact.commit] = artifact
+    return tuple(unique.values())
 
 
 def _unlocked(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
-    return (
-        *(
-            f"base image {name}: no digest"
-            for name in images_of(target)
-            if "@" not in _reference(name, target.base, facts)
-        ),
-        *(
-            f"{artifact.name} {artifact.version}: no sha256 of {artifact.url}"
-            for step in steps
-            for artifact in step.artifacts
-            if artifact.url and not artifact.sha256
-        ),
-    )
+    """Return a line for each input without a digest or hash."""
+    references = {name: _reference(name, target.base, facts) for name in images_of(target)}
+    images = [name for name, reference in references.items() if "@" not in reference]
+    artifacts = [
+        artifact for artifact in _artifacts_of(steps) if artifact.url and not artifact.sha256
+    ]
+    lines = [f"base image {name}: no digest" for name in images]
+    lines += [f"{row.name} {row.version}: no sha256 of {row.url}" for row in artifacts]
+    return tuple(lines)
+
+
+def _artifacts_of(steps: Sequence[Step]) -> list[Artifact]:
+    artifacts: list[Artifact] = []
+    for step in steps:
+        artifacts += step.artifacts
+    return artifacts
 
 
 def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
-    """Return the inputs whose hash or digest stands in the lock alone, and
-    which no signature covers.
-    """
+    """Return the inputs with a hash or digest in the lock alone, and without a signature."""
     published = {row.url for row in facts.artifacts if row.sha256 or row.signature}
-    published |= {row.name for row in facts.base_images if row.digest} | {
-        row.image for row in facts.bases if row.digest
-    }
+    published |= {row.name for row in facts.base_images if row.digest}
+    published |= {row.image for row in facts.bases if row.digest}
     published -= facts.alternative_by_image.keys()
-    return (
-        *(
-            f"base image {name}"
-            for name in images_of(target)
-            if name in facts.digest_by_image and name not in published
-        ),
-        *(
-            f"{artifact.name} {artifact.version}"
-            for step in steps
-            for artifact in step.artifacts
-            if artifact.url and artifact.sha256 and artifact.url not in published
-        ),
-    )
+    unpublished = [name for name in images_of(target) if name not in published]
+    lines = [f"base image {name}" for name in unpublished if name in facts.digest_by_image]
+    for artifact in _artifacts_of(steps):
+        is_locked = bool(artifact.url and artifact.sha256)
+        if is_locked and artifact.url not in published:
+            lines.append(f"{artifact.name} {artifact.version}")
+    return tuple(lines)
 
 
 def _missing(
     components: Sequence[Component], target: TargetContext, facts: Facts
 ) -> tuple[Missing, ...]:
-    """Return what images of this framework and cell have by default, from
-    whatever sources, and this one has not.
+    """Return the default components of this framework and cell that the image lacks.
 
-    What is added on request only is missing in no image. What has the recipe of one that is in the
-    image is the same under another name: the vendors' CUDA wheels. So is what only makes folders
-    that other parts have: AWS's paths.
+    From any sources. A component that is only added on request is missing in no image. A component
+    with the recipe of one in the image is the same under another name: the vendors' CUDA wheels.
+    One that only makes folders that other parts have, AWS's paths, is not missing either.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
     recipes = {component.recipe_name for component in components}
-    possible = {
-        component.name: component
-        for component in facts.components
-        if any(
-            component.fits(row.framework, sources, cell, row.base) for sources in component.sources
-        )
-    }
-    folders = {folder for name in recipes for folder in facts.recipes[name].path}
+    folders: set[str] = set()
+    for name in recipes:
+        folders.update(facts.recipes[name].path)
+    candidates = {}
+    for component in facts.components:
+        for sources in component.sources:
+            if component.fits(row.framework, sources, cell, row.base):
+                candidates[component.name] = component
+    candidates.update(target.fitting)
+
     missing = []
-    for name, component in (possible | dict(target.fitting)).items():
-        if (
-            name in chosen
-            or component.recipe_name in recipes
-            or not (component.default and component.without)
-        ):
+    for name, component in candidates.items():
+        if name in chosen or component.recipe_name in recipes:
+            continue
+        if not component.default or not component.without:
             continue
         own_folders = facts.recipes[component.recipe_name].path
         if own_folders and folders.issuperset(own_folders):
@@ -352,30 +376,37 @@ def _environment(
     environment = {**ENVIRONMENT, **target.base.environment}
     if target.cell.version:
         environment |= CUDA_ENVIRONMENT
+    folders: list[str] = []
+    libraries: list[str] = []
     for step, recipe in zip(steps, recipes, strict=True):
         known = known_versions(step, target.python)
-        environment |= {name: filled(value, known) for name, value in recipe.environment.items()}
-    folders = [folder for recipe in recipes for folder in recipe.path]
+        for name, value in recipe.environment.items():
+            environment[name] = filled(value, known)
+        folders += recipe.path
+        libraries += recipe.libraries
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
-    if libraries := [folder for recipe in recipes for folder in recipe.libraries]:
+    if libraries:
         environment["LD_LIBRARY_PATH"] = ":".join(libraries)
     return environment
 
 
 def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
     device = f"gpu.{target.cuda}" if target.cuda.startswith("cu") else target.cuda
+    architecture = "x86" if target.architecture == "amd64" else target.architecture
+    version = target.version.replace(".", "-")
+    python = target.python.replace(".", "")
     aws = "com.amazonaws.ml.engines.sagemaker.dlc"
     return {
         TITLE_LABEL: f"{target.name}{variant}",
         "org.opencontainers.image.version": target.version,
         BASE_NAME_LABEL: base_image,
-        # AWS reads these to know what a training image is; at most 10 of them. Its own have a
-        # version with dashes.
-        f"{aws}.framework.{target.framework}.{target.version.replace('.', '-')}": "true",
+        # AWS reads these to recognise a training image; at most 10 of them. AWS writes the version
+        # with dashes.
+        f"{aws}.framework.{target.framework}.{version}": "true",
         f"{aws}.device.{device}": "true",
-        f"{aws}.python.py{target.python.replace('.', '')}": "true",
+        f"{aws}.python.py{python}": "true",
         f"{aws}.os.{target.base}": "true",
-        f"{aws}.arch.{'x86' if target.architecture == 'amd64' else target.architecture}": "true",
+        f"{aws}.arch.{architecture}": "true",
         f"{aws}.job.training": "true",
     }
 
@@ -386,49 +417,52 @@ def _steps(
     artifacts: Mapping[str, tuple[Artifact, ...]],
 ) -> tuple[Step, ...]:
     lent = {
-        each.name
-        for each in components
-        if each.build_only and not target.components[each.name].build_only
+        component.name
+        for component in components
+        if component.build_only and not target.components[component.name].build_only
     }
     shares = share_packages(
         components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent
     )
     chosen = {component.name for component in components}
-    replaced = {package for component in components for package in component.replaces_debian}
-    steps = [
-        Step(
-            component=component.name,
-            version=target.versions.get(component.name, ""),
+    replaced_packages: set[str] = set()
+    for component in components:
+        replaced_packages.update(component.replaces_debian)
+    python_package, python_build_package = _more_python(target)
+    debian_packages = {*python_package}
+
+    steps: dict[str, Step] = {}
+    for component in components:
+        name = component.name
+        debian = [package for package in component.debian if package not in replaced_packages]
+        debian_packages.update(debian)
+        steps[name] = Step(
+            component=name,
+            version=target.versions.get(name, ""),
             summary=component.summary,
-            debian=tuple(package for package in component.debian if package not in replaced),
-            python=shares[component.name],
+            debian=tuple(debian),
+            python=shares[name],
             recipe=component.recipe_name,
-            artifacts=artifacts.get(component.name, ()),
-            builds_with=tuple(name for name in component.builds_with if name in chosen),
-            in_image=component.name != BUILDER and not component.build_only,
+            artifacts=artifacts.get(name, ()),
+            builds_with=tuple(other for other in component.builds_with if other in chosen),
+            in_image=name != BUILDER and not component.build_only,
         )
-        for component in components
-    ]
-    more, more_to_build = _more_python(target)
-    every_package = tuple(sorted({*more, *(package for step in steps for package in step.debian)}))
-    building = {each.name: each.build_debian for each in target.fitting.values()}
-    # The builder's environment is made with the compiled Python, so that one is built on its own.
-    own_python = building.pop(OWN_PYTHON, ())
-    # Those of every component that the target could have: a target's variants share one builder.
-    builder = tuple(
-        dict.fromkeys([package for packages in building.values() for package in packages])
-    )
-    steps = [
-        replace(step, debian=every_package)
-        if step.component == "system"
-        else replace(step, build_packages=(*builder, *more_to_build))
-        if step.component == BUILDER
-        else replace(step, build_packages=own_python)
-        if step.component == OWN_PYTHON
-        else step
-        for step in steps
-    ]
-    return tuple(steps)
+
+    # The packages of every component that the target could have: its variants share one builder.
+    build_packages: list[str] = []
+    for component in target.fitting.values():
+        if component.name != OWN_PYTHON:
+            build_packages += component.build_debian
+    builder = (*dict.fromkeys(build_packages), *python_build_package)
+    if "system" in steps:
+        steps["system"] = replace(steps["system"], debian=tuple(sorted(debian_packages)))
+    if BUILDER in steps:
+        steps[BUILDER] = replace(steps[BUILDER], build_packages=builder)
+    if OWN_PYTHON in steps:
+        # The builder's environment is made with the compiled Python: that is built on its own.
+        packages = target.fitting[OWN_PYTHON].build_debian if OWN_PYTHON in target.fitting else ()
+        steps[OWN_PYTHON] = replace(steps[OWN_PYTHON], build_packages=packages)
+    return tuple(steps.values())
 
 
 def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -451,9 +485,10 @@ def base_reference(base: Base, facts: Facts) -> str:
     release: its updates are in another layer.
     """
     digest = facts.digest_of(base)
-    decides = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"
+    content = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"
     if not digest:
-        release = [state for state in facts.archives_of(base) if state.suite == base.suite]
-        decides += "".join(f" {state.suite} {state.contents}" for state in release)
+        for state in facts.archives_of(base):
+            if state.suite == base.suite:
+                content += f" {state.suite} {state.contents}"
     suite = base.suite if base.architecture == "amd64" else f"{base.suite}-{base.architecture}"
-    return f"trainworks/base:{suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
+    return f"trainworks/base:{suite}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"

@@ -1,9 +1,9 @@
-"""Which recorded builds are of today's recipes: a record counts while its
+"""Finds the recorded builds of today's recipes: a record counts while its
 digest is that of the target's rendering.
 
 A change of any byte that goes into an image (a recipe, a lock, a fact, code of the launcher) makes
-its record one of an older recipe. A change of what it lacks does not. Pure: the records are rows of
-``images/built.toml``.
+its record one of an older recipe. A change of its list of missing components does not. Pure: the
+records are rows of ``images/built.toml``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ def inputs_of(plan: ImagePlan, facts: Facts) -> str:
     """Return the digest of everything that is in the image of a plan, or
     decides it: ``sha256:`` and the hash.
 
-    ``Rendering.digest`` is that of one machine's build. This one is for records, and leaves out
-    what differs between two of one recipe: where the base came from, and which components are
-    missing.
+    ``Rendering.digest`` is that of one machine's build. This one is for records: the origin of the
+    base and the list of missing components do not count.
 
     Raises:
         RecipeError: See ``render``.
     """
-    # A base that is pulled here is bootstrapped there: the recipe is the same.
+    # One machine pulls the base, another one bootstraps it: the recipe is the same.
     image = plan.base.name if plan.origin else plan.image
     return render(replace(plan, missing=(), image=image), facts, check=False).digest
 
 
 def inputs_of_target(row: TargetRow, facts: Facts) -> str:
-    """Return ``inputs_of`` a target's own image, the one without ``--with`` and ``--without``.
+    """Return ``inputs_of`` for a target's own image, without ``--with`` and ``--without``.
 
     Raises:
         CompatibilityError, LockError, RecipeError, UnknownNameError: The target
@@ -46,20 +45,23 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
 
 
 def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:
-    """Return the recorded builds whose inputs are today's, by the target's name.
+    """Return the recorded builds with today's inputs, by the target's name.
 
     Only targets with a record are rendered. A target that cannot be planned has no recipe today,
     and so no such build.
 
     Args:
         facts: The rows and the records.
-        rows: The targets to look at; default: all.
+        rows: The targets; default: all.
     """
-    found: dict[str, Built] = {}
-    for row in facts.targets if rows is None else rows:
+    if rows is None:
+        rows = facts.targets
+    builds: dict[str, Built] = {}
+    for row in rows:
         record = facts.built_by_target.get(facts.name_of(row))
-        if record is not None:
-            with suppress(TrainworksError):
-                if inputs_of_target(row, facts) == record.inputs:
-                    found[record.target] = record
-    return found
+        if record is None:
+            continue
+        with suppress(TrainworksError):
+            if inputs_of_target(row, facts) == record.inputs:
+                builds[record.target] = record
+    return builds

@@ -117,7 +117,7 @@ class Rendering:
         dockerfile: Its text.
         files: Every other file of the context, sorted by path.
         stage_components: Stage name to component.
-        texts: Component to what its recipe says, for its stage and for the image together.
+        texts: Component to the text of its recipe, for its stage and for the image together.
     """
 
     dockerfile: str
@@ -127,36 +127,26 @@ class Rendering:
 
     @cached_property
     def history(self) -> tuple[str, ...]:
-        """The steps that the image's history has: ``ConfigurationCheck.steps``."""
+        """The steps in the image's history: ``ConfigurationCheck.steps``."""
         return image_steps(self.dockerfile)
 
     @cached_property
     def copied(self) -> tuple[tuple[str, str, str], ...]:
-        """The files that recipes copy into the image as they are: component,
-        path in the image, SHA-256.
-        """
-        found = []
+        """The files that recipes copy into the image: component, path in the image, SHA-256."""
+        rows = []
         for component, text in self.texts.items():
             for sources, target in CONTEXT_COPY.findall(text):
                 path = f"/{target.removeprefix(ROOT)}" if target.startswith(ROOT) else target
-                # What is copied for a build stage is in no image.
+                # Files for a build stage are in no image.
                 if path.startswith(BUILDER_FOLDER):
                     continue
                 for file in self.files:
                     for source in sources.split():
-                        if file.path == source:
-                            name = (
-                                f"{path}{source.rpartition('/')[2]}" if path.endswith("/") else path
-                            )
-                            found.append(
-                                (component, name, hashlib.sha256(file.content).hexdigest())
-                            )
-                        elif file.path.startswith(f"{source}/"):
-                            name = f"{path}{file.path.removeprefix(source)}"
-                            found.append(
-                                (component, name, hashlib.sha256(file.content).hexdigest())
-                            )
-        return tuple(found)
+                        copy = _copied_path(file.path, source, path)
+                        if copy:
+                            digest = hashlib.sha256(file.content).hexdigest()
+                            rows.append((component, copy, digest))
+        return tuple(rows)
 
     @cached_property
     def digest(self) -> str:
@@ -165,10 +155,19 @@ class Rendering:
         """
         digest = hashlib.sha256(self.dockerfile.encode())
         for file in self.files:
-            digest.update(
-                f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0".encode() + file.content
-            )
+            head = f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0"
+            digest.update(head.encode() + file.content)
         return f"sha256:{digest.hexdigest()}"
+
+
+def _copied_path(file: str, source: str, target: str) -> str:
+    """Return the path that ``COPY source target`` gives to a file of the context, or ``""``."""
+    if file == source:
+        is_folder = target.endswith("/")
+        return f"{target}{source.rpartition('/')[2]}" if is_folder else target
+    if file.startswith(f"{source}/"):
+        return f"{target}{file.removeprefix(source)}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +178,45 @@ class _Stage:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """The parts of a Dockerfile, from the recipes of a plan.
+
+    Attributes:
+        stages: The build stages.
+        layers: The blocks of the image's own stage.
+        texts: Component to the text of its recipe.
+        wheels: Component to its layers of wheels.
+    """
+
+    stages: list[_Stage] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    wheels: dict[str, tuple[WheelLayer, ...]] = field(default_factory=dict)
+
+    def add(self, step: Step, blocks: dict[str, str]) -> None:
+        """Add the blocks of a component's recipe."""
+        if not step.in_image:
+            blocks.pop("image", None)
+        if "image" in blocks:
+            self.layers.append(blocks["image"])
+        if "stage" in blocks:
+            stage = _Stage(
+                component=step.component,
+                version=step.version,
+                summary=step.summary,
+                text=blocks["stage"],
+            )
+            self.stages.append(stage)
+        self.texts[step.component] = "\n".join(blocks.values())
+
+
 def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     """Return the build context of a plan: same plan and facts, same bytes.
 
     Args:
         plan: The plan.
-        facts: The facts that it was made of.
+        facts: The facts that the plan was made of.
         check: Whether to look for values that a recipe ignores, or would lack
             in another image; a third of the time.
 
@@ -194,75 +226,71 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     """
     recipes = ((f"components/{name}", recipe.text) for name, recipe in facts.recipes.items())
     environment = _compiled((*facts.templates.items(), *recipes))
-    stages: list[_Stage] = []
-    layers: list[str] = []
-    texts: dict[str, str] = {}
-    wheels: dict[str, tuple[WheelLayer, ...]] = {}
+    parts = _Parts()
     for step in plan.steps:
         recipe = facts.recipes[step.recipe]
-        divides = DIVIDED in _signature(environment, recipe.name, recipe.text)
-        wheels[step.component] = divided(step) if divides else one_layer(step)
-        values = _values(step, plan, wheels[step.component])
+        wheels = _wheels_of(step, recipe, environment)
+        values = _values(step, plan, wheels)
         if check:
             _check_signature(environment, recipe, values)
         blocks = _blocks(environment, step.recipe, values)
         if "stage" in blocks:
-            built = [each for each in wheels[step.component] if each.archives]
-            stage_of = cast("Callable[[str, WheelLayer], object]", environment.globals[ARCHIVES])
-            own = [str(stage_of(step.component, each)).strip() for each in built]
-            blocks["stage"] = "\n\n".join((*own, blocks["stage"]))
-        if not step.in_image:
-            blocks.pop("image", None)
-        texts[step.component] = "\n".join(blocks.values())
-        if "stage" in blocks:
-            stages.append(
-                _Stage(
-                    component=step.component,
-                    version=step.version,
-                    summary=step.summary,
-                    text=blocks["stage"],
-                )
-            )
-        if "image" in blocks:
-            layers.append(blocks["image"])
+            # A source archive is built in a stage of its own, before the component's stage.
+            archive_stages = _archive_stages(step, wheels, environment)
+            blocks["stage"] = "\n\n".join((*archive_stages, blocks["stage"]))
+        parts.wheels[step.component] = wheels
+        parts.add(step, blocks)
     with blaming(FRAME):
         dockerfile = environment.get_template(FRAME).render(
             target=plan.target,
-            stages=stages,
-            layers=layers,
+            stages=parts.stages,
+            layers=parts.layers,
             environment=plan.environment.items(),
             labels=plan.labels.items(),
             working_folder=WORKING_FOLDER,
             entry_point=ENTRY_POINT,
             command=COMMAND,
         )
-    files = _context_files(plan, facts, dockerfile, wheels)
+    files = _context_files(plan, facts, dockerfile, parts.wheels)
     if check:
-        _check_instructions(texts)
-        _check_sources(dockerfile, files, texts)
+        _check_instructions(parts.texts)
+        _check_sources(dockerfile, files, parts.texts)
+    stage_components = {}
+    for stage in parts.stages:
+        stage_components.update(dict.fromkeys(STAGE_NAME.findall(stage.text), stage.component))
     return Rendering(
         dockerfile=dockerfile,
         files=files,
-        stage_components={
-            name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)
-        }
-        | {"image": "image"},
-        texts=texts,
+        stage_components={**stage_components, "image": "image"},
+        texts=parts.texts,
     )
+
+
+def _wheels_of(step: Step, recipe: Recipe, environment: Environment) -> tuple[WheelLayer, ...]:
+    """Return a component's layers of wheels: several if its recipe divides them."""
+    divides = DIVIDED in _signature(environment, recipe.name, recipe.text)
+    return divided(step) if divides else one_layer(step)
+
+
+def _archive_stages(
+    step: Step, wheels: Iterable[WheelLayer], environment: Environment
+) -> list[str]:
+    """Return the stages that build a component's source archives."""
+    make_stage = cast("Callable[[str, WheelLayer], object]", environment.globals[ARCHIVES])
+    return [str(make_stage(step.component, layer)).strip() for layer in wheels if layer.archives]
 
 
 @lru_cache(maxsize=1)
 def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
     """Return Jinja's environment of templates, by name.
 
-    All plans of a checkout share it, and what it compiled.
+    All plans of a checkout share it, and its compiled templates.
     """
     environment = new_environment(templates)
     with blaming(MACROS):
         macros = vars(environment.get_template(MACROS).module)
-        environment.globals.update(
-            {name: value for name, value in macros.items() if not name.startswith("_")}
-        )
+    public = {name: macro for name, macro in macros.items() if not name.startswith("_")}
+    environment.globals.update(public)
     return environment
 
 
@@ -279,8 +307,8 @@ class _Recipes(ImmutableSandboxedEnvironment):
 def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
     """Return Jinja's environment of templates, pairs of a name and a text.
 
-    A recipe gets values and makes text of them: the sandbox keeps it from
-    everything else that Python could do.
+    A recipe gets values and makes text of them: the sandbox refuses everything else that Python
+    could do.
     """
     texts = dict(templates)
 
@@ -297,8 +325,7 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
-    # A recipe repeats nothing but values: what counts or repeats by itself
-    # could go on for ever, or fill the memory.
+    # A recipe repeats nothing but values: these two could go on for ever, or fill the memory.
     for name in ("range", "lipsum"):
         del environment.globals[name]
     environment.globals["image_time"] = IMAGE_TIME
@@ -333,7 +360,8 @@ def _artifacts_path(step: Step) -> str:
 
 
 def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict[str, object]:
-    """Return what a recipe may read; some are there only where the step has any."""
+    """Return the values that a recipe may read; some exist only where the step has any."""
+    archives = [f"{state.suite} {state.date} {state.contents}" for state in plan.archives]
     values: dict[str, object] = {
         "component": step.component,
         "version": step.version,
@@ -341,7 +369,7 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "suite": plan.base.suite,
         "architecture": plan.base.architecture,
         "base_reference": plan.image,
-        "archives": tuple(f"{each.suite} {each.date} {each.contents}" for each in plan.archives),
+        "archives": tuple(archives),
         "builder_reference": plan.builder_image,
         "python": plan.interpreter,
         "python_version": plan.target.python,
@@ -362,18 +390,23 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
     if step.component == "system":
         values["packages"] = step.debian
     if step.component == BUILDER:
-        system = next(other for other in plan.steps if other.component == "system")
-        if plan.builder_image:
-            # It does not contain `system`: parts need their run-time packages
-            # while they are built, too.
-            packages = [*system.debian, *step.build_packages]
-        else:
-            # What `system` has is not asked for twice: apt reads its lists again for nothing.
-            packages = [each for each in step.build_packages if each not in system.debian]
-        values["packages"] = tuple(dict.fromkeys(packages))
+        values["packages"] = _builder_packages(step, plan)
     if step.component == OWN_PYTHON:
         values["packages"] = step.build_packages
     return values
+
+
+def _builder_packages(step: Step, plan: ImagePlan) -> tuple[str, ...]:
+    """Return the Debian packages of the builder's stage."""
+    system = next(other for other in plan.steps if other.component == "system")
+    if plan.builder_image:
+        # That image does not contain `system`: parts need their run-time packages while they are
+        # built, too.
+        packages = [*system.debian, *step.build_packages]
+    else:
+        # The packages of `system` are there: apt would read its lists again for nothing.
+        packages = [package for package in step.build_packages if package not in system.debian]
+    return tuple(dict.fromkeys(packages))
 
 
 def _check_signature(
@@ -394,48 +427,38 @@ def _check_signature(
 
 
 def _check_instructions(texts: Mapping[str, str]) -> None:
-    """Refuse a recipe with an unknown instruction, or whose last line goes on:
-    an engine would, minutes later.
+    """Refuse a recipe with an unknown instruction or an unfinished last line.
+
+    An engine would refuse it too, minutes later.
     """
+    beginnings = tuple(f"{name} " for name in INSTRUCTIONS)
     for component, text in texts.items():
         where = f"templates/components: the recipe of {component}"
-        goes_on = False
+        is_continued = False
         for line in text.splitlines():
-            if line.strip() and not line.lstrip().startswith("#"):
-                word = line.split(maxsplit=1)[0]
-                if not goes_on and word not in INSTRUCTIONS:
-                    near = nearest(word, sorted(INSTRUCTIONS))
-                    raise RecipeError(
-                        f"{where}: {word!r} is not an instruction that recipes use",
-                        hint=(
-                            f"did you mean {near}?"
-                            if near
-                            else f"known: {', '.join(sorted(INSTRUCTIONS))}"
-                        ),
-                    )
-                if goes_on and line.startswith(tuple(f"{name} " for name in INSTRUCTIONS)):
-                    raise RecipeError(f"{where}: the line before {word} ends with a backslash")
-                goes_on = line.endswith("\\")
-        if goes_on:
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            word = line.split(maxsplit=1)[0]
+            if not is_continued and word not in INSTRUCTIONS:
+                known = sorted(INSTRUCTIONS)
+                near = nearest(word, known)
+                hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+                raise RecipeError(
+                    f"{where}: {word!r} is not an instruction that recipes use", hint=hint
+                )
+            if is_continued and line.startswith(beginnings):
+                raise RecipeError(f"{where}: the line before {word} ends with a backslash")
+            is_continued = line.endswith("\\")
+        if is_continued:
             raise RecipeError(f"{where}: its last line ends with a backslash, and nothing follows")
 
 
 def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[str, str]) -> None:
-    """Refuse a Dockerfile that copies or mounts what its context does not have."""
-    copied = [
-        source for sources, _ in CONTEXT_COPY.findall(dockerfile) for source in sources.split()
-    ]
-    paths = [f"{file.path}/" for file in files]
-    missing = [
-        source
-        for source in sorted({*copied, *CONTEXT_MOUNT.findall(dockerfile)})
-        if not any(path.startswith(f"{source}/") for path in paths)
-    ]
-    stages = {
-        *STAGE_NAME.findall(dockerfile),
-        *re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE),
-    }
-    if unknown := sorted(set(STAGE_ASKED.findall(dockerfile)) - stages):
+    """Refuse a Dockerfile that copies or mounts files that its context does not have."""
+    stages = {*STAGE_NAME.findall(dockerfile)}
+    stages.update(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
+    unknown = sorted(set(STAGE_ASKED.findall(dockerfile)) - stages)
+    if unknown:
         names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
         near = nearest(unknown[0], sorted(stages))
         raise RecipeError(
@@ -443,13 +466,20 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
             f" of the stage {unknown[0]!r}, which is missing",
             hint=f"did you mean {near}?" if near else "stages are named by `FROM IMAGE AS NAME`",
         )
-    if missing:
-        recipes = {path: [name for name, text in texts.items() if path in text] for path in missing}
+
+    sources = set(CONTEXT_MOUNT.findall(dockerfile))
+    for copied, _ in CONTEXT_COPY.findall(dockerfile):
+        sources.update(copied.split())
+    paths = [f"{file.path}/" for file in files]
+    problems = []
+    for source in sorted(sources):
+        if any(path.startswith(f"{source}/") for path in paths):
+            continue
+        names = [name for name, text in texts.items() if source in text]
+        problems.append(f"the recipe of {', '.join(names)} takes {source}, which is missing")
+    if problems:
         raise RecipeError(
-            "; ".join(
-                f"the recipe of {', '.join(names)} takes {path}, which is missing"
-                for path, names in recipes.items()
-            ),
+            "; ".join(problems),
             hint=(
                 "files of recipes are in templates/files,"
                 " launcher and smdistributed of the checkout"
@@ -461,15 +491,16 @@ def _blocks(
     environment: Environment, component: str, values: Mapping[str, object]
 ) -> dict[str, str]:
     file = f"components/{component}.j2"
+    blocks = {}
     with blaming(file):
         template = environment.get_template(f"components/{component}")
         context = template.new_context(dict(values))
-        blocks = {
-            name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()
-        }
-    if others := sorted(blocks.keys() - BLOCKS):
+        for name, block in template.blocks.items():
+            blocks[name] = "".join(block(context)).strip("\n")
+    unknown = sorted(blocks.keys() - BLOCKS)
+    if unknown:
         raise RecipeError(
-            f"templates/{file}: unknown block {others[0]!r}",
+            f"templates/{file}: unknown block {unknown[0]!r}",
             hint=f"a recipe has: {', '.join(sorted(BLOCKS))}",
         )
     return blocks
@@ -477,7 +508,7 @@ def _blocks(
 
 @contextmanager
 def blaming(name: str) -> Iterator[None]:
-    """Turn whatever a template raises into an error that names its file and the line.
+    """Turn any error of a template into one that names its file and the line.
 
     Args:
         name: The file below ``templates`` that is rendered.
@@ -493,22 +524,28 @@ def blaming(name: str) -> Iterator[None]:
         RecursionError,
         MemoryError,
     ) as error:
-        what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
-        if isinstance(error, (RecursionError, MemoryError)):
-            what = (
-                "it calls or includes itself without an end,"
-                " or makes more text than fits into memory"
-            )
-        # The text of a syntax error repeats file and line, in Jinja's own words.
-        what = what or (
-            error.message or "" if isinstance(error, TemplateSyntaxError) else str(error)
+        places = list(dict.fromkeys(_places(error, name)))
+        file, line = places[0] if places else (name, 0)
+        at = f" line {line}:" if line else ""
+        within = ""
+        if len(places) > 1:
+            inner_file, inner_line = places[-1]
+            within = f" (in templates/{inner_file}, line {inner_line})"
+        raise RecipeError(f"templates/{file}:{at} {_reason(error)}{within}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error of a template."""
+    if isinstance(error, (RecursionError, MemoryError)):
+        return (
+            "it calls or includes itself without an end, or makes more text than fits into memory"
         )
-        places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
-        (file, line), *macros = places
-        within = f" (in templates/{macros[-1][0]}, line {macros[-1][1]})" if macros else ""
-        raise RecipeError(
-            f"templates/{file}:{f' line {line}:' if line else ''} {what}{within}"
-        ) from error
+    if isinstance(error, TemplateNotFound):
+        return f"template not found: {error.name!r}"
+    if isinstance(error, TemplateSyntaxError):
+        # Its whole text would repeat file and line, in Jinja's own words.
+        return error.message or ""
+    return str(error)
 
 
 def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
@@ -545,48 +582,51 @@ def _context_files(
         "shells/profile.sh": render_profile(plan.environment),
         "shells/sshd.conf": render_sshd(plan.environment),
     }
-    files = [
-        SourceFile(path=path, content=text.encode())
-        for path, text in generated.items()
-        if path in dockerfile
-    ]
+    files = [_text_file(path, text) for path, text in generated.items() if path in dockerfile]
     for step in plan.steps:
         for layer in wheels[step.component]:
-            lines = [
-                f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n"
-                for each in layer.wheel_packages
-            ]
-            files.append(SourceFile(path=layer.requirements, content="".join(lines).encode()))
-            if layer.archives:
-                rows = [
-                    f"{each.name} {each.version} {each.file} {each.sha256}\n"
-                    for each in layer.archive_packages
-                ]
-                files.append(SourceFile(path=layer.archives, content="".join(rows).encode()))
+            files += _list_files(layer)
         if step.python:
             # The folder must exist to be mounted; local copies of the step's
             # files are put there before a build.
-            files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
+            files.append(_text_file(f"wheels/{step.component}/.keep", ""))
         if step.artifacts:
-            text = "".join(
-                f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts
-            )
-            files.append(SourceFile(path=_artifacts_path(step), content=text.encode()))
-            files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
+            lines = [" ".join(_artifact_words(artifact)) for artifact in step.artifacts]
+            text = "".join(f"{line}\n" for line in lines)
+            files.append(_text_file(_artifacts_path(step), text))
+            files.append(_text_file(f"artifacts/{step.component}/.keep", ""))
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
         # A file is copied by its own path, or with its folder, or its folder is mounted.
-        if any(
-            text in dockerfile
-            for text in (file.path, f"COPY {top}/{name} ", f"source={top}/{name},")
-        ):
+        uses = (file.path, f"COPY {top}/{name} ", f"source={top}/{name},")
+        if any(use in dockerfile for use in uses):
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))
 
 
+def _text_file(path: str, text: str) -> SourceFile:
+    return SourceFile(path=path, content=text.encode())
+
+
+def _list_files(layer: WheelLayer) -> list[SourceFile]:
+    """Return the lists of a layer's wheels and source archives."""
+    wheel_lines = [
+        f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
+        for package in layer.wheel_packages
+    ]
+    files = [_text_file(layer.requirements, "".join(wheel_lines))]
+    if layer.archives:
+        archive_lines = [
+            f"{package.name} {package.version} {package.file} {package.sha256}\n"
+            for package in layer.archive_packages
+        ]
+        files.append(_text_file(layer.archives, "".join(archive_lines)))
+    return files
+
+
 def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
     """Return one line of a step's download list; ``-`` stands for a value that is not recorded."""
-    what = (artifact.name, artifact.version, artifact.file)
+    words = (artifact.name, artifact.version, artifact.file)
     if artifact.git:
-        return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)
-    return ("file", *what, artifact.url, artifact.sha256 or "-", str(artifact.size or "-"))
+        return ("git", *words, artifact.git, artifact.tag or "-", artifact.commit)
+    return ("file", *words, artifact.url, artifact.sha256 or "-", str(artifact.size or "-"))

@@ -16,49 +16,42 @@ WORD = re.compile(r"[\w./-]+")
 
 
 def inputs_of(plan: ImagePlan, rendering: Rendering) -> dict[str, dict[str, str]]:
-    """Return the inputs of every part of an image: name of the input to what it
-    is, short enough to be shown.
-    """
+    """Return the inputs of every part of an image: name of the input to a short value."""
     return {step.component: _inputs(step, plan, rendering) for step in plan.steps}
 
 
 def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]:
     text = rendering.texts[step.component]
     words = set(WORD.findall(text))
-    found = {"recipe": _digest(text.encode())}
+    inputs = {"recipe": _digest(text.encode())}
     if step.version:
-        found["version"] = step.version
+        inputs["version"] = step.version
     if step.component == "system":
-        found["base image"] = plan.image
-        found |= {
-            f"archive {each.suite}": f"{each.date} ({each.contents[:12]})" for each in plan.archives
-        }
-    for package in (*step.debian, *step.build_packages):
-        if step.component in {"system", "builder"}:
-            found[f"package {package}"] = "from the distribution"
-    for python in step.python:
-        found[f"{python.name}"] = f"{python.version} ({python.sha256[:12]})"
+        inputs["base image"] = plan.image
+        for state in plan.archives:
+            inputs[f"archive {state.suite}"] = f"{state.date} ({state.contents[:12]})"
+    if step.component in {"system", "builder"}:
+        for package in (*step.debian, *step.build_packages):
+            inputs[f"package {package}"] = "from the distribution"
+    for wheel in step.python:
+        inputs[f"{wheel.name}"] = f"{wheel.version} ({wheel.sha256[:12]})"
     for artifact in step.artifacts:
         pin = artifact.commit or artifact.sha256
-        found[f"artifact {artifact.name}"] = f"{artifact.version} ({pin[:12] or 'unlocked'})"
+        inputs[f"artifact {artifact.name}"] = f"{artifact.version} ({pin[:12] or 'unlocked'})"
     for file in rendering.files:
-        if not file.path.startswith(("requirements/", "artifacts/", "wheels/")) and _copies(
-            words, file.path
-        ):
-            found[f"file {file.path}"] = _digest(file.content + f"{file.mode:o}".encode())
-    return found
+        if file.path.startswith(("requirements/", "artifacts/", "wheels/")):
+            continue
+        if _copies(words, file.path):
+            inputs[f"file {file.path}"] = _digest(file.content + f"{file.mode:o}".encode())
+    return inputs
 
 
 def _copies(words: Set[str], path: str) -> bool:
-    """Return whether a part copies a file of the context: by its own path, or
-    by one of the folders above it.
-    """
+    """Whether a part copies a file of the context: by its own path, or with a folder above it."""
     folders = path.split("/")
     # No recipe copies a whole topmost folder (`files`, `launcher`), but texts contain these words.
-    return any(
-        "/".join(folders[:depth]) in words
-        for depth in range(min(2, len(folders)), len(folders) + 1)
-    )
+    depths = range(min(2, len(folders)), len(folders) + 1)
+    return any("/".join(folders[:depth]) in words for depth in depths)
 
 
 def _digest(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Which wheels of a component make which layer of an image; pure.
+"""Divides the wheels of a component among layers of an image; pure.
 
 A registry and a host have a layer already where its wheels are exactly those of another image, and
 neighbouring targets have many wheels in common. So a large wheel is a layer of its own, and the
@@ -9,7 +9,6 @@ time, of which none is larger than the largest wheel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.facts.rows import LockedPackage
@@ -53,32 +52,39 @@ class WheelLayer:
         return tuple(package for package in self.packages if not package.file.endswith(".whl"))
 
 
+def _layer(stage: str, packages: tuple[LockedPackage, ...]) -> WheelLayer:
+    requirements = f"requirements/{stage}.txt"
+    return WheelLayer(stage=stage, requirements=requirements, packages=packages)
+
+
 def one_layer(step: Step) -> tuple[WheelLayer, ...]:
-    """Return the layer of a component that is not divided; nothing where it has no wheels."""
-    return _named(step, (step.python,)) if step.python else ()
+    """Return the layer of a component that is not divided; nothing for one without wheels."""
+    if not step.python:
+        return ()
+    return (_layer(step.component, step.python),)
 
 
 def divided(step: Step) -> tuple[WheelLayer, ...]:
     """Return the layers of a component: one of its small wheels together, and
     one of each large wheel.
 
-    What a component downloads by itself is not divided: it needs the stage of
-    the component's other wheels.
+    A component that downloads a wheel by itself is not divided: that wheel needs the stage of the
+    component's other wheels.
 
     Args:
         step: The component.
     """
     if step.artifacts:
         return one_layer(step)
+    groups = []
     small = tuple(package for package in step.python if package.size < LARGE)
-    large = tuple((package,) for package in step.python if package.size >= LARGE)
-    return _named(step, (small, *large) if small else large)
+    if small:
+        groups.append(small)
+    groups += [(package,) for package in step.python if package.size >= LARGE]
 
-
-def _named(step: Step, groups: Sequence[tuple[LockedPackage, ...]]) -> tuple[WheelLayer, ...]:
-    """Name the stages: the first by the component, the others by their wheel too."""
-    names = (step.component, *(f"{step.component}-{group[0].name}" for group in groups[1:]))
-    return tuple(
-        WheelLayer(stage=name, requirements=f"requirements/{name}.txt", packages=group)
-        for name, group in zip(names, groups, strict=False)
-    )
+    # The first stage has the component's name, the others that of their wheel too.
+    layers: list[WheelLayer] = []
+    for group in groups:
+        stage = f"{step.component}-{group[0].name}" if layers else step.component
+        layers.append(_layer(stage, group))
+    return tuple(layers)

@@ -1,4 +1,4 @@
-"""What package managers keep of an image: system packages, Python distributions, licences.
+"""Lists the packages of an image: system packages, Python distributions, licences.
 
 Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
@@ -16,13 +16,10 @@ from typing import TypedDict
 RPM_TIMEOUT = 120.0
 
 SUPPLIERS = ("Author", "Author-email", "Maintainer", "Maintainer-email")
-"""Fields of a Python distribution's metadata that say whose it is, the plainest first."""
+"""Fields with the author of a Python distribution, the plainest first."""
 
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
-"""Where Debian packages install their Python distributions.
-
-The list of system packages has these already.
-"""
+"""The folder of Debian packages' Python distributions, which are system packages already."""
 
 
 class SystemPackage(TypedDict):
@@ -44,7 +41,7 @@ class PythonDistribution(TypedDict):
     """One Python distribution.
 
     ``supplier`` is the author or maintainer. ``expression``, ``license`` and ``classifiers`` are
-    what its metadata says of licences. ``inside`` is the folder of the package that carries a copy
+    the licences in its metadata. ``inside`` is the folder of the package that carries a copy
     of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of materials
     that its wheel brought (PEP 770).
     """
@@ -75,7 +72,7 @@ class PackagesAnswer(TypedDict):
 
 
 def text_of(path: str, errors: str = "replace") -> str:
-    """Return a file as text, nothing where it cannot be read; ``errors`` is that of ``open``."""
+    """Return the text of a file, nothing if it cannot be read; ``errors`` is that of ``open``."""
     try:
         with open(path, encoding="utf-8", errors=errors) as file:
             return file.read()
@@ -84,14 +81,18 @@ def text_of(path: str, errors: str = "replace") -> str:
 
 
 def lines_of(path: str) -> list[str]:
-    """Return the lines of a file, which may be paths of any bytes; none where it cannot be read."""
+    """Return the lines of a file, which may be paths of any bytes; none if it cannot be read."""
     return text_of(path, "surrogateescape").splitlines()
 
 
 def release(root: str) -> dict[str, str]:
     """Return ``os-release`` as a table."""
-    rows = (line.partition("=") for line in text_of(root + "/etc/os-release").splitlines())
-    return {key: value.strip("\"'") for key, equals, value in rows if equals}
+    table = {}
+    for line in text_of(root + "/etc/os-release").splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            table[key] = value.strip("\"'")
+    return table
 
 
 def debian_fields(root: str) -> Iterator[dict[str, str]]:
@@ -113,37 +114,42 @@ def debian_packages(root: str) -> Iterator[SystemPackage]:
     """Yield the installed packages in dpkg's status file."""
     for fields in debian_fields(root):
         name, version = fields["Package"], fields["Version"]
-        # "Source: gcc-12 (12.2.0-14)": the version only where it is another one than the package's.
+        source_name, source_version = name, version
+        # "Source: gcc-12 (12.2.0-14)": with a version only if it differs from the package's.
         source = re.match(r"(\S+)(?: \((.*)\))?", fields.get("Source", ""))
+        if source:
+            source_name = source[1]
+            source_version = source[2] or version
         yield {
             "name": name,
             "version": version,
             "architecture": fields.get("Architecture", ""),
-            "source": source[1] if source else name,
-            "source_version": (source[2] if source else "") or version,
+            "source": source_name,
+            "source_version": source_version,
             "licenses": debian_licenses(text_of(root + "/usr/share/doc/" + name + "/copyright")),
             "supplier": fields.get("Maintainer", ""),
         }
 
 
 def debian_licenses(text: str) -> list[str]:
-    """Return the short names of the licences in a copyright file.
+    """Return the short names of the licences in a machine-readable copyright file.
 
-    None if it is not machine-readable.
-
-    The paragraphs of ``debian/`` files are left out: they are about the
+    Nothing for another one. The paragraphs of ``debian/`` files are left out: they are about the
     packaging, which is not in the package.
     """
     paragraphs = re.split(r"\n\s*\n", text.strip())
     if "copyright-format" not in paragraphs[0].split("\n", 1)[0]:
         return []
-    found = set()
+    licenses = set()
     for paragraph in paragraphs[1:]:
         files = re.search(r"^Files:((?:.*\n?)(?:[ \t].*\n?)*)", paragraph, re.MULTILINE)
-        named = re.search(r"^License:[ \t]*(\S.*)$", paragraph, re.MULTILINE)
-        if files and named and not all(name.startswith("debian/") for name in files[1].split()):
-            found.add(named[1].strip())
-    return sorted(found)
+        license_line = re.search(r"^License:[ \t]*(\S.*)$", paragraph, re.MULTILINE)
+        if not files or not license_line:
+            continue
+        is_packaging = all(name.startswith("debian/") for name in files[1].split())
+        if not is_packaging:
+            licenses.add(license_line[1].strip())
+    return sorted(licenses)
 
 
 def rpm(root: str, form: str, errors: str = "replace") -> tuple[str, str]:
@@ -151,89 +157,102 @@ def rpm(root: str, form: str, errors: str = "replace") -> tuple[str, str]:
 
     The database is Berkeley DB, NDB or SQLite, by version: only rpm itself reads them all.
     """
-    command = ["rpm", "--query", "--all", "--queryformat", form] + (
-        ["--root", root] if root else []
-    )
+    command = ["rpm", "--query", "--all", "--queryformat", form]
+    if root:
+        command += ["--root", root]
     try:
         child = subprocess.run(command, capture_output=True, timeout=RPM_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
-    complaint = child.stderr.decode("utf-8", "replace").strip()[-2000:] if child.returncode else ""
-    return child.stdout.decode("utf-8", errors), complaint
+    message = ""
+    if child.returncode:
+        message = child.stderr.decode("utf-8", "replace").strip()[-2000:]
+    return child.stdout.decode("utf-8", errors), message
 
 
 def rpm_listing(text: str) -> list[SystemPackage]:
-    """Return the packages in the lines that rpm prints."""
-    found: list[SystemPackage] = []
+    """Return the packages in the lines that rpm prints, in the form of ``_RPM_PACKAGE``."""
+    packages: list[SystemPackage] = []
     for line in text.splitlines():
-        name, version, architecture, source, named, vendor = [
-            *line.split("\t"),
-            "",
-            "",
-            "",
-            "",
-            "",
-        ][:6]
+        # A line that is cut off has empty columns.
+        columns = [*line.split("\t"), *[""] * 5][:6]
+        name, version, architecture, source, license_name, vendor = columns
         if not version or name == "gpg-pubkey":
             continue
+        # "gcc-11.4.1-3.el9.src.rpm": name, version and release.
+        source_name, source_version = name, version
         parts = re.sub(r"\.(?:no)?src\.rpm$", "", source).rsplit("-", 2)
-        split = len(parts) == 3
-        found.append(
+        if len(parts) == 3:
+            source_name, source_version = parts[0], f"{parts[1]}-{parts[2]}"
+        packages.append(
             {
                 "name": name,
                 "version": version,
                 "architecture": architecture,
-                "source": parts[0] if split else name,
-                "source_version": "-".join(parts[1:]) if split else version,
-                "licenses": [named] if named else [],
+                "source": source_name,
+                "source_version": source_version,
+                "licenses": [license_name] if license_name else [],
                 "supplier": "" if vendor == "(none)" else vendor,
             }
         )
-    return found
+    return packages
 
 
 def python_distributions(root: str) -> list[PythonDistribution]:
     """Return every Python distribution that does not come from a system
     package, also those inside other packages.
     """
-    found: list[PythonDistribution] = []
-    for folder, folders, _ in os.walk(root or "/"):
+    distributions: list[PythonDistribution] = []
+    for folder, folder_names, _ in os.walk(root or "/"):
         place = folder[len(root) :] if root else folder
-        folders[:] = sorted(
-            name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev")
+        folder_names[:] = sorted(
+            name
+            for name in folder_names
+            if os.path.join(place, name) not in ("/proc", "/sys", "/dev")
         )
-        installed = re.search(r"/(?:site|dist)-packages(?:/(.+))?$", place)
-        if installed is None or (place + "/").startswith(OWN_FOLDER + "/"):
+        packages_folder = re.search(r"/(?:site|dist)-packages(?:/(.+))?$", place)
+        if packages_folder is None or (place + "/").startswith(OWN_FOLDER + "/"):
             continue
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
-            fields = email.parser.HeaderParser().parsestr(text_of(path))
-            name = str(fields["Name"] or "")
-            sboms = sorted(
-                glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*"))
-            )
-            found.append(
-                {
-                    "name": name,
-                    "version": str(fields["Version"] or ""),
-                    "path": os.path.dirname(path)[len(root) :],
-                    "inside": (installed[1] or "").split("/")[0],
-                    "sboms": [each[len(root) :] for each in sboms],
-                    "supplier": next(
-                        (" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""
-                    ),
-                    "expression": str(fields["License-Expression"] or ""),
-                    "license": str(fields["License"] or ""),
-                    "classifiers": sorted(
-                        {
-                            str(value).rpartition(" :: ")[2]
-                            for value in fields.get_all("Classifier", [])
-                            if str(value).startswith("License :: ")
-                            and not str(value).endswith(":: OSI Approved")
-                        }
-                    ),
-                }
-            )
-    return found
+        inside = (packages_folder[1] or "").split("/")[0]
+        pattern = os.path.join(glob.escape(folder), "*.dist-info", "METADATA")
+        paths = sorted(glob.glob(pattern))
+        distributions += [_distribution_at(path, root, inside) for path in paths]
+    return distributions
+
+
+def _distribution_at(path: str, root: str, inside: str) -> PythonDistribution:
+    """Return the distribution of a ``METADATA`` file.
+
+    Args:
+        path: The file.
+        root: The root of the image.
+        inside: The folder of the package that carries a copy of the distribution, or ``""``.
+    """
+    fields = email.parser.HeaderParser().parsestr(text_of(path))
+    folder = os.path.dirname(path)
+    sboms = sorted(glob.glob(os.path.join(glob.escape(folder), "sboms", "*")))
+    supplier = ""
+    for key in SUPPLIERS:
+        if fields[key]:
+            supplier = " ".join(str(fields[key]).split())
+            break
+    licenses = set()
+    for value in fields.get_all("Classifier", []):
+        classifier = str(value)
+        is_general = classifier.endswith(":: OSI Approved")
+        if classifier.startswith("License :: ") and not is_general:
+            licenses.add(classifier.rpartition(" :: ")[2])
+    return {
+        "name": str(fields["Name"] or ""),
+        "version": str(fields["Version"] or ""),
+        "path": folder[len(root) :],
+        "inside": inside,
+        "sboms": [sbom[len(root) :] for sbom in sboms],
+        "supplier": supplier,
+        "expression": str(fields["License-Expression"] or ""),
+        "license": str(fields["License"] or ""),
+        "classifiers": sorted(licenses),
+    }
 
 
 _RPM_PACKAGE = (
