@@ -50,6 +50,11 @@ says how old the framework is.
 READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg|{re.escape(MANIFEST)}")
 """The files of an image whose content is asked for."""
 
+_SYSTEM_PACKAGES = re.compile(
+    rb"^include-system-site-packages *= *true", re.MULTILINE | re.IGNORECASE
+)
+"""The setting of an environment that also imports from the system's folders."""
+
 _PYTHON = re.compile(r"(?P<prefix>.*)/bin/python(?P<version>\d+\.\d+)")
 """An interpreter's own file, to which all its links lead."""
 
@@ -255,22 +260,24 @@ def is_security(change: re.Match[str]) -> bool:
 def moved_distributions(
     installed: Mapping[str, str], locked: Iterable[LockedPackage]
 ) -> tuple[Update, ...]:
-    """Return the installed distributions of which a lock has another version.
+    """Return the installed distributions that have another version in a lock.
 
-    What only builds is in no image.
+    Packages that are only for builds are in no image.
     """
-    return tuple(
-        Update(name=each.name, installed=installed[each.name], update=each.version)
-        for each in locked
-        if not each.build and each.name in installed and installed[each.name] != each.version
-    )
+    updates = []
+    for package in locked:
+        version = installed.get(package.name)
+        if version is not None and not package.build and version != package.version:
+            updates.append(Update(name=package.name, installed=version, update=package.version))
+    return tuple(updates)
 
 
 def ended_framework(
     row: TargetRow | None, installed: Mapping[str, str], facts: Facts
 ) -> EndOfPatch | None:
-    """Return since when the image's framework gets no patches: that of its
-    target, else the one that is installed.
+    """Return the end of patches for the image's framework, or ``None``.
+
+    The framework is that of its target, else the one that is installed.
     """
     if row is not None:
         return facts.end_of_patch(row)
@@ -287,14 +294,14 @@ def _ended_words(end: EndOfPatch) -> str:
 
 
 def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> tuple[Update, ...]:
-    """Return the components that the image's manifest has in other versions
-    than today's rows, by their names.
+    """Return the components with other versions in the image's manifest than in today's rows.
+
+    Sorted by name.
     """
+    versions = {}
     try:
-        there = {
-            str(name): str(each["version"])
-            for name, each in json.loads(manifest)["components"].items()
-        }
+        for name, row in json.loads(manifest)["components"].items():
+            versions[str(name)] = str(row["version"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
     request = request_of(named.row, named.variant, facts) if named else None
@@ -303,7 +310,7 @@ def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> 
     today = {step.component: step.version for step in make_plan(request, facts).steps}
     return tuple(
         Update(name=name, installed=version, update=today[name])
-        for name, version in sorted(there.items())
+        for name, version in sorted(versions.items())
         if today.get(name, version) != version
     )
 
@@ -330,24 +337,24 @@ def published_advisories(
 
 
 def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:
-    """Return the version of the Python that is first on PATH, and what is
-    installed for it: name to version.
+    """Return the version of the first Python on PATH, and its distributions: name to version.
 
     Both are read from the names of files. An image without Python has ``""`` and nothing.
     """
     files = JobFiles(tree=tree, image=image)
     program = files.program("python") or files.program("python3")
-    named = _PYTHON.fullmatch(tree.real(program)) if program else None
-    if named is None:
+    python = _PYTHON.fullmatch(tree.real(program)) if program else None
+    if python is None:
         return "", {}
-    found: dict[str, str] = {}
-    for folder in _package_folders(tree, program, named["prefix"], named["version"]):
+    versions: dict[str, str] = {}
+    for folder in _package_folders(tree, program, python["prefix"], python["version"]):
         for path in tree.below(folder):
-            each = _INFORMATION.fullmatch(path.removeprefix(f"{tree.real(folder)}/"))
-            if each is not None and _is_version(each["version"]):
-                # The first folder is the one that is imported from.
-                found.setdefault(canonicalize_name(each["name"]), each["version"])
-    return named["version"], found
+            information = _INFORMATION.fullmatch(path.removeprefix(f"{tree.real(folder)}/"))
+            if information is not None and _is_version(information["version"]):
+                # Python imports from the first folder.
+                name = canonicalize_name(information["name"])
+                versions.setdefault(name, information["version"])
+    return python["version"], versions
 
 
 def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -> list[str]:
@@ -357,17 +364,13 @@ def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -
     settings = tree.read(f"{environment}/pyvenv.cfg")
     if settings is not None:
         folders.append(f"{environment}/lib/python{version}/site-packages")
-        if not re.search(
-            rb"^include-system-site-packages *= *true", settings, re.MULTILINE | re.IGNORECASE
-        ):
+        if not _SYSTEM_PACKAGES.search(settings):
             return folders
     prefixes = ("/usr/local", "/usr") if prefix == "/usr" else (prefix,)
-    for each in prefixes:
-        folders += [
-            f"{each}/lib/python{version}/site-packages",
-            f"{each}/lib/python{version}/dist-packages",
-        ]
-        folders.append(f"{each}/lib/python3/dist-packages")
+    for library in [f"{prefix}/lib" for prefix in prefixes]:
+        folders.append(f"{library}/python{version}/site-packages")
+        folders.append(f"{library}/python{version}/dist-packages")
+        folders.append(f"{library}/python3/dist-packages")
     return folders
 
 
@@ -419,22 +422,18 @@ def _update(change: re.Match[str]) -> Update:
 
 
 def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
-    """Return the suites of a base whose packages are others than when they were
-    locked, a sentence each.
-    """
+    """Return a sentence for each suite of a base with other packages than when it was locked."""
     locked = facts.archives_of(base)
     if not locked:
         return ()
     with Client(settings, limits=LIMITS) as client:
         try:
-            today = {each.suite: each for each in todays_states(base, settings, client, locked)}
+            states = todays_states(base, settings, client, locked)
         except (LockError, HostError) as error:
             return (f"the lock of the archive was not compared: {error.message}",)
-    return tuple(
-        newer_than(each, today[each.suite])
-        for each in locked
-        if today.get(each.suite, each) != each
-    )
+        today = {state.suite: state for state in states}
+    moved = [state for state in locked if today.get(state.suite, state) != state]
+    return tuple(newer_than(state, today[state.suite]) for state in moved)
 
 
 def days_since(created: str) -> int | None:
@@ -446,4 +445,6 @@ def days_since(created: str) -> int | None:
         return None
     # The daemon writes nanoseconds, which Python does not read.
     then = datetime.fromisoformat(f"{created[:19]}+00:00")
-    return None if then.timestamp() <= IMAGE_TIME else max((datetime.now(UTC) - then).days, 0)
+    if then.timestamp() <= IMAGE_TIME:
+        return None
+    return max((datetime.now(UTC) - then).days, 0)

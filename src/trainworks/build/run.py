@@ -23,10 +23,10 @@ def run_target(
     """Do with a target what the order says.
 
     Args:
-        request: What was asked for.
+        request: The user's choice.
         plan: Its plan.
-        session: The run that it is part of.
-        order: What to do.
+        session: The run of the target.
+        order: The stage to reach, and options.
 
     Raises:
         RecipeError: A recipe and its values do not fit.
@@ -47,20 +47,20 @@ def _show_plan(
     request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
 ) -> BuildReport:
     facts = session.facts
-    missing = missing_sources(
-        plan, Places(folders=session.mirror.folders(sources_folder(os.environ)))
-    )
-    # A strict build fails where a source cannot be downloaded.
+    places = Places(folders=session.mirror.folders(sources_folder(os.environ)))
+    missing = missing_sources(plan, places)
     until = patches_until(row_named(plan.target.name, facts), facts)
     recorded = facts.built_by_target.get(plan.target.name)
     if request.with_components or request.without_components or request.artifacts:
-        recorded = None  # of the target's own image
-    names = {} if order.strict or order.record else names_without(request, missing, facts)
-    return BuildReport(
-        report={**json.loads(plan.as_json()), "name_without": names},
-        text=describe_plan(plan, recorded, facts.components, names, until)
-        + describe_sources(missing),
-    )
+        # The record is of the target's own image.
+        recorded = None
+    names: dict[str, str] = {}
+    # A strict build fails where a source cannot be downloaded: it has no other name.
+    if not order.strict and not order.record:
+        names = names_without(request, missing, facts)
+    text = describe_plan(plan, recorded, facts.components, names, until)
+    text += describe_sources(missing)
+    return BuildReport(report={**json.loads(plan.as_json()), "name_without": names}, text=text)
 
 
 def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> BuildReport:

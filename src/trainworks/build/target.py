@@ -35,13 +35,13 @@ def build_target(
     """Build a target's image and test it, as far as the order says.
 
     Args:
-        request: What was asked for.
+        request: The user's choice.
         plan: Its plan.
-        session: The run that it is part of.
-        order: How to build.
+        session: The run of the target.
+        order: Options of the build.
 
     Raises:
-        LockError: An input is not locked, or a file is not what was locked.
+        LockError: An input is not locked, or a file has another hash than in the lock.
         HostError: A source that the image needs cannot be downloaded.
         RegistryError: A registry refuses the push. BuildError, EngineError, EngineUnavailableError,
         OutputError, RecipeError: See ``trainworks.errors``.
@@ -94,9 +94,7 @@ def build_target(
 
 
 def _engine_that_answers(order: BuildOrder) -> Engine | None:
-    """Return the engine, or ``None``: what is wrong with the sources is
-    reported before a missing engine.
-    """
+    """Return the engine, or ``None``: problems of sources are reported before a missing engine."""
     with suppress(EngineUnavailableError, UnknownNameError):
         return choose(order.engine, report=say)
     return None
@@ -107,7 +105,7 @@ def _with_sources(
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan.
 
-    Return the plan of what can be built of them, and what was left out.
+    Return the plan of the possible image, and the sources that were left out.
     """
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
@@ -129,14 +127,15 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
     """Return the image of a target, ready to be built."""
     settings = session.settings
     suite = plan.base.suite if plan.base.bootstrap else ""
-    artifacts = [artifact for step in plan.steps for artifact in step.artifacts]
-    addresses = [address for each in artifacts for address in (each.url, each.git)]
+    addresses: list[str] = []
+    for step in plan.steps:
+        for artifact in step.artifacts:
+            addresses += (artifact.url, artifact.git)
 
     def add_files(folder: Path) -> tuple[str, ...]:
-        return (
-            *add_local_wheels(plan, settings.pip, folder),
-            *add_local_artifacts(plan, session.places.folders, folder),
-        )
+        wheels = add_local_wheels(plan, settings.pip, folder)
+        artifacts = add_local_artifacts(plan, session.places.folders, folder)
+        return (*wheels, *artifacts)
 
     return ImageSpec(
         name=plan.target.name,
@@ -154,7 +153,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
 
 
 def _rendered(check: Check, rendering: Rendering) -> Check:
-    """Return a check of the plan with what only the rendering knows."""
+    """Return a check of the plan with values of the rendering."""
     if isinstance(check, DeliveredFilesCheck):
         return replace(check, digests=(*check.digests, *rendering.copied))
     if isinstance(check, ConfigurationCheck):
