@@ -457,7 +457,9 @@ class BuildahEngine:
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
-            emulation = [f"--env={name}={value}" for name, value in subprocesses.emulation().items()]
+            emulation = [
+                f"--env={name}={value}" for name, value in subprocesses.emulation().items()
+            ]
             closed = ["--isolation=chroot"]
             if how.isolated:
                 closed = _isolating(self._runtime, folder, how.isolated)
@@ -705,7 +707,7 @@ class BuildahEngine:
                     subprocesses.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
 
 
-def _first_line(done: processes.Finished) -> str:
+def _first_line(done: subprocesses.Finished) -> str:
     """Return the first line that buildah printed, without its note about an exit status."""
     text = _EXITS.sub(b"", done.errors or done.output)
     for line in text.decode(errors="replace").splitlines():

@@ -13,8 +13,8 @@ from packaging.version import Version
 from trainworks.facts.field_types import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
 from trainworks.facts.rows import TABLES, Component, Facts, TargetRow
-from trainworks.facts.shapes import short
-from trainworks.likeness import nearest
+from trainworks.facts.schema import short
+from trainworks.suggestions import nearest
 
 Malformed = Set[tuple[str, str]]
 """Kind and name of malformed rows (``Reader.malformed``)."""

@@ -169,9 +169,9 @@ def _ask_inside(
     _ask_torch(container, python, looked)
 
     start = time.monotonic()
-    request = questions.request_of((*OF_LIBRARIES, delivered), files.image, python=python)
+    request = probe_request.request_of((*OF_LIBRARIES, delivered), files.image, python=python)
     request["distributions"] = True
-    answer = questions.ask(container, request, interpreter=pythons[0])
+    answer = probe_request.ask(container, request, interpreter=pythons[0])
     libraries, duplicates, *paths = answer["problems"]
     libraries = _without_optional(container, python, libraries, looked)
     title = f"all shared libraries under {', '.join(ROOTS)} find what they need"
