@@ -469,12 +469,12 @@ def _name_of(wheel: Path) -> str:
 
 
 def _address_at(source: WheelSource) -> str:
-    """Return the word for a project's folder and its extras: ``file:///home/me/pkg[extra]``."""
+    """Return the word for a project's folder and its extras: ``ADDRESS[extra]``."""
     return f"{Path(source.folder).as_uri()}{source.extras}"
 
 
 def _named(word: str, name: str) -> str:
-    """Return the word for a project's folder as a requirement: ``pkg[extra] @ file:///...``."""
+    """Return the word for a project's folder as a requirement: ``pkg[extra] @ ADDRESS``."""
     address, bracket, extras = word.partition("[")
     return f"{name}{bracket}{extras} @ {address}"
 
@@ -663,7 +663,7 @@ def _lock_head(session: Session, order: Order, left: Sequence[str]) -> list[str]
 def _with_names(address: str, variables: Iterable[str]) -> str:
     """Return an address with variables instead of their values, and without any other login.
 
-    ``https://secret@host/x.whl`` becomes ``https://${TOKEN}@host/x.whl``.
+    ``SECRET@HOST/x.whl`` becomes ``${TOKEN}@HOST/x.whl``.
     """
     for name in sorted(variables):
         value = os.environ[name]

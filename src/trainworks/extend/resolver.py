@@ -80,7 +80,7 @@ class Fetched:
         direct: Whether a requirement names its address or path.
         local: Whether the file was on this machine before.
         repository: Address and commit of a git repository, which has no file, in uv's form:
-            ``git+https://host/project@COMMIT``.
+            ``git+ADDRESS@COMMIT``.
         address: The address in the user's requirement, if ``direct``; may have a login.
         uploaded: When the index received the file; ``None`` if the index does not say.
     """
@@ -574,7 +574,7 @@ def _hashes_in(lines: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
 def name_in(line: str) -> str:
     """Return the name of the distribution in a requirement line, as indexes write it.
 
-    ``Torch[x]>=2`` and ``https://host/torch-2.9-py3-none-any.whl`` both are ``torch``.
+    ``Torch[x]>=2`` and ``ADDRESS/torch-VERSION-py3-none-any.whl`` both are ``torch``.
     """
     if re.match(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\]\s*)?(@|[=<>!~;\s]|$)", line):
         return canonicalize_name(re.match(r"[\w.-]+", line).group())  # type: ignore[union-attr]

@@ -41,7 +41,7 @@ class Requirement:
     build: bool
 
     def __str__(self) -> str:
-        """Return it in pip's form: ``numpy<1.24``, or ``torch==2.9.1``."""
+        """Return it in pip's form: ``numpy<1.24``, or ``torch==VERSION``."""
         if not self.version:
             return self.asked
         separator = "," if self.range else ""
@@ -267,7 +267,7 @@ def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
 
 
 def _public(version: str) -> str:
-    """Return a version without its local part: ``2.9.1`` of ``2.9.1+cu130``."""
+    """Return a version without its local part: ``VERSION`` of ``VERSION+cu130``."""
     return version.partition("+")[0]
 
 

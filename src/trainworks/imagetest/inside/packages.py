@@ -179,7 +179,7 @@ def rpm_listing(text: str) -> list[SystemPackage]:
         name, version, architecture, source, license_name, vendor = columns
         if not version or name == "gpg-pubkey":
             continue
-        # "gcc-11.4.1-3.el9.src.rpm": name, version and release.
+        # "gcc-VERSION-RELEASE.src.rpm"
         source_name, source_version = name, version
         parts = re.sub(r"\.(?:no)?src\.rpm$", "", source).rsplit("-", 2)
         if len(parts) == 3:
