@@ -8,6 +8,7 @@ an exception, of those that the script's own code makes. A run without a fault c
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import random
@@ -42,18 +43,24 @@ class Moment:
         how: "kill", "raise", or "count": it does not fail.
         rank: The rank.
         number: Of its moments of this kind.
-        seen: How many there have been, by kind.
+        kills: How many moments of "kill" there have been.
+        raises: How many of "raise".
+
+    Both numbers are ctypes': the profiler counts in every thread, also while smp gives the
+    containers that a model's code reaches back what they held.
     """
 
     folder: str
     how: str
     rank: int = -1
     number: int = 0
-    seen: dict[str, int] = field(default_factory=lambda: {"kill": 0, "raise": 0})
+    kills: ctypes.c_int = field(default_factory=ctypes.c_int)
+    raises: ctypes.c_int = field(default_factory=ctypes.c_int)
 
     def pass_by(self, kind: str) -> None:
-        self.seen[kind] += 1
-        if self.how == kind and self.seen[kind] >= self.number:
+        counter = self.kills if kind == "kill" else self.raises
+        counter.value += 1
+        if self.how == kind and counter.value >= self.number:
             self.fail()
 
     def fail(self) -> None:
@@ -126,7 +133,9 @@ def train(shape: str, moment: Moment) -> None:
         model.state_dict()
     if moment.how == "count":
         sys.setprofile(None)
-        Path(moment.folder, f"moments{smp.rank()}").write_text(repr(moment.seen))
+        Path(moment.folder, f"moments{smp.rank()}").write_text(
+            repr({"kill": moment.kills.value, "raise": moment.raises.value})
+        )
     elif armed:  # the calls of two runs differ by a few
         moment.fail()
     smp.barrier()
