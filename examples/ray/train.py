@@ -30,6 +30,11 @@ def batch_of(step, size, device):
     return inputs.to(device), targets.to(device)
 
 
+def without_wrapper(model):
+    """Return the model itself: with several workers DistributedDataParallel is around it."""
+    return getattr(model, "module", model)
+
+
 def load(model, optimizer):
     """Read the last checkpoint of the run; return the step to begin with."""
     checkpoint = ray.train.get_checkpoint()
@@ -37,7 +42,7 @@ def load(model, optimizer):
         return 1
     with checkpoint.as_directory() as folder:
         state = torch.load(Path(folder) / "state.pt", map_location="cpu")
-    model.load_state_dict(state["model"])
+    without_wrapper(model).load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"] + 1
     if ray.train.get_context().get_world_rank() == 0:
@@ -52,7 +57,8 @@ def report(step, loss, model, optimizer):
         ray.train.report(metrics)
         return
     with tempfile.TemporaryDirectory() as folder:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        weights = without_wrapper(model).state_dict()
+        state = {"model": weights, "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, Path(folder) / "state.pt")
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
