@@ -31,6 +31,22 @@ from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_testing.clock import PATIENCE, assert_within, start_clock
 
+WAIT_FOR_SIGNALS = """
+import os, signal
+
+def wait_for_signals():
+    waking, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    while True:
+        os.read(waking, 1)
+"""
+"""The end of a script that has handlers.
+
+A signal that comes right before the system call of ``signal.pause`` is only noted: its handler runs
+after the call, which never ends. The pipe has a byte for it.
+"""
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHER = REPOSITORY / "launcher"
 TIME_OUT = PATIENCE

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_support import Launcher, write_inputs, write_manifest
+from launcher_support import WAIT_FOR_SIGNALS, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.contract.json_values import Json
 
@@ -134,8 +134,10 @@ print("   Process name: [prterun-algo-1-1@1,0]\\n   Exit code:    14\\n")
 sys.exit(14)
 """
     script = (
-        LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGKILL)")
-        + "signal.signal(signal.SIGUSR1, lambda *_: os._exit(14))\nif rank == 0: signal.pause()\n"
+        WAIT_FOR_SIGNALS
+        + LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGKILL)")
+        + "signal.signal(signal.SIGUSR1, lambda *_: os._exit(14))\n"
+        + "if rank == 0: wait_for_signals()\n"
     )
     with job(tmp_path, "mpi", end, script) as made:
         assert made.wait() == 137, made.text
@@ -162,8 +164,10 @@ else:
 sys.exit(1)
 """
     script = (
-        LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGTERM)")
-        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9 if rank else 15))\nsignal.pause()\n"
+        WAIT_FOR_SIGNALS
+        + LAST_FAILS.replace("END", "os.kill(os.getpid(), signal.SIGTERM)")
+        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9 if rank else 15))\n"
+        + "wait_for_signals()\n"
     )
     with job(tmp_path, mode, end, script) as made:
         assert made.wait() == 143, made.text

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import Launcher, write_inputs, write_manifest
+from launcher_support import WAIT_FOR_SIGNALS, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract.json_values import Json
@@ -127,15 +127,17 @@ def test_a_line_without_an_end_is_shown_and_ended_by_whoever_speaks_next(tmp_pat
 
 
 def test_a_progress_bar_is_shown_while_it_runs(tmp_path: Path) -> None:
-    script = """
+    script = (
+        WAIT_FOR_SIGNALS
+        + """
 import os, signal
 signal.signal(signal.SIGTERM, lambda *_: exit())
 if os.environ["RANK"] == "0":
     os.write(2, b"\\r 10%")
     os.write(2, b"\\r 20%")
-while True:
-    signal.pause()
+wait_for_signals()
 """
+    )
     with ranks(tmp_path, script, 2) as made:
         made.read_until("[algo-1 rank 0] \r 10%\r 20%")
         made.process.send_signal(signal.SIGTERM)

@@ -22,6 +22,7 @@ from launcher_support import (
     REPOSITORY,
     TIME_OUT,
     TRAIN,
+    WAIT_FOR_SIGNALS,
     Launcher,
     write_inputs,
     write_manifest,
@@ -33,7 +34,9 @@ from trainworks_testing.ports import free_port
 
 LEADER, WORKER = "127.0.0.1", "127.0.0.2"
 HOSTS = (LEADER, WORKER)
-WAIT_FOR_TERM = """
+WAIT_FOR_TERM = (
+    WAIT_FOR_SIGNALS
+    + """
 import os, signal, sys
 
 def stop(number, frame):
@@ -44,9 +47,9 @@ def stop(number, frame):
 
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-while True:
-    signal.pause()
+wait_for_signals()
 """
+)
 IGNORE_TERM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
-from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
+from launcher_support import GLOO_ENDS, TIME_OUT, WAIT_FOR_SIGNALS, Launcher, write_inputs
 
 from trainworks_launcher.contract.json_values import Json
 from trainworks_testing.clock import assert_within
@@ -164,8 +164,10 @@ def test_a_rank_on_the_second_host_raises(
     shared: Network, manifest: Path, tmp_path: Path, mode: str
 ) -> None:
     script = (
-        RANKS + 'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwhile True: signal.pause()\n"
+        WAIT_FOR_SIGNALS
+        + RANKS
+        + 'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
+        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwait_for_signals()\n"
     )
     with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
         statuses, ended = wait_all(hosts)

@@ -13,13 +13,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launcher_support import TIME_OUT, Launcher, pids_with_variable, write_inputs, write_manifest
+from launcher_support import (
+    TIME_OUT,
+    WAIT_FOR_SIGNALS,
+    Launcher,
+    pids_with_variable,
+    write_inputs,
+    write_manifest,
+)
 
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
 
 PID_ONE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
 
-SAVES = """
+SAVES = (
+    WAIT_FOR_SIGNALS
+    + """
 import os, signal, sys
 
 if HANDLER_AFTER:
@@ -41,12 +50,11 @@ for number in NUMBERS:
     signal.signal(number, save)
 worker = os.fork()  # as a data loader does it: with its parent's handlers
 if worker == 0:
-    while True:
-        signal.pause()
+    wait_for_signals()
 print("ready", flush=True)
-while True:
-    signal.pause()
+wait_for_signals()
 """
+)
 
 
 def saves(numbers: Sequence[int], handler_after: str = "") -> str:

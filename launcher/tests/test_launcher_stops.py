@@ -21,6 +21,7 @@ from launcher_support import (
     LAUNCHER,
     TIME_OUT,
     TRAIN,
+    WAIT_FOR_SIGNALS,
     Launcher,
     environment,
     plan,
@@ -101,7 +102,9 @@ def test_a_noted_stop_signal_starts_nothing(tmp_path: Path) -> None:
 
 
 # --- stops and checkpoints ------------------------------------------------------------------------
-SAVES_OR_NOT = """
+SAVES_OR_NOT = (
+    WAIT_FOR_SIGNALS
+    + """
 import os, signal, sys
 def stop(number, frame):
     if SAVES:
@@ -109,8 +112,9 @@ def stop(number, frame):
     sys.exit(STATUS)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-signal.pause()
+wait_for_signals()
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
     One of the two is always a container's.
     """
     code = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n"
-    code += "from trainworks_launcher.environment import limits; print(limits.is_contained())"
+    code += "from trainworks_launcher.environment import cgroups; print(cgroups.is_contained())"
     inside = subprocess.run(
         (*PID_ONE, sys.executable, "-c", code), check=False, capture_output=True, text=True
     )
