@@ -463,7 +463,12 @@ def test_a_history_has_the_steps_that_were_rendered() -> None:
         "/bin/sh -c echo a && b",
         "/bin/sh -c #(nop) LABEL x=y",
     ]
-    for texts in (of_docker, of_buildah):
+    of_old_buildah = [
+        *of_buildah[:1],
+        "|1 a=b /bin/sh -c --mount=type=cache,target=/x     --network=none apt-get install one",
+        *of_buildah[2:],
+    ]
+    for texts in (of_docker, of_buildah, of_old_buildah):
         history = [HistoryEntry(created_by=text, size=0) for text in texts]
         assert promises.history_problems(steps, history) == []
         assert "should have 3" in promises.history_problems(steps, history[3:])[0]

@@ -85,7 +85,12 @@ def main(arguments: Sequence[str]) -> int:
         if command == "tools":
             wheels = [str(file) for file in sorted(TOOLS.glob("*.whl"))]
             return uv.install("--no-deps", *wheels)
-        return install(uv)
+        started = time.time()
+        status = install(uv)
+    # uv's folder is removed before: that changes the time of the folder around it.
+    if status == 0:
+        settle(started)
+    return status
 
 
 def install(uv: Uv) -> int:
@@ -93,7 +98,6 @@ def install(uv: Uv) -> int:
 
     Return a status.
     """
-    started = time.time()
     before = versions()
     lock = (INPUTS / LOCK).read_text(encoding="utf-8")
     pins = WHEELS / PINS
@@ -107,7 +111,6 @@ def install(uv: Uv) -> int:
     compile_imports(new.difference(data_of(lock)["local"]))
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(lock, encoding="utf-8")
-    settle(started)
     return 0
 
 

@@ -56,7 +56,7 @@ def image_steps(dockerfile: str) -> tuple[str, ...]:
             stages[name] = []
             parents[name] = rest.split(" ")[0]
         elif word in WORDS:
-            stages[name].append(f"RUN {_FLAGS.sub('', rest)}" if word == "RUN" else word)
+            stages[name].append(f"RUN {without_flags(rest)}" if word == "RUN" else word)
     steps: list[str] = []
     while name in stages:
         steps = [*stages[name], *steps]
@@ -65,6 +65,11 @@ def image_steps(dockerfile: str) -> tuple[str, ...]:
 
 
 _FLAGS = re.compile(r"^(--\S+ )+")
+
+
+def without_flags(command: str) -> str:
+    """Return the command of a RUN without the flags before it, such as ``--mount=type=cache``."""
+    return _FLAGS.sub("", command)
 
 
 def _instructions(dockerfile: str) -> Iterator[str]:
