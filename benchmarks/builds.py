@@ -6,7 +6,7 @@ What is cold in a cold build: no step is taken from the layer cache (`--no-cache
 mounts of our recipes (apt's and uv's files) are of this benchmark alone and are emptied before. The
 peer has none. What stays warm
 for both: the base image is in the engine's store, local wheel files are on this machine's disk, and
-a package mirror may remember what was asked before; ours goes first, so whatever the mirror then
+a package mirror may remember what was asked before; ours goes first, so what the mirror then
 remembers helps the peer.
 """
 
@@ -57,7 +57,7 @@ from trainworks.terminal.build_progress import BuildProgress
 FROZEN = ("src", *FOLDERS)
 """What a build reads of a checkout.
 
-A copy of it is measured, so that nobody's editing gets in between.
+A copy of it is measured, so that an edit meanwhile changes nothing.
 """
 
 OWN_CACHES = "id=trainworks-benchmark-"

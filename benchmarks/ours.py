@@ -1,5 +1,5 @@
 """Our build as a process: what ``build.py --until build`` does, under another
-tag, so that nobody's image is moved.
+tag, so that no other image is moved.
 
 Called by ``builds.py`` with a frozen copy of the checkout: ``ours.py ROOT
 ENGINE TAG cached|all FRAMEWORK CUDA``.

@@ -1,9 +1,11 @@
 """Trains a small Keras model on points that can be told apart, alone or with
 other processes, and saves it.
 
-python train.py --epochs 5 mpirun -np 2 python train.py --reduce mpi          each rank has its part
-of the points, gradients are averaged python train.py --reduce strategy                  on each
-host, with TF_CONFIG: MultiWorkerMirroredStrategy
+python train.py --epochs 5
+mpirun -np 2 python train.py --reduce mpi    each rank has its part of the points, gradients are
+                                             averaged
+python train.py --reduce strategy            on each host, with TF_CONFIG:
+                                             MultiWorkerMirroredStrategy
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Checks of a host before the first step: what is asked (``Checks``), and what is found
 (``Finding``). Pure.
 
-``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what they
-mean. ``gpus`` asks nvidia-smi. ``programs/check.py`` is the process that does it where the driver
-is asked; a host without GPUs is looked at in the launcher itself, which costs two milliseconds with
-its loading.
+``plan.host_checks`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what
+they mean. ``gpus`` asks nvidia-smi. ``programs/check.py`` is the process that does it where the
+driver is asked; a host without GPUs is looked at in the launcher itself, which costs two
+milliseconds with its loading.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """The command ``train``, and the entry point of the image.
 
-``train``                       run this host's part of the job ``train [OPTIONS] -- PROGRAM``  the
-same, with the program and its arguments instead of the platform's files ``train --plan [--host
-NAME]``  print the plan of this host (or another one) as JSON and run nothing ``train explain``
-the same as a table: each flag and variable, its value, its origin, its reason ``train check``
-check this host as a job does before it starts, and run nothing ``train --version``, ``--help``
+``train``                       run this host's part of the job
+``train [OPTIONS] -- PROGRAM``  the same, with the program and its arguments instead of the
+                                platform's files
+``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
+``train explain``               the same as a table: each flag and variable, its value, its origin,
+                                its reason
+``train check``                 check this host as a job does before it starts, and run nothing
+``train --version``, ``--help``
 anything else                   executed as given: ``docker run IMAGE bash``
 """
 
@@ -268,7 +271,7 @@ def _train(asked: Invocation | None = None, measures: bool = False) -> int:
 
     Args:
         asked: What the command line asks for; None: nothing.
-        measures: Whether that is ``plan.measure``'s all-reduce.
+        measures: Whether that is ``plan.bandwidth``'s all-reduce.
     """
     from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
 

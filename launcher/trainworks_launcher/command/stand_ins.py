@@ -6,7 +6,7 @@ Both names lead to this module (the image's recipes of ``open-mpi`` and
 
 A program under ``train`` on several hosts calls ``mpirun`` with a list of them: it gets the
 launcher's agent, which starts its daemons through the launchers of those hosts
-(``supervise.children.agents``).
+(``supervise.processes.mpirun_agents``).
 
 Kubernetes operators (MPIJob, TrainJob with MPI) run ``/usr/sbin/sshd -De`` on the workers: it gets
 a host key here, because images have none. They describe the job to ``mpirun`` in variables of Open

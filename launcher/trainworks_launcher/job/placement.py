@@ -368,7 +368,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
-    """Return the instance type of each host, as ``cluster`` tells that of one.
+    """Return the instance type of each host, as ``resource_config`` tells that of one.
 
     The groups are read once for all hosts.
     """

@@ -7,7 +7,7 @@ each; the end of the pipe is the end of the launcher. Then these commands, what 
 the sessions that these lead, and every process with the mark are killed, and the directory of the
 job is removed. A launcher that ends in order ends its guard.
 
-The mark is a limit of resources that all processes of the job have inherited (``children.guard``);
+The mark is a limit of resources that all processes of the job have inherited (``processes.guard``);
 0 if they have none.
 """
 

@@ -4,12 +4,11 @@ head, its workers, or all of its hosts.
 Run as ``python3 -I ray_node.py LEADER PORT SECONDS WHAT -- PROGRAM...``. LEADER and PORT are where
 Ray's head listens. WHAT is what PROGRAM is:
 
-``head``     ``ray start --head``: it is told this host's own address, the one
-by which the others reach it.
+``head``     ``ray start --head``: it is told this host's own address, the one by which the others
+             reach it.
 ``worker``   ``ray start --address``: starts when the head listens; Ray itself would print each try.
 a number     the job's program, on the leader: starts when Ray has so many hosts, and finds it by
-RAY_ADDRESS. Run by
-             the Python that has Ray.
+             RAY_ADDRESS. Run by the Python that has Ray.
 
 The limit is SECONDS. What happens to the head and the workers meanwhile is not
 watched here: the launcher does that.

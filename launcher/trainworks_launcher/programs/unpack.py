@@ -7,8 +7,8 @@ directory. Files of the archive take the place of files of the same name: an upl
 the image has.
 
 Two defences, one behind the other. The whole archive is judged before anything is written
-(``given.archive``): one bad member, and nothing is unpacked. And what writes never follows a link:
-every directory on the way is opened by itself.
+(``environment.source_archive``): one bad member, and nothing is unpacked. And what writes never
+follows a link: every directory on the way is opened by itself.
 """
 
 from __future__ import annotations

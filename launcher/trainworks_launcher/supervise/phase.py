@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a run does. A stop signal may come in any phase; ``stopping`` has it."""
+    """What a run does. A stop signal may come in any phase; ``shutdown`` has it."""
 
     JOINING = 0
     """The control channel does not stand yet. A refusal is this host's own."""

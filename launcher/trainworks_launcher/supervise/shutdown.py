@@ -10,7 +10,7 @@ nothing: Slurm sends TERM again before KILL. KILL comes from here only
 - where this host's platform has sent no signal, and the host that was stopped is gone.
 
 What does not end after KILL is left behind. The starters of the ranks do not shorten the time
-either (``children.held``).
+either (``processes.kept_descriptors``).
 """
 
 from __future__ import annotations

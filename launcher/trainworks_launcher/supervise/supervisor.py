@@ -5,7 +5,7 @@ order of a job is prepare (unpack, install) on every host at once, then all star
 end together with one outcome.
 
 PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks
-themselves, which have all the time that the platform leaves (``stopping``). What we start is in a
+themselves, which have all the time that the platform leaves (``shutdown``). What we start is in a
 session of its own and is ended with it.
 """
 

@@ -2,7 +2,7 @@
 
 Every build goes through here.
 
-``assemble.target`` and ``extend.image`` say what the image is made of; ``assemble.many`` does
+``build.target`` and ``extend.image`` say what the image is made of; ``build.matrix`` does
 several, one thread each.
 """
 
@@ -159,8 +159,8 @@ def build_image(
     """Build an image and test it, as far as ``options.until`` says.
 
     Where the engine has an image of this name that was built from the very same inputs, that one is
-    the result. Checks that this image has passed are not asked again (``assemble.tested``), unless
-    ``options.test_again``.
+    the result. Checks that this image has passed are not asked again (``build.passed_checks``),
+    unless ``options.test_again``.
 
     Args:
         spec: The image.

@@ -31,7 +31,7 @@ def run_target(
     Raises:
         RecipeError: A recipe and its values do not fit.
         OutputError: The folder of ``--output`` has files that are not ours, or cannot be written.
-        TrainworksError: See ``assemble.target.build_target``.
+        TrainworksError: See ``build.target.build_target``.
     """
     if order.until == "plan":
         return _show_plan(request, plan, session, order)

@@ -1,4 +1,4 @@
-"""One target: plan, sources, rendering, image (``assemble.image``), record, push."""
+"""One target: plan, sources, rendering, image (``build.image``), record, push."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """``build.py extend``: base, requirements and code become a plan, its rendering and an image
-(``assemble.image``).
+(``build.image``).
 
 Problems are found in two rounds, and each round reports all of its problems at once: first those
 of this machine's files (``extend.inputs``), without an engine; then those of the base image
-(``extend.base``). Then the requirements are resolved and downloaded, which gives their lock
+(``extend.base_image``). Then the requirements are resolved and downloaded, which gives their lock
 (``extend.resolve``), and the image is built from that lock.
 """
 

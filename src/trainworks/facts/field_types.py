@@ -2,7 +2,7 @@
 
 Every text that reaches a Dockerfile has one.
 
-An empty text has every form: where a field must be given, ``shapes`` refuses it.
+An empty text has every form: where a field must be given, ``schema`` refuses it.
 """
 
 from __future__ import annotations

@@ -3,16 +3,18 @@ give their releases.
 
 A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" binds closer.
 
-=======================
-==============================================================================================
-``>=2.4,<3``             compared number by number: 1.9 comes before 1.10, and zeros at the end
-count for nothing ``>=1.22amzn4``          1.22amzn3 is below it: where a bound has a vendor's own
-number, that counts as well ``11.3``                 this text, or one that continues it behind a
-dot ``!ubuntu20.04``         not this text, nor one that continues it ``--disable-ngc``        where
-the value is a set: it is in there; ``!--disable-ngc``: it is not ``{cell}``               the value
-of another property, put in its place before anything is compared ``present``              there, in
-whatever version ``absent``               not there =======================
-==============================================================================================
+=================  ================================================================================
+``>=2.4,<3``       compared number by number: 1.9 comes before 1.10, and zeros at the end count for
+                   nothing
+``>=1.22amzn4``    1.22amzn3 is below it: where a bound has a vendor's own number, that counts as
+                   well
+``11.3``           this text, or one that continues it behind a dot
+``!ubuntu20.04``   not this text, nor one that continues it
+``--disable-ngc``  where the value is a set: it is in there; ``!--disable-ngc``: it is not
+``{cell}``         the value of another property, put in its place before anything is compared
+``present``        there, in any version
+``absent``         not there
+=================  ================================================================================
 
 `packaging` reads PEP 440 and refuses what AWS calls its releases
 (``1.22amzn4``, ``1.7-aws``): docs/adr/0016.

@@ -1,8 +1,8 @@
 """Reads a table of TOML into a frozen dataclass, and reports all problems of the table.
 
 A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X,
-...]``, ``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int``
-with its range. Nothing is converted but an array into a tuple, and no number is negative.
+...]``, ``Mapping[str, X]``, ``object``, and one of ``field_types``: a ``str`` with its form, an
+``int`` with its range. Nothing is converted but an array into a tuple, and no number is negative.
 """
 
 from __future__ import annotations

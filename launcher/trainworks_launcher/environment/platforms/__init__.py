@@ -28,7 +28,7 @@ class Platform(NamedTuple):
         name: Name of its file, as ``train --plan`` shows it.
         marks: Variables; one that is set, even if it is empty, says that this platform started the
             host. A star stands for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for
-            that program, A_KIND for what ``several`` recognises.
+            that program, A_KIND for what ``cluster_hosts`` recognises.
         ends_jobs: Whether it sends KILL itself, some time after its stop signal.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.

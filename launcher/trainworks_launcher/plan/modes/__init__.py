@@ -1,4 +1,4 @@
-"""The ways to start a job: one file per mode, whose row is in ``registry``.
+"""The ways to start a job: one file per mode, whose row is in ``contract.modes``.
 
 A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host of the job, or
 raises RefusalError.

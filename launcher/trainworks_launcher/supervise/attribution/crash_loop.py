@@ -7,7 +7,7 @@ another exception, or the same one in another place (``Outcome.kind_of_failure``
 The leader ends the job when no host that has had a restart got further in
 ``names.FRUITLESS_RESTARTS`` rounds in a row: progress is mostly printed on one host, and saved on
 one. A host that has not told yet of the last round holds the end up, and one that was lost begins
-the count anew. What counts as a step further: ``children.rounds``.
+the count anew. What counts as a step further: ``processes.attempts``.
 """
 
 from __future__ import annotations

@@ -3,33 +3,40 @@
 The leader listens, every other host joins. Messages are JSON objects, one per
 line, of bounded size:
 
-====================  =========
-===================================================================================== message
-direction  meaning ====================  =========
-===================================================================================== join
-to leader  host, its job (``identity``), protocol, a nonce, whether this host has a job secret
-challenge             to host    the leader's nonce, protocol, its proof, whether it has a job
-secret answer                to leader  this host's proof refused               both       why a
-host of this job is not let in, or does not believe the leader; it may try again welcome
-to host    joined; from the answer on every message has a seal (``seal``) ready                 to
-leader  code and requirements are prepared go                    to all     every host is ready:
-start suspect               to leader  a rank of this host ended, or has noted why it will: the
-evidence, and for how long ended                 to leader  this host's own command ended, with its
-outcome stopping              to leader  a stop signal came to this host stop                  to
-all     some host was stopped: forward the signal to the processes without               to all
-a host is lost and the job goes on without it: end the ranks, torchrun starts new ones finish
-to all     the outcome of the whole job, the same on every host bye                   to leader
-outcome known, processes ended, files written alive                 both       heartbeat probe
-both       heartbeat on a connection of its own, while the other one is silent (``probe``) leads
-both       between two hosts that both lead (``rivals``) any other             both       what
-``Role.tell`` sends and ``Events.told`` gets ====================  =========
-=====================================================================================
+=========  =========  ==============================================================================
+message    direction  meaning
+=========  =========  ==============================================================================
+join       to leader  host, its job (``identity``), protocol, a nonce, whether this host has a job
+                      secret
+challenge  to host    the leader's nonce, protocol, its proof, whether it has a job secret
+answer     to leader  this host's proof
+refused    both       why a host of this job is not let in, or does not believe the leader; it may
+                      try again
+welcome    to host    joined; from the answer on every message has a seal
+                      (``message_authentication``)
+ready      to leader  code and requirements are prepared
+go         to all     every host is ready: start
+suspect    to leader  a rank of this host ended, or has noted why it will: the evidence, and for how
+                      long
+ended      to leader  this host's own command ended, with its outcome
+stopping   to leader  a stop signal came to this host
+stop       to all     some host was stopped: forward the signal to the processes
+without    to all     a host is lost and the job goes on without it: end the ranks, torchrun starts
+                      new ones
+finish     to all     the outcome of the whole job, the same on every host
+bye        to leader  outcome known, processes ended, files written
+alive      both       heartbeat
+probe      both       heartbeat on a connection of its own, while the other one is silent
+                      (``keepalive``)
+leads      both       between two hosts that both lead (``rivals``)
+any other  both       what ``Role.tell`` sends and ``Events.told`` gets
+=========  =========  ==============================================================================
 
 The first failure anywhere, or a lost host, is the outcome of the job, unless the job may go on with
 fewer hosts (``Control.minimum_hosts``). After a stop signal all hosts are given their grace before
 the outcome is told. What comes from a stranger is dropped with a few lines in the log at most
-(``strangers``). With a job secret on every host both sides prove that they know it before either
-believes the other (``proof``). Texts of another host are cleaned where they are read
+(``pending_connections``). With a job secret on every host both sides prove that they know it before
+either believes the other (``handshake``). Texts of another host are cleaned where they are read
 (``messages``). What counts when, on either side, is in tables (``phases``).
 
 A new message needs no change in these files: a part of the supervisor sends it with ``Role.tell``
@@ -50,7 +57,8 @@ from trainworks_launcher.supervise.outcome.outcome import Outcome
 HOLD, NO_MORE_TIME = "hold", "no_more_time"
 """Kinds of messages about a stop.
 
-``hold``: a rank has ended badly in it, so each host holds its starter (``children.held``).
+``hold``: a rank has ended badly in it, so each host holds its starter
+(``processes.kept_descriptors``).
 ``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every host
 does.
 """

@@ -52,7 +52,7 @@ class Connection:
         self.host = ""
         self.asked: Transcript | None = None  # what the leader asked it to prove
         self.seal: Seal | None = None
-        self.probes = 0  # questions beside this connection, see ``probe``
+        self.probes = 0  # questions beside this connection, see ``keepalive``
         self.strange = (
             False  # the other end is another program: what it said is no message of a launcher
         )

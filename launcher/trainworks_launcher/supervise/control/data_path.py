@@ -13,13 +13,13 @@ ranks start.
 An answer that says no (refused, no route, another host) ends the job where its ranks need the path;
 silence is a warning, because the path may be slow.
 
-=====  =========
-==================================================================================== step
-direction  fields =====  =========
-==================================================================================== offer  to
-leader  address, port, interface, mark: where this host listens, and what it wants to read try    to
-host    peers: the offers of its neighbours and of rank 0's store, each with its host's name =====
-=========  ====================================================================================
+=====  =========  ==================================================================================
+step   direction  fields
+=====  =========  ==================================================================================
+offer  to leader  address, port, interface, mark: where this host listens, and what it wants to read
+try    to host    peers: the offers of its neighbours and of rank 0's store, each with its host's
+                  name
+=====  =========  ==================================================================================
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The seal of a message: proof that it comes from the host that joined, and in
 the order in which it was sent. Pure.
 
-Both sides derive a key in the join (``proof.make_key``), and of it one for each direction. A seal
-is HMAC-SHA256 over the number of the message on its connection and its bytes. A message that was
-changed, left out, repeated, or sent on by somebody else is therefore not opened. Messages are not
-encrypted.
+Both sides derive a key in the join (``handshake.make_key``), and of it one for each direction. A
+seal is HMAC-SHA256 over the number of the message on its connection and its bytes. A message that
+was changed, left out, repeated, or sent on by somebody else is therefore not opened. Messages are
+not encrypted.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class WorkerPhase(IntEnum):
     """How far a host is, for itself."""
 
     JOINING = 0
-    """It looks for the leader (``search``)."""
+    """It looks for the leader (``rendezvous``)."""
     PREPARING = 1
     """The leader has let it in. A leader that leaves may start anew."""
     READY = 2

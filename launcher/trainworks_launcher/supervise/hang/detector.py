@@ -5,16 +5,16 @@ quiet or moves again. When all are quiet it asks each for a last look; if that s
 either, it names the rank that differs and tells every host. All of it happens once for a stall:
 again only after some host has made progress.
 
-==========  =========
-================================================================================ message
-direction  meaning ==========  =========
-================================================================================ quiet       to
-leader  ``quiet``: whether nothing on this host has made progress for the limit look        to host
-look once more; ``round`` comes back in the answer records     to leader  what torch's flight
-recorder has of each rank, and NCCL's RAS of all; comes before ``rows`` rows        to leader
-nothing has moved: where each rank is verdict     to host    the job hangs: write the stacks down;
-``text`` for the log ==========  =========
-================================================================================
+=======  =========  ===========================================================================
+message  direction  meaning
+=======  =========  ===========================================================================
+quiet    to leader  ``quiet``: whether nothing on this host has made progress for the limit
+look     to host    look once more; ``round`` comes back in the answer
+records  to leader  what torch's flight recorder has of each rank, and NCCL's RAS of all; comes
+                    before ``rows``
+rows     to leader  nothing has moved: where each rank is
+verdict  to host    the job hangs: write the stacks down; ``text`` for the log
+=======  =========  ===========================================================================
 """
 
 from __future__ import annotations

@@ -2,38 +2,37 @@
 
 Pure.
 
-===  ==========================================================
-===================================================== row  what a host has seen of a rank
-why it stands there ===  ==========================================================
-===================================================== 1    RECORDED: its Python noted an exception
-that blames no      The failure tells of itself, at its source, and when.
-     other process, or the status that ``sys.exit`` was told
-1    DIED: it ended by itself, with a status or a signal that    The kernel tells of it. With a
-     record or without: the no starter sends, and noted nothing                         one that
-     came first counts.
-1    TERMINATED, and no rank had failed before: SIGTERM, the     No starter had a reason yet:
-     somebody else sent it. program's own handler of that, or SIGKILL ended it          So it is a
-     failure like the others of this row.
-1    UNSEEN, and its starter names it: its status was taken      The end is the host's own
-     observation; the starter before this host could look                                 adds the
-     status. Only older kernels have this row.
-2    LEFT: its program came to its end, or ended with status 0,  The others missed it. It counts
-     only where a failure before a failure that is only about other processes         of row 3, or a
-     wait that took too long, came later.
-3    PEER: its exception, or what its C++ runtime printed,       The effect of another failure,
-     which may be on says that the connection to another process broke           another host: it
-     never beats that one.
-4    the end of the command, and the rank that the starter's     Another program's word, which sees
-     ends later than report names, also as one that ended with status 0          the hosts do: it
-     decides where no host saw a failure.
-5    TERMINATED, after another rank had failed                   Its starter told it to end. It
-never is the cause. ===  ==========================================================
-=====================================================
+===  ===============================================  =============================================
+row  what a host has seen of a rank                   why it stands there
+===  ===============================================  =============================================
+1    RECORDED: its Python noted an exception that     The failure tells of itself, at its source,
+     blames no other process, or the status that      and when.
+     ``sys.exit`` was told
+1    DIED: it ended by itself, with a status or a     The kernel tells of it. With a record or
+     signal that no starter sends, and noted nothing  without: the one that came first counts.
+1    TERMINATED, and no rank had failed before:       No starter had a reason yet: another program
+     SIGTERM, the program's own handler of that, or   sent it. So it is a failure like the others
+     SIGKILL ended it                                 of this row.
+1    UNSEEN, and its starter names it: its status     The end is the host's own observation; the
+     was taken before this host could look            starter adds the status. Only older kernels
+                                                      have this row.
+2    LEFT: its program came to its end, or ended      The others missed it. It counts only where a
+     with status 0, before a failure that is only     failure of row 3, or a wait that took too
+     about other processes                            long, came later.
+3    PEER: its exception, or what its C++ runtime     The effect of another failure, which may be
+     printed, says that the connection to another     on another host: it never beats that one.
+     process broke
+4    the end of the command, and the rank that the    Another program's word, which sees ends later
+     starter's report names, also as one that ended   than the hosts do: it decides where no host
+     with status 0                                    saw a failure.
+5    TERMINATED, after another rank had failed        Its starter told it to end. It never is the
+                                                      cause.
+===  ===============================================  =============================================
 
 In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds
 the kind of one rank where its host is, and ``first_failure`` goes down the table where all of them
-are known. A host that is lost is not a rank: row 3 gives way to it (``control.ends``), and it gives
-way to nothing.
+are known. A host that is lost is not a rank: row 3 gives way to it (``control.exit_aggregation``),
+and it gives way to nothing.
 """
 
 from __future__ import annotations

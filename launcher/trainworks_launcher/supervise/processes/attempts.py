@@ -11,7 +11,7 @@ one host is enough:
 - another host was lost, and the ranks were ended for that.
 
 Whether it ended as the round before is asked on the leader, which knows the failures of all hosts
-(``giving_up``), by the same rule as between two tries of all hosts: ``Outcome.kind_of_failure``.
+(``crash_loop``), by the same rule as between two tries of all hosts: ``Outcome.kind_of_failure``.
 
 The first round is the measure, and is never fruitless.
 """
