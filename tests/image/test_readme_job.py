@@ -134,7 +134,7 @@ def test_the_first_extension_of_the_page_on_extend(project: Path) -> None:
     assert "trained with einops 0." in printed
 
 
-EXAMPLES = ("fsdp2", "trainer-peft", "lightning", "smp", "ray")
+EXAMPLES = ("fsdp2", "deepspeed", "trainer-peft", "lightning", "smp", "ray")
 LOSS = re.compile(r"\bloss'?:? '?([0-9.]+)")
 
 

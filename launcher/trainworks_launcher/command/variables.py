@@ -73,7 +73,7 @@ SETTINGS = (
         "all",
         "hosts with which a torchrun job goes on when others are lost",
     ),
-    Setting(names.GIVE_UP_VARIABLE, "on", "end a job whose restarts lead nowhere"),
+    Setting(names.GIVE_UP_VARIABLE, "on", "end a job that is restarted without progress"),
     Setting(names.NUMA_VARIABLE, "auto", "torchrun's --numa-binding"),
     Setting(names.HEARTBEAT_FILE_VARIABLE, "none", "file that the script touches to show progress"),
     Setting(

@@ -250,9 +250,7 @@ def locate_archive(
     """
     found = find_archive(base, states, settings)
     if found.differs:
-        what = "\n  ".join(
-            ("the locked state of the package archive is not to be had:", *found.differs)
-        )
+        what = "\n  ".join(("the locked archive snapshot is unavailable:", *found.differs))
         if locked:
             raise LockError(what, hint=ARCHIVE_HINT)
         say(f"{what}\n  system packages come from the archive of today; {ARCHIVE_HINT}")

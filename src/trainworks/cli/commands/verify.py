@@ -17,7 +17,7 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py verify``."""
     grammar = Grammar(
         "verify",
-        summary="hold what cosign has verified of an image to a policy",
+        summary="check cosign's verified attestations of an image against a policy",
         details=(
             "Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and"
             " cyclonedx, and for --gpu urn:trainworks:evidence:1: from files, or stdin. cosign"
