@@ -26,8 +26,7 @@ PAGES = (
     "docs/ship.md",
     "docs/migrate.md",
     "docs/debug.md",
-    "docs/platforms/slurm.md",
-    "docs/platforms/kubeflow.md",
+    *sorted(f"docs/platforms/{page.name}" for page in (ROOT / "docs" / "platforms").glob("*.md")),
 )
 
 
