@@ -309,9 +309,9 @@ class Launcher:
 
     @property
     def failure(self) -> str:
-        """The text of output/failure, "" if there is none."""
+        """The text of output/failure without its last newline, "" if there is none."""
         path = self.base / "output/failure"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return path.read_text(encoding="utf-8").removesuffix("\n") if path.exists() else ""
 
     @property
     def succeeded(self) -> bool:

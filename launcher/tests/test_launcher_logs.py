@@ -205,6 +205,7 @@ def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_pat
             os.sched_yield()
         assert made.wait() == 1
     assert made.failure.startswith("ValueError: behind a full pipe\n")
+    assert failure.read_text(encoding="utf-8") == f"{made.failure}\n", "ends with a newline"
     assert made.output == b"x" * 150_000 + b"\n"
 
 

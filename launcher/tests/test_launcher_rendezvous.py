@@ -522,7 +522,7 @@ def test_a_failure_of_another_job_is_not_this_ones(tmp_path: Path) -> None:
     outcome_files.write(
         str(tmp_path), Outcome(FAILED, 1, "n-b", "ValueError: cause_of_B"), redactor
     )
-    assert (tmp_path / "failure").read_text() == "ValueError: cause_of_B"
+    assert (tmp_path / "failure").read_text() == "ValueError: cause_of_B\n"
     document = json.loads((tmp_path / "failure.json").read_text())
     assert (document["text"], document["host"]) == ("ValueError: cause_of_B", "n-b")
     (tmp_path / "failure").write_text("the script's own words")

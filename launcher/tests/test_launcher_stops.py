@@ -98,7 +98,7 @@ def test_a_noted_stop_signal_starts_nothing(tmp_path: Path) -> None:
     made = environment(base_directory=str(tmp_path))
     assert run_plan(plan(made), made, stopped=[signal.SIGTERM]) == 143
     text = (tmp_path / "output/failure").read_text(encoding="utf-8")
-    assert text == "stopped by SIGTERM before the program was started"
+    assert text == "stopped by SIGTERM before the program was started\n"
 
 
 # --- stops and checkpoints ------------------------------------------------------------------------

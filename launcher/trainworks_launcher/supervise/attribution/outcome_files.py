@@ -129,6 +129,6 @@ def write(
         # First the one by which a launcher of another job knows that the other is not its script's.
         files.write_text(Path(output, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
         if _read(failure).strip() != text:
-            files.write_text(failure, text)
+            files.write_text(failure, f"{text}\n")
     except OSError as error:
         log(f"cannot write below {failure.parent}: {error}")
