@@ -39,7 +39,7 @@ def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) ->
     assert '"mode": "none"' in done.stdout
     assert "the entry point, a script" in done.stdout
     assert "ended with 3\n" in done.stdout
-    assert done.stdout.endswith("exit status 3")
+    assert done.stdout.endswith("exit status 3\n")
 
 
 def commands(path: Path) -> list[tuple[str, ...]]:
