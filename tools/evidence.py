@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Run a suite, and write what ran, where, and how it ended to evidence/: tools/evidence.py run
-SUITE "NAME: COMMAND"...
+"""Write a record of a run to evidence/, sign it, verify it.
 
-Commands run one after the other until one fails, each by a shell. One that counts tests writes
-JUnit's XML to $JUNIT. `tools/evidence.py gpu report.json` makes a record of a report of `make gpu`.
-Add a record to git, and run `make docs`: then it is in docs/status.md. Only Python's own library is
-needed.
+    tools/evidence.py run SUITE "NAME: COMMAND"...   runs commands, and records how they ended
+    tools/evidence.py gpu report.json                records a report of `make gpu`
+    tools/evidence.py sign RECORD --key KEY          writes RECORD.sig by ssh-keygen
+    tools/evidence.py verify [RECORD...]             says who signed each record, or "unsigned"
+
+The commands of a suite run one after the other until one fails, each by a shell. One that counts
+tests writes JUnit's XML to $JUNIT. Add a record to git, and run `make docs`: then it is in
+docs/status.md. Only Python's own library is needed, and ssh-keygen for signatures.
 """
 
 from __future__ import annotations
@@ -31,6 +34,16 @@ FOLDER = "evidence"
 GPU_RESULTS = {"PASSED": "passed", "FAILED": "failed", "NOT TESTED": "not tested"}
 NAMES = 20
 """The most failed tests that are named: enough to see which room is broken."""
+
+NAMESPACE = "trainworks-evidence"
+"""What a signature is for (ssh-keygen -Y, option -n): a signature of a commit is not one of a
+record.
+"""
+
+SIGNERS = "evidence/allowed_signers"
+"""The keys that may sign records, in OpenSSH's form: `NAME KEYTYPE KEY` on each line
+(ssh-keygen(1), ALLOWED SIGNERS).
+"""
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
@@ -62,18 +75,61 @@ def checkout() -> tuple[str, bool]:
     )
 
 
-def machine() -> dict[str, Any]:
-    """Return what this machine is."""
-    text = (
-        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    )
-    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+def memory_gib() -> int:
+    """Return the memory of this machine in whole GiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+
+
+def cpu_model() -> str:
+    """Return the name of the processor; its architecture where the kernel gives no name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        text = cpuinfo.read_text(encoding="utf-8")
+        model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+        if model:
+            return model[1]
+    return platform.machine()
+
+
+def container_engine() -> str:
+    """Return the name and version of Docker, else of buildah; "" where neither is installed."""
     docker = asked("docker", "version", "--format", "{{.Server.Version}}")
+    if docker:
+        return f"Docker {docker}"
+    return asked("buildah", "--version")
+
+
+def machine() -> dict[str, Any]:
+    """Return what this machine is: processor, memory in GiB, system, kernel, Python, engine."""
     return {
-        "cpu": name[1] if name else platform.machine(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "engine": f"Docker {docker}" if docker else asked("buildah", "--version"),
+        "memory_gib": memory_gib(),
+        "system": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "engine": container_engine(),
     }
+
+
+def images() -> dict[str, str]:
+    """Return the identifiers of the builder's images that Docker has, by their names.
+
+    An image that a suite removed again is not among them.
+    """
+    listed = asked(
+        "docker",
+        "image",
+        "ls",
+        "--no-trunc",
+        "--filter",
+        "label=trainworks.inputs",
+        "--filter",
+        "reference=trainworks/*",
+        "--format",
+        "{{.Repository}}:{{.Tag}} {{.ID}}",
+    )
+    return dict(line.split(" ", 1) for line in listed.splitlines())
 
 
 def write(
@@ -103,22 +159,39 @@ def write(
     return path
 
 
+def result_of(case: ElementTree.Element) -> str:
+    """Return how a test of JUnit's XML ended: "passed", "failed" or "skipped"."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    if case.find("skipped") is not None:
+        return "skipped"
+    return "passed"
+
+
 def counted(junit: Path) -> dict[str, Any]:
-    """Return how many tests passed, failed and were skipped, and the names of those that failed."""
+    """Return how the tests of a JUnit file ended: their numbers, each file's numbers and seconds,
+    and the names of those that failed; {} without such a file.
+    """
     if not junit.is_file():
         return {}
-    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
-    failed = [
-        case for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    names = [f"{case.get('classname')}.{case.get('name')}" for case in failed[:NAMES]]
-    numbers = {
-        "passed": len(cases) - len(failed) - len(skipped),
-        "failed": len(failed),
-        "skipped": len(skipped),
-    }
-    return {"tests": numbers, **({"failures": names} if names else {})}
+    total = {"passed": 0, "failed": 0, "skipped": 0}
+    files: dict[str, dict[str, Any]] = {}
+    failures = []
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        result = result_of(case)
+        name = case.get("classname", "")
+        file = files.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0})
+        total[result] += 1
+        file[result] += 1
+        file["seconds"] += float(case.get("time", 0))
+        if result == "failed":
+            failures.append(f"{name}.{case.get('name')}")
+    for file in files.values():
+        file["seconds"] = round(file["seconds"])
+    ended: dict[str, Any] = {"tests": total, "files": dict(sorted(files.items()))}
+    if failures:
+        ended["failures"] = failures[:NAMES]
+    return ended
 
 
 def run(suite: str, steps: Sequence[str]) -> int:
@@ -144,7 +217,12 @@ def run(suite: str, steps: Sequence[str]) -> int:
     write(
         suite,
         parts,
-        {"date": date, "commit": before[0], "changed": before[1] or after != before},
+        {
+            "date": date,
+            "commit": before[0],
+            "changed": before[1] or after != before,
+            "images": images(),
+        },
         {},
     )
     return status
@@ -188,6 +266,57 @@ def of_gpu(report: Mapping[str, Any]) -> Path:
     )
 
 
+def sign(record: Path, key: Path) -> int:
+    """Write RECORD.sig by ssh-keygen; return its exit status. It asks for the key's password."""
+    return subprocess.run(
+        ("ssh-keygen", "-Y", "sign", "-f", key, "-n", NAMESPACE, record), check=False
+    ).returncode
+
+
+def signer_of(record: Path, signers: Path) -> str:
+    """Return who signed a record, by the name in the list of signers; "" for no signature.
+
+    Raises:
+        ValueError: The signature is not one of this record, or its key is not in the list.
+    """
+    signature = record.with_name(f"{record.name}.sig")
+    if not signature.is_file():
+        return ""
+    if not signers.is_file():
+        raise ValueError(f"signed, and there is no list of keys: {signers}")
+    lookup = ("ssh-keygen", "-Y", "find-principals", "-s", signature, "-f", signers)
+    found = subprocess.run(lookup, capture_output=True, text=True, check=False)
+    names = found.stdout.split()
+    if found.returncode or not names:
+        raise ValueError(f"signed by a key that is not in {signers}")
+    words = ("ssh-keygen", "-Y", "verify", "-f", signers, "-I", names[0], "-n", NAMESPACE)
+    verified = subprocess.run(
+        (*words, "-s", signature), input=record.read_bytes(), capture_output=True, check=False
+    )
+    if verified.returncode:
+        raise ValueError(f"changed after {names[0]} signed it")
+    return names[0]
+
+
+def verify(records: Sequence[Path], signers: Path) -> int:
+    """Print for each record who signed it; return 1 if one is not as it was written, else 0."""
+    status = 0
+    for path in records:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["digest"] != digest_of(record):
+                raise ValueError("changed: its digest does not fit")
+            signer = signer_of(path, signers)
+            print(f"{path.name}: {f'signed by {signer}' if signer else 'unsigned'}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"{path.name}: {error}")
+            status = 1
+    if not records:
+        print("there is no record", file=sys.stderr)
+        status = 1
+    return status
+
+
 def main() -> int:
     """Run a suite, or read a report; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -195,16 +324,26 @@ def main() -> int:
     suite = commands.add_parser("run", help="run a suite and record it")
     suite.add_argument("suite")
     suite.add_argument("steps", nargs="+", metavar="NAME: COMMAND")
-    commands.add_parser("gpu", help="record a report of `make gpu`").add_argument(
-        "report", type=Path
-    )
-    given = parser.parse_args()
-    if given.command == "run":
-        return run(given.suite, given.steps)
+    gpu = commands.add_parser("gpu", help="record a report of `make gpu`")
+    gpu.add_argument("report", type=Path)
+    signing = commands.add_parser("sign", help="sign a record by a key of ssh-keygen")
+    signing.add_argument("record", type=Path)
+    signing.add_argument("--key", type=Path, required=True, help="the private key")
+    verifying = commands.add_parser("verify", help="say who signed each record")
+    verifying.add_argument("records", type=Path, nargs="*", help="default: all of evidence/")
+    verifying.add_argument("--signers", type=Path, default=ROOT / SIGNERS, help="the known keys")
+    options = parser.parse_args()
+    if options.command == "run":
+        return run(options.suite, options.steps)
+    if options.command == "sign":
+        return sign(options.record, options.key)
+    if options.command == "verify":
+        records = options.records or sorted((ROOT / FOLDER).glob("*.json"))
+        return verify(records, options.signers)
     try:
-        of_gpu(json.loads(given.report.read_text(encoding="utf-8")))
+        of_gpu(json.loads(options.report.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{given.report}: {error}; no record is written", file=sys.stderr)
+        print(f"{options.report}: {error}; no record is written", file=sys.stderr)
         return 1
     return 0
 

@@ -82,7 +82,16 @@ def test_a_run_is_recorded_with_its_commit_and_its_tests(checkout: Path) -> None
     assert (first["name"], first["result"]) == ("two tests", "passed")
     assert first["tests"] == {"passed": 2, "failed": 0, "skipped": 0}
     assert (second["name"], second["result"]) == ("words", "passed")
-    assert record["where"].keys() == {"cpu", "cores", "engine"}
+    assert first["files"]["test_toy"].items() >= {"passed": 2, "failed": 0, "skipped": 0}.items()
+    assert record["where"].keys() == {
+        "cpu",
+        "cores",
+        "memory_gib",
+        "system",
+        "kernel",
+        "python",
+        "engine",
+    }
     assert record["digest"] == digest_of(record)
 
 
@@ -98,6 +107,47 @@ def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) ->
         True,
     )
     assert not (checkout / "never").exists()
+
+
+def evidence_tool(checkout: Path, *words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        (sys.executable, "tools/evidence.py", *words),
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_record_is_signed_by_its_writers_key(checkout: Path) -> None:
+    """Unsigned, signed, changed after the signature, signed by a key that is not in the list."""
+    folder = checkout / "evidence"
+    folder.mkdir()
+    record = folder / "record.json"
+    record.write_text(json.dumps(gpu_record()), encoding="utf-8")
+    assert evidence_tool(checkout, "verify") == (0, "record.json: unsigned\n")
+    key = checkout / "key"
+    subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key), check=True)
+    public = key.with_suffix(".pub").read_text(encoding="utf-8")
+    signers = folder / "allowed_signers"
+    signers.write_text(f"ada@example.org {public}", encoding="utf-8")
+    assert evidence_tool(checkout, "sign", "evidence/record.json", "--key", "key")[0] == 0
+    assert evidence_tool(checkout, "verify") == (0, "record.json: signed by ada@example.org\n")
+
+    forged = gpu_record() | {"date": "2027-01-01"}
+    record.write_text(json.dumps(forged | {"digest": digest_of(forged)}), encoding="utf-8")
+    changed = "record.json: changed after ada@example.org signed it\n"
+    assert evidence_tool(checkout, "verify") == (1, changed)
+    record.write_text(json.dumps(forged), encoding="utf-8")
+    edited = "record.json: changed: its digest does not fit\n"
+    assert evidence_tool(checkout, "verify") == (1, edited)
+
+    record.write_text(json.dumps(gpu_record()), encoding="utf-8")
+    signers.write_text("", encoding="utf-8")
+    status, printed = evidence_tool(checkout, "verify")
+    assert status == 1
+    assert "signed by a key that is not in" in printed
 
 
 def gpu_record() -> dict[str, Any]:
