@@ -10,7 +10,7 @@ nothing: Slurm sends TERM again before KILL. KILL comes from here only
 - where this host's platform has sent no signal, and the host that was stopped is gone.
 
 What does not end after KILL is left behind. The starters of the ranks do not shorten the time
-either (``processes.kept_descriptors``).
+either (``processes.stopped_starters``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.processes.command import Running
-from trainworks_launcher.supervise.processes.kept_descriptors import Held, have_left_the_script
+from trainworks_launcher.supervise.processes.stopped_starters import Held, have_left_the_script
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Rank

@@ -58,7 +58,7 @@ HOLD, NO_MORE_TIME = "hold", "no_more_time"
 """Kinds of messages about a stop.
 
 ``hold``: a rank has ended badly in it, so each host holds its starter
-(``processes.kept_descriptors``).
+(``processes.stopped_starters``).
 ``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every host
 does.
 """
