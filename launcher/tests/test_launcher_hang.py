@@ -915,15 +915,15 @@ def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
     """py-spy is started in a thread, and its status taken by whoever comes first."""
     script = """
 import subprocess, threading
-from trainworks_launcher.supervise.processes.processes import Family
-family = Family()
+from trainworks_launcher.supervise.processes.processes import Orphans
+orphans = Orphans()
 def look():
     for _ in range(100):
         subprocess.run(["true"], check=True)
 thread = threading.Thread(target=look)
 thread.start()
 while thread.is_alive():
-    family.reap(())
+    orphans.reap(())
 """
     words = (sys.executable, "-c", script)
     made = subprocess.run(

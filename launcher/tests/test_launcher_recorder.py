@@ -28,7 +28,7 @@ from trainworks_launcher.supervise.hang.missing_collectives import lacking, shor
 from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
 from trainworks_launcher.supervise.hang.outlier_rank import name_the_odd, row_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
-from trainworks_launcher.supervise.processes.job_directory import Runtime
+from trainworks_launcher.supervise.processes.job_directory import JobDirectory
 from trainworks_testing.ports import free_port
 
 NVRX = os.environ.get("TRAINWORKS_TEST_NVRX", "")
@@ -290,11 +290,11 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
     inherited = {"TMPDIR": str(tmp_path), **given}
     planned = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
-    runtime = Runtime(inherited, planned, own_ranks=True)
+    runtime = JobDirectory(inherited, planned, own_ranks=True)
     assert runtime.env[names.RECORDER_PIPE] == pipe.format(runtime.path)
     runtime.remove()
     for variables, own in (({}, True), (planned, False)):
-        without = Runtime({"TMPDIR": str(tmp_path)}, variables, own_ranks=own)
+        without = JobDirectory({"TMPDIR": str(tmp_path)}, variables, own_ranks=own)
         assert names.RECORDER_PIPE not in without.env
         without.remove()
 

@@ -52,11 +52,11 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.processes import output, processes
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 from trainworks_launcher.supervise.processes.guard import Guard
-from trainworks_launcher.supervise.processes.job_directory import NoRuntime, Runtime
+from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
 from trainworks_launcher.supervise.processes.processes import Child
-from trainworks_launcher.supervise.processes.sidecars import Auxiliaries
+from trainworks_launcher.supervise.processes.sidecars import Sidecars
 from trainworks_launcher.supervise.restart import KIND, Tries
 from trainworks_launcher.supervise.shutdown import Stopping
 from trainworks_launcher.supervise.signal_forwarding import PassingOn
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
     from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
     from trainworks_launcher.supervise.control.data_path import DataPath
-    from trainworks_launcher.supervise.processes.attempts import Rounds
+    from trainworks_launcher.supervise.processes.attempts import Attempts
     from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
     from trainworks_launcher.supervise.processes.ranks import Rank
     from trainworks_launcher.supervise.summary.account import Account
@@ -116,8 +116,8 @@ def _try(
     tries: Tries,
 ) -> Outcome | None:
     """Run the plan once, as ``run_plan``. Returns the outcome; None if none is known."""
-    runtime: Runtime | NoRuntime = NoRuntime()
-    written: output.Output = output.Plain()
+    runtime: JobDirectory | NoJobDirectory = NoJobDirectory()
+    written: output.Output = output.SynchronousOutput()
     made: tuple[str, ...] = ()
     try:
         inherited = {
@@ -126,14 +126,16 @@ def _try(
             if name not in plan.left_out
         }
         own_ranks = bool(plan.ranks_by) and plan.shell is None
-        runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks)
+        runtime = JobDirectory(
+            inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks
+        )
         made = () if refusal is not None else _make_places(environment, tries)
         written = output.Output()
     except RefusalError as refused:
         runtime.remove()
         directories.take_back(made)
         output.log(str(refused))
-        runtime, made = NoRuntime(), ()
+        runtime, made = NoJobDirectory(), ()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
@@ -160,7 +162,7 @@ class _Supervisor:
         plan: NodePlan,
         environment: Environment,
         refusal: Outcome | None,
-        runtime: Runtime | NoRuntime,
+        runtime: JobDirectory | NoJobDirectory,
         written: output.Output,
         made: Sequence[str],
         tries: Tries,
@@ -179,7 +181,7 @@ class _Supervisor:
         self._reports = self._base if refusal is None else environment.refusals
         self._loop = Loop()
         self._runtime = runtime
-        self._family = processes.Family()
+        self._orphans = processes.Orphans()
         self._guardian = Guard()
         self._output = written
         self._redactor = Redactor(environment.variables, plan.env, environment.hyperparameters)
@@ -188,13 +190,13 @@ class _Supervisor:
             several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         )
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
-        self._running = Running(plan.ranks_by)
+        self._running = HostCommand(plan.ranks_by)
         self._verdict = Verdict(plan, self._base, self._redactor, self._runtime.path)
         self._reported: Outcome | None = None
         self._reported_code = 0
         self._noted_by: set[int] = set()
         self._when_ended: Callable[[int], None] = lambda _: None
-        self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
+        self._auxiliaries = Sidecars(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
         self._lookout = Lookout(
             self._loop, plan, environment, told, self._report, self._log, self._redactor.text
@@ -209,7 +211,7 @@ class _Supervisor:
             activation.MESSAGE: self._lookout.told,
             inquiry.KIND: self._inquiry.heard,
         }
-        self._rounds: Rounds | None = None
+        self._rounds: Attempts | None = None
         self._overdue: StuckStarter | None = None
         self._account: Account | None = None
         self._giving_up: CrashLoop | None = None
@@ -475,7 +477,7 @@ class _Supervisor:
             self._daemons = mpirun_agents.Daemons(
                 self._start_daemon,
                 has_ranks=lambda: ranks is not None and bool(ranks.all),
-                may_start_ranks=lambda: self._family.has_others(self._own_pids()),
+                may_start_ranks=lambda: self._orphans.has_others(self._own_pids()),
                 tell=role.tell,
             )
             self._heard[mpirun_agents.START] = self._asked_for_daemon
@@ -848,12 +850,12 @@ class _Supervisor:
     def _count_rounds(self) -> None:
         """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
         from trainworks_launcher.supervise.attribution import crash_loop
-        from trainworks_launcher.supervise.processes.attempts import Rounds
+        from trainworks_launcher.supervise.processes.attempts import Attempts
 
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._rounds = Rounds(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        self._rounds = Attempts(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
             self._giving_up = crash_loop.CrashLoop(
                 plan.member or plan.host,
@@ -1065,7 +1067,7 @@ class _Supervisor:
             self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
-        orphans = self._family.reap(self._own_pids())
+        orphans = self._orphans.reap(self._own_pids())
         if self._daemons is not None:
             self._daemons.orphans_ended(orphans)
         if command is not None and ended:
@@ -1190,7 +1192,7 @@ class _Supervisor:
             FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known"
         )
         limit = names.KILL_LIMIT_SECONDS if outcome.again else processes.REAP_SECONDS
-        left = self._family.end(self._guardian.pids, limit)
+        left = self._orphans.end(self._guardian.pids, limit)
         self._guardian.end()
         if self._running.ranks is not None:
             self._running.ranks.close()

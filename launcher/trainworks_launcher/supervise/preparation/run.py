@@ -25,7 +25,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
 )
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 from trainworks_launcher.supervise.shutdown import Stopping
 
 Start = Callable[[Sequence[str], str, Callable[[int], None], int], None]
@@ -41,7 +41,7 @@ class Preparation:
         self,
         plan: NodePlan,
         environment: Environment,
-        running: Running,
+        running: HostCommand,
         stopping: Stopping,
         verdict: Verdict,
         redactor: Redactor,

@@ -1,13 +1,13 @@
-"""The starters of a host's ranks, held while some of their ranks are saving.
+"""Starters of a host's ranks that are stopped while some of their ranks are saving.
 
-A stop signal goes to the ranks. One that dies of it, or ends with another status, is a failure for
-its starter: mpirun and its daemons then send KILL to the other ranks a second later, torchrun after
-30 s, also where these are still saving. So the starter is stopped (SIGSTOP) as soon as the first
-such end is seen, and goes on (SIGCONT) when the other ranks have ended. It sees all ends then, and
-ends as it would have done.
+A stop signal goes to the ranks. A rank that dies of the signal, or ends with another status, is a
+failure for its starter: mpirun and its daemons then send KILL to the other ranks a second later,
+torchrun after 30 s, even while these are saving. So the starter is stopped (SIGSTOP) at the first
+such end, and continued (SIGCONT) when the other ranks have ended. The starter then sees all ends,
+and ends as it would have done.
 
-Not from the beginning of the stop: while all ranks run, they may need it. MPI_Finalize waits for
-mpirun's daemon, and torchrun may have the store of the ranks.
+The starter is not stopped earlier: ranks that still run may need it. MPI_Finalize waits for
+mpirun's daemon, and torchrun may serve the ranks' store.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from typing import Iterable
 from trainworks_launcher.supervise.processes import processes
 
 
-class Held:
-    """Those of one host. Every method runs in the loop's thread."""
+class StoppedStarters:
+    """The stopped starters of one host. Every method runs in the loop's thread."""
 
     def __init__(self) -> None:
-        """None is held."""
+        """Stop none yet."""
         self._held: dict[int, str] = {}
 
     @property
     def any(self) -> bool:
-        """Whether one is held."""
+        """Whether a starter is stopped."""
         return bool(self._held)
 
     def hold(self, ranks: Iterable[int]) -> None:
-        """Hold the parents of these processes."""
+        """Stop the parents of these processes."""
         for rank in ranks:
-            parent = processes.stat(rank)[0]
+            parent = processes.stat(rank).parent
             if parent > 1 and parent != os.getpid() and parent not in self._held:
-                self._held[parent] = processes.stat(parent)[1]
+                self._held[parent] = processes.stat(parent).started
                 processes.send(parent, signal.SIGSTOP)
 
     def release(self) -> None:
-        """Let all of them go on."""
+        """Continue all stopped starters."""
         held, self._held = self._held, {}
         for pid, started in held.items():
-            if processes.stat(pid)[1] == started:
+            # The number may belong to a new process by now.
+            if processes.stat(pid).started == started:
                 processes.send(pid, signal.SIGCONT)
 
 
 def have_left_the_script(ranks: Iterable[int], runtime: Path) -> bool:
-    """Return whether the Python of each of these processes has noted its end:
-    nothing is being saved any more.
+    """Return whether the Python of each of these processes has noted its end.
 
-    It may wait in MPI_Finalize then, for the daemon that is held.
+    Such a rank has nothing left to save, and may wait in MPI_Finalize for a stopped daemon.
     """
     from trainworks_launcher.supervise.outcome import records  # only a stop needs it
 
