@@ -23,7 +23,7 @@ from trainworks_launcher.supervise.processes.processes import Child
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.hang.detector import Watch
-    from trainworks_launcher.supervise.hang.start import Start
+    from trainworks_launcher.supervise.hang.rendezvous_monitor import Start
     from trainworks_launcher.supervise.processes.ranks import Ranks
 
 MESSAGE = "hang"
@@ -138,7 +138,7 @@ class Lookout:
             return
         from trainworks_launcher.supervise.hang.detector import Surroundings, Watch
         from trainworks_launcher.supervise.hang.sampling import Eyes, Root
-        from trainworks_launcher.supervise.hang.start import Start
+        from trainworks_launcher.supervise.hang.rendezvous_monitor import Start
 
         given = self._environment.variables
         around = Surroundings(
