@@ -39,7 +39,7 @@ from trainworks_launcher.supervise.attribution.failure import (
 from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.event_loop import READ, Loop
 from trainworks_launcher.supervise.hang import activation
-from trainworks_launcher.supervise.hang.activation import Lookout
+from trainworks_launcher.supervise.hang.activation import HangActivation
 from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
@@ -198,7 +198,7 @@ class _Supervisor:
         self._when_ended: Callable[[int], None] = lambda _: None
         self._auxiliaries = Sidecars(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
-        self._lookout = Lookout(
+        self._lookout = HangActivation(
             self._loop, plan, environment, told, self._report, self._log, self._redactor.text
         )
         self._inquiry = inquiry.Inquiry(
@@ -208,7 +208,7 @@ class _Supervisor:
             is_certain=self._verdict.is_certain,
         )
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {
-            activation.MESSAGE: self._lookout.told,
+            activation.MESSAGE: self._lookout.receive,
             inquiry.KIND: self._inquiry.heard,
         }
         self._rounds: Attempts | None = None
@@ -1016,7 +1016,7 @@ class _Supervisor:
             # Judge again, with messages that came from other hosts since.
             outcome = self._of_command(self._reported_code)
         judged = self._verdict.judge(outcome)
-        where = self._redactor.text(self._lookout.of_start)
+        where = self._redactor.text(self._lookout.rendezvous_state)
         if where and judged.kind != SUCCEEDED:
             self._log(where)
             judged = judged._replace(notes=(*judged.notes, where))

@@ -1,16 +1,16 @@
-"""A job whose ranks do not find each other: after a minute the log says what
-each of them waits for.
+"""Watch whether the ranks of a job find each other: after a minute without that, the log has the
+place of each rank.
 
 torch repeats a failed connection for half an hour, and warns each second; the warnings are not
-progress. The leader asks every host where its ranks are. Where one of them is still looking for the
-others, all places are told, once. From then on it asks again and again, until they have found each
-other; if the job ends before, its failure has the places.
+progress. The leader asks every host for the places of its ranks. While a rank is still looking for
+the others, all places are logged, once. Then the leader asks again and again, until the ranks have
+found each other. If the job ends before, its failure has the places.
 
 =======  =========  ==========================================================================
 what     direction  fields
 =======  =========  ==========================================================================
 start    to host    the question
-started  to leader  rows: where each rank is; searching: whether one looks for the others still
+started  to leader  rows: the place of each rank; searching: whether a rank looks for others
 =======  =========  ==========================================================================
 """
 
@@ -22,7 +22,7 @@ import re
 import socket
 import threading
 import time
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import text_of
@@ -30,15 +30,15 @@ from trainworks_launcher.contract.json_values import Json, texts
 from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.event_loop import READ, Loop
 from trainworks_launcher.supervise.hang.connections import inodes_of
-from trainworks_launcher.supervise.hang.detector import Surroundings
-from trainworks_launcher.supervise.hang.sampling import LONGEST_SECONDS, Eyes, Root
+from trainworks_launcher.supervise.hang.detector import DetectorContext
+from trainworks_launcher.supervise.hang.sampling import LONGEST_SECONDS, Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
 _SHOWN = 8
 _LONGEST = 400
 _AGAIN_SECONDS = 15.0
-"""Between two looks at ranks that search: what is said at the end is so old at
-most, but for the look itself.
+"""Between two questions while ranks search. The places at the end of the job are older than this by
+the time of a sample at most.
 """
 
 _SYN_SENT = "02"  # Linux, include/net/tcp_states.h
@@ -50,23 +50,22 @@ _JOINS = ("init_process_group", "init_rpc", "initialize_runtime")
 """Files and functions in which a rank looks for the others, before its first collective."""
 
 
-class Start:
-    """The look at the start of a job.
+class RendezvousMonitor:
+    """The monitor of one host, at the start of a job.
 
-    Every method runs in the loop's thread; looks are in a thread of their own.
+    Every method runs in the loop's thread; samples are taken in a thread of their own.
 
     Attributes:
-        searching: Whether a rank of this host looked for the others at the last look.
+        searching: Whether a rank of this host looked for the others in the last sample.
     """
 
-    def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings, started: float) -> None:
-        """Nothing is looked at before ``ask``.
-
-        started: when the program was started (monotonic clock).
-        """
+    def __init__(
+        self, loop: Loop, sampler: Sampler, context: DetectorContext, started: float
+    ) -> None:
+        """Take no sample before ``ask``. started: start of the program (monotonic clock)."""
         self._loop = loop
-        self._eyes = eyes
-        self._around = around
+        self._sampler = sampler
+        self._context = context
         self._started = started
         self._lines: dict[str, Sequence[str]] = {}
         self._some_search = False
@@ -79,18 +78,18 @@ class Start:
 
     @property
     def last_words(self) -> str:
-        """Where the ranks were that have not found each other, on the leader.
+        """The places of ranks that have not found each other, on the leader.
 
-        ``""``: they have, or were not asked.
+        ``""`` if they have, or if none was asked.
         """
         return self._last_words
 
     def end(self) -> None:
-        """The job ends: look no more."""
+        """Stop: the job ends."""
         self._over = True
 
     def ask(self) -> None:
-        """Ask every host, on the leader."""
+        """Ask every host for the places of its ranks, on the leader."""
         if self._over:
             return
         self._asked = True
@@ -98,65 +97,68 @@ class Start:
         self._some_search = False
         self._turn += 1
         turn = self._turn
-        self._around.tell({"what": "start"})
-        self._look()
-        self._loop.after(LONGEST_SECONDS, lambda: self._say(turn))
+        self._context.tell({"what": "start"})
+        self._take_sample()
+        self._loop.after(LONGEST_SECONDS, lambda: self._conclude(turn))
 
-    def told(self, host: str, message: Mapping[str, Json]) -> None:
-        """Take the leader's question, or a host's answer."""
+    def receive(self, host: str, message: Mapping[str, Json]) -> None:
+        """Handle the leader's question, or a host's answer."""
         if self._over:
             return
-        if message.get("what") == "start" and not self._around.leader:
-            self._look()
-        elif message.get("what") == "started" and self._around.leader:
+        if message.get("what") == "start" and not self._context.leader:
+            self._take_sample()
+        elif message.get("what") == "started" and self._context.leader:
             rows = [one_line(row, _LONGEST) for row in texts(message.get("rows"))]
-            self._answered(host, rows, message.get("searching") is True)
+            self._note_answer(host, rows, message.get("searching") is True)
 
     # --- this host --------------------------------------------------------------------------------
-    def _look(self) -> None:
-        roots = self._around.roots()
-        host = self._around.host
+    def _take_sample(self) -> None:
+        roots = self._context.roots()
+        host = self._context.host
         reader, writer = os.pipe()
-        found: list[tuple[list[str], bool]] = []
+        results: list[Places] = []
 
-        def look() -> None:
+        def take() -> None:
             try:
-                found.append(places_of(roots, host, self._eyes))
+                results.append(places_of(roots, host, self._sampler))
             finally:
                 os.close(writer)
 
-        def looked(_: int) -> None:
+        def taken(_: int) -> None:
             self._loop.unwatch(reader)
             os.close(reader)
-            rows, self.searching = found[0] if found else ([], False)
+            # The thread has failed if there is no result.
+            places = results[0] if results else Places([], False)
+            self.searching = places.searching
             if self._over:
                 return
-            if self._around.leader:
-                self._answered(self._around.member, rows, self.searching)
+            if self._context.leader:
+                self._note_answer(self._context.member, places.rows, self.searching)
             else:
-                self._around.tell(
-                    {"what": "started", "rows": [*rows[:_SHOWN]], "searching": self.searching}
-                )
+                rows: list[Json] = [*places.rows[:_SHOWN]]
+                self._context.tell({"what": "started", "rows": rows, "searching": self.searching})
 
-        self._loop.watch(reader, READ, looked)
-        thread = threading.Thread(target=look, name="trainworks-start", daemon=True)
+        self._loop.watch(reader, READ, taken)
+        thread = threading.Thread(target=take, name="trainworks-start", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no further thread may be started on this host
+        except RuntimeError:  # this host can start no further thread
             os.close(writer)
 
     # --- the leader -------------------------------------------------------------------------------
-    def _answered(self, host: str, rows: Sequence[str], searching: bool) -> None:
+    def _note_answer(self, host: str, rows: Sequence[str], searching: bool) -> None:
         self._lines[host] = rows
         self._some_search |= searching
-        if set(self._lines) >= {self._around.member, *self._around.others()}:
-            self._say(self._turn)
+        if set(self._lines) >= {self._context.member, *self._context.others()}:
+            self._conclude(self._turn)
 
-    def _say(self, turn: int) -> None:
-        """Say where the ranks are, once all hosts have answered or have had the
-        time to. turn: the question's number.
+    def _conclude(self, turn: int) -> None:
+        """Log the places of the ranks, when all hosts have answered or their time is over.
 
-        What one host does not answer in time it answers to the next question.
+        A later answer counts for the next question.
+
+        Args:
+            turn: Number of the question.
         """
         if self._over or not self._asked or turn != self._turn:
             return
@@ -164,64 +166,89 @@ class Start:
         self._last_words = ""
         if not self._some_search:
             return
-        silent = sorted({self._around.member, *self._around.others()} - set(self._lines))
-        rows = [row for host_rows in self._lines.values() for row in host_rows]
+        silent = sorted({self._context.member, *self._context.others()} - set(self._lines))
+        rows: list[str] = []
+        for host_rows in self._lines.values():
+            rows += host_rows
         rows += [f"{host} did not answer" for host in silent]
-        more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        places = "; ".join(rows[:_SHOWN])
+        if len(rows) > _SHOWN:
+            places += f"; and {len(rows) - _SHOWN} more"
         seconds = time.monotonic() - self._started
-        places = f"{'; '.join(rows[:_SHOWN])}{more}"
         self._last_words = (
             f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
         )
         if not self._was_said:
             self._was_said = True
             after = f"{names.START_LOOK_SECONDS:g} s after the start"
-            self._around.log(f"warning: {after} the ranks have not found each other: {places}")
+            self._context.log(f"warning: {after} the ranks have not found each other: {places}")
         self._loop.after(_AGAIN_SECONDS, self.ask)
 
 
-def places_of(roots: Sequence[Root], host: str, eyes: Eyes) -> tuple[list[str], bool]:
-    """Return where the ranks of this host are, a sentence each, and whether one
-    still looks for the others.
+class Places(NamedTuple):
+    """The places of a host's ranks.
+
+    Attributes:
+        rows: A sentence for each rank.
+        searching: Whether a rank still looks for the others.
     """
-    seen = eyes.look(roots)
-    rows, searching = [], False
-    for root, row in zip(roots, eyes.rows(roots, host, seen, {})):
-        below = eyes.below(root)
-        stacks = [seen.processes[pid].stack for pid in below if pid in seen.processes]
-        tried = sorted(set(connecting(below)))
-        searching |= bool(tried) or any(looks_for_others(stack) for stack in stacks)
-        who = f"rank {root.rank} on {host}" if root.rank >= 0 else f"the program on {host}"
-        to = f" and connects to {', '.join(tried[:3])}, which does not answer" if tried else ""
-        rows.append(f"{who} {row.words()}{to}")
-    return rows, searching
+
+    rows: Sequence[str]
+    searching: bool
+
+
+def places_of(roots: Sequence[Root], host: str, sampler: Sampler) -> Places:
+    """Take a sample, and describe the places of the ranks of this host."""
+    sample = sampler.sample(roots)
+    sentences, searching = [], False
+    for root, row in zip(roots, sampler.rows(roots, host, sample, {})):
+        pids = sampler.descendants(root)
+        stacks = [sample.processes[pid].stack for pid in pids if pid in sample.processes]
+        addresses = sorted(set(connecting(pids)))
+        searching |= bool(addresses) or any(looks_for_others(stack) for stack in stacks)
+        name = f"rank {root.rank}" if root.rank >= 0 else "the program"
+        sentence = f"{name} on {host} {row.words()}"
+        if addresses:
+            tried = ", ".join(addresses[:3])
+            sentence += f" and connects to {tried}, which does not answer"
+        sentences.append(sentence)
+    return Places(sentences, searching)
 
 
 def looks_for_others(threads: Sequence[Thread]) -> bool:
     """Return whether the main thread is in the rendezvous of a distributed library."""
     main = main_thread(threads)
-    frames = main.frames if main is not None else ()
-    return any(frame.name in _JOINS or _RENDEZVOUS.search(frame.file) for frame in frames)
+    if main is None:
+        return False
+    return any(frame.name in _JOINS or _RENDEZVOUS.search(frame.file) for frame in main.frames)
 
 
 def connecting(pids: Iterable[int]) -> Iterator[str]:
-    """Yield ``ADDRESS port PORT`` of each TCP connection that one of the
-    processes waits for (proc(5), net/tcp).
+    """Yield the address of each TCP connection that is not answered yet (proc(5), net/tcp).
+
+    For example ``10.0.0.1 port 29500``.
+
+    Args:
+        pids: Processes that hold the connections.
     """
-    held = {inode for pid in pids for inode in inodes_of(pid)}
+    inodes = {inode for pid in pids for inode in inodes_of(pid)}
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in text_of(f"/proc/self/net/{name}").splitlines()[1:]:
             with contextlib.suppress(ValueError, IndexError):
                 fields = line.split()
-                if fields[3] == _SYN_SENT and int(fields[9]) in held:
+                if fields[3] == _SYN_SENT and int(fields[9]) in inodes:
                     address, _, port = fields[2].partition(":")
                     yield f"{_address(address, family)} port {int(port, 16)}"
 
 
 def _address(digits: str, family: int) -> str:
-    """Return an address of proc(5), net/tcp: words of four bytes in the
-    machine's order, as hexadecimal digits.
+    """Return an address of proc(5), net/tcp.
+
+    The kernel writes words of four bytes, in the machine's order, as hexadecimal digits: for
+    example ``0100007F`` for 127.0.0.1.
     """
     words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
-    shown = socket.inet_ntop(family, b"".join(words))
-    return shown[len("::ffff:") :] if shown.startswith("::ffff:") else shown
+    address = socket.inet_ntop(family, b"".join(words))
+    if address.startswith("::ffff:"):  # IPv4 in IPv6
+        return address[len("::ffff:") :]
+    return address
