@@ -564,10 +564,12 @@ class _Supervisor:
         """Ask the leader for the time, where hosts are checked."""
         if self._plan.checks is None or self._plan.control is None or self._role is None:
             return
-        from trainworks_launcher.supervise.control.clock_offset import KIND, Clocks
+        from trainworks_launcher.supervise.control.clock_offset import KIND, ClockComparison
 
-        clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
-        self._heard[KIND] = clocks.heard
+        clocks = ClockComparison(
+            self._role, self._plan.host, self._plan.role == "leader", self._log
+        )
+        self._heard[KIND] = clocks.receive
         clocks.ask()
 
     def _prepared(self, plan: NodePlan) -> None:
@@ -611,7 +613,7 @@ class _Supervisor:
             variables = {**self._environment.variables, **plan.env}
             port = variables.get(names.MASTER_PORT_VARIABLE, "")
             needs_path = plan.mode not in _INDEPENDENT
-            own = data_path.Own(
+            own = data_path.LocalHost(
                 host=plan.member or plan.host,
                 place=data_path.place_of(variables, self._environment.devices),
                 store=(
@@ -630,7 +632,7 @@ class _Supervisor:
                 ),
             )
             self._data_path = data_path.DataPath(self._loop, own, plan.control.hosts, role, events)
-            self._heard[data_path.KIND] = self._data_path.heard
+            self._heard[data_path.KIND] = self._data_path.receive
         self._data_path.begin()
 
     # --- running ----------------------------------------------------------------------------------
