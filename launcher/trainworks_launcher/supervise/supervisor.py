@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.attempts import Attempts
     from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
     from trainworks_launcher.supervise.processes.ranks import Rank
-    from trainworks_launcher.supervise.summary.account import Account
+    from trainworks_launcher.supervise.job_summary import Account
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
@@ -725,7 +725,7 @@ class _Supervisor:
         if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
             return
         # The program has the first milliseconds.
-        from trainworks_launcher.supervise.summary import account
+        from trainworks_launcher.supervise import job_summary as account
 
         member = self._plan.member or self._plan.host
         hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
@@ -1156,7 +1156,7 @@ class _Supervisor:
 
     def _tell_figures(self, account: Account) -> None:
         """Nothing runs here any more: tell the leader what this host took."""
-        from trainworks_launcher.supervise.summary.account import MESSAGE
+        from trainworks_launcher.supervise.job_summary import MESSAGE
 
         if self._running.ranks is None:
             tails = [self._running.tail]
