@@ -27,7 +27,7 @@ from launcher_support import (
 )
 
 from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, WARNING, Checks, rules
-from trainworks_launcher.checks.look import Seen, driver_version
+from trainworks_launcher.checks.host_state import Seen, driver_version
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment import platforms
 from trainworks_testing.clock import assert_within, start_clock

@@ -15,7 +15,7 @@ from launcher_support import NO_GPU, environment, manifest, plan
 
 from trainworks_launcher.checks import FAILED, Checks
 from trainworks_launcher.checks.gpus import Gpus
-from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.host_state import Seen
 from trainworks_launcher.checks.rules import judge
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from trainworks_launcher.checks import FAILED, REPLACE, WARNING, Checks, Finding, count_of
-from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.host_state import Seen
 
 GIB = 1 << 30
 

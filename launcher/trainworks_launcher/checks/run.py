@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, Checks, Finding
-from trainworks_launcher.checks.look import look
+from trainworks_launcher.checks.host_state import look
 from trainworks_launcher.checks.rules import judge
 
 _OTHER_SECONDS = 0.5

@@ -611,7 +611,7 @@ def _full_memory(code: int | None) -> str:
     """
     if code is None or signal_of(code) != signal.SIGBUS:
         return ""
-    from trainworks_launcher.checks.look import size_of
+    from trainworks_launcher.checks.host_state import size_of
     from trainworks_launcher.checks.rules import SHARED_MEMORY_BYTES
 
     size = size_of("/dev/shm")  # noqa: S108  (the kernel's own, not a file of ours)
@@ -627,7 +627,7 @@ def _full_disks(told: Mapping[str, str]) -> str:
     """Return which places of the job have no space left, ``""`` for none. told:
     the job's variables.
     """
-    from trainworks_launcher.checks.look import is_full
+    from trainworks_launcher.checks.host_state import is_full
 
     variables = (*directories.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE)
     places = [told[name] for name in variables if told.get(name)]
