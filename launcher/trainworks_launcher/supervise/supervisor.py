@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.inspection import LOOK_SECONDS, Look, in_time
+from trainworks_launcher.contract.inspection import LOOK_SECONDS, Inspection, run_in_time
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
     from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
     from trainworks_launcher.supervise.control.data_path import DataPath
+    from trainworks_launcher.supervise.job_summary import JobSummary
     from trainworks_launcher.supervise.processes.attempts import Attempts
     from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
     from trainworks_launcher.supervise.processes.ranks import Rank
-    from trainworks_launcher.supervise.job_summary import Account
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
@@ -151,7 +151,7 @@ def _make_places(environment: Environment, tries: Tries) -> tuple[str, ...]:
     """
     if not tries.restarts:
         return directories.make(environment.places, environment.home)
-    return in_time(lambda: directories.make(environment.places, environment.home), ())
+    return run_in_time(lambda: directories.make(environment.places, environment.home), ())
 
 
 class _Supervisor:
@@ -213,7 +213,7 @@ class _Supervisor:
         }
         self._rounds: Attempts | None = None
         self._overdue: StuckStarter | None = None
-        self._account: Account | None = None
+        self._account: JobSummary | None = None
         self._giving_up: CrashLoop | None = None
         self._role: control.Role | None = None
         self._agents: Agents | None = None
@@ -335,14 +335,14 @@ class _Supervisor:
                 )
 
         try:
-            look = Look(write)
+            look = Inspection(write)
         except RuntimeError:  # no further thread may be started
             write()
             return
         if not look.wait(seconds):
             self._log(f"cannot write below {self._reports}: the file system does not answer")
-        if look.failed:
-            raise look.failed[0]
+        if look.errors:
+            raise look.errors[0]
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused.
@@ -725,12 +725,12 @@ class _Supervisor:
         if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
             return
         # The program has the first milliseconds.
-        from trainworks_launcher.supervise import job_summary as account
+        from trainworks_launcher.supervise import job_summary
 
         member = self._plan.member or self._plan.host
         hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
-        self._account = account.Account(self._loop, member, hosts, self._log)
-        self._heard[account.MESSAGE] = self._account.told
+        self._account = job_summary.JobSummary(self._loop, member, hosts, self._log)
+        self._heard[job_summary.MESSAGE] = self._account.receive
         devices, launcher = self._environment.devices, self._environment.launcher_directory
         program = (self._environment.launcher_python, "-I", f"{launcher}/programs/gpu_use.py")
         if devices.gpus > 0 and devices.visible_gpus != ():
@@ -1154,7 +1154,7 @@ class _Supervisor:
         else:
             self._loop.stop()
 
-    def _tell_figures(self, account: Account) -> None:
+    def _tell_figures(self, account: JobSummary) -> None:
         """Nothing runs here any more: tell the leader what this host took."""
         from trainworks_launcher.supervise.job_summary import MESSAGE
 

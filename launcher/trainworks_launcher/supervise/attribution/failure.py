@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.inspection import in_time
+from trainworks_launcher.contract.inspection import run_in_time
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import directories
 from trainworks_launcher.plan.plan import NodePlan
@@ -305,7 +305,9 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_unreached
 
             outcome = outcome._replace(cause=mpirun_unreached(tail.read()))
-        written = in_time(lambda: outcome_files.users_own_failure(self._base, self._redactor), "")
+        written = run_in_time(
+            lambda: outcome_files.users_own_failure(self._base, self._redactor), ""
+        )
         if written:
             outcome = outcome._replace(own=written, frames="", message="")
         if stop_signal:
@@ -536,7 +538,7 @@ class Verdict:
             return outcome
         from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
 
-        if in_time(lambda: has_younger(directory, self.started_at), True):
+        if run_in_time(lambda: has_younger(directory, self.started_at), True):
             return outcome
         return outcome._replace(
             unsaved=f"no checkpoint was written: no file in {directory} is younger than the job"
@@ -633,7 +635,7 @@ def _full_disks(told: Mapping[str, str]) -> str:
     places = [told[name] for name in variables if told.get(name)]
     places += directories.TEMPORARY
     nothing: list[str] = []
-    full = in_time(lambda: directories.outermost(filter(is_full, places)), nothing)
+    full = run_in_time(lambda: directories.outermost(filter(is_full, places)), nothing)
     if not full:
         return ""
     return f"no space is left in {' and '.join(full)}"

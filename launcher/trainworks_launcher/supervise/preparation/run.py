@@ -89,9 +89,9 @@ class Preparation:
         if asked is None or asked.needs_process:
             return True
         from trainworks_launcher.checks import FAILED as CHECK_FAILED
-        from trainworks_launcher.checks.run import line_of, run
+        from trainworks_launcher.checks.run import line_of, run_checks
 
-        found = run(asked)
+        found = run_checks(asked)
         for finding in found:
             self._log(line_of(finding))
         failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]

@@ -24,7 +24,7 @@ from typing import Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import written_at
-from trainworks_launcher.contract.inspection import in_time
+from trainworks_launcher.contract.inspection import run_in_time
 from trainworks_launcher.supervise.processes.ranks import Rank
 
 
@@ -96,12 +96,12 @@ class Attempts:
         """
         from trainworks_launcher.contract.checkpoints import state_of  # only a restart needs it
 
-        looks: list[Callable[[], int | None]] = []
+        inspections: list[Callable[[], int | None]] = []
         if self._checkpoints:
-            looks.append(lambda: state_of(self._checkpoints))
+            inspections.append(lambda: state_of(self._checkpoints))
         if self._heartbeat:
-            looks.append(lambda: written_at(self._heartbeat))
-        return tuple(in_time(look, None) for look in looks)
+            inspections.append(lambda: written_at(self._heartbeat))
+        return tuple(run_in_time(inspect, None) for inspect in inspections)
 
 
 def _place(rank: Rank) -> int:
