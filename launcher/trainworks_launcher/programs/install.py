@@ -39,8 +39,8 @@ try:
         RefusedError,
         ThisPython,
     )
-    from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
-    from trainworks_launcher.programs.installing.reading import refuse_python
+    from trainworks_launcher.programs.installing.installation import Task, for_uv, settings_of_pip
+    from trainworks_launcher.programs.installing.inputs import refuse_python
 except ModuleNotFoundError as error:
     if error.name not in ("packaging", "tomli"):
         raise

@@ -13,7 +13,7 @@ from trainworks_launcher.programs.installing.environment import (
     needs_of,
     normalised,
 )
-from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading
+from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading
 from trainworks_launcher.programs.installing.standards import Requirement
 
 _TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 from trainworks_launcher.programs.installing import pip_files
-from trainworks_launcher.programs.installing.answering import Answer
+from trainworks_launcher.programs.installing.answer import Answer
 from trainworks_launcher.programs.installing.environment import (
     MANIFEST,
     MANIFEST_VARIABLE,
@@ -30,7 +30,7 @@ from trainworks_launcher.programs.installing.environment import (
     normalised,
     versions,
 )
-from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
+from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading, read_words
 
 _CONSTRAINTS = "constraints.txt"
 """Beside the manifest: the image's own for pip and uv.
