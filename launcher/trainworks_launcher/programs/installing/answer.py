@@ -1,4 +1,4 @@
-"""What of the user's own lines is answered with what the image has, and what is refused."""
+"""Adapt the user's requirements to the image: keep its own builds, and refuse conflicts."""
 
 from __future__ import annotations
 
@@ -17,45 +17,37 @@ from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Readin
 from trainworks_launcher.programs.installing.standards import Requirement
 
 _TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
-"""Names under which the package index has something else than what people mean."""
+"""Names for which the package index has another project than people expect."""
 _LEFT_OUT = (
-    *(
-        "cudatoolkit",
-        "pkg-resources",
-        "pypiwin32",
-        "pyobjc",
-        "pyobjc-core",
-        "python",
-        "pywin32",
-        "pywinpty",
-    ),
-    *("tensorflow-macos", "tensorflow-metal", "windows-curses"),
-)
-"""What pip freeze writes on other systems or by a mistake of Debian's, and conda's own.
+    "cudatoolkit", "pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "python", "pywin32",
+    "pywinpty", "tensorflow-macos", "tensorflow-metal", "windows-curses",
+)  # fmt: skip
+"""Names that pip freeze writes on other systems or by a mistake of Debian's, and conda's own.
 
-No index has it for Linux.
+No index has them for Linux.
 """
 
 
 class Answer:
-    """What of the user's own lines is answered with what the image has.
+    """The user's requirements, adapted to the image.
 
     Attributes:
-        kept: Name to version.
-        excluded: Names that uv leaves out wherever they are asked for.
-        freed: Companions of which a project asks for a version that goes with
-            another framework: uv takes any.
-        said: Lines for the log: what is not installed as it was asked for.
-        lines: What uv gets.
-        left: Where indexes are named that are left out.
+        kept: Name -> version that the image keeps.
+        excluded: Names that uv leaves out in every place.
+        freed: Companions for which a project requests a version for another framework: uv may
+            take any version.
+        notes: Lines for the log about requirements that are not installed as requested.
+        lines: The lines for uv.
+        left: Places of indexes that are left out.
+        without_source: Names for which a project's own source is not used.
     """
 
     def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
-        """Look at what is asked for.
+        """Adapt the lines of a reading.
 
-        Raises RefusedError with all lines that ask for what the image cannot give.
+        Raises RefusedError with all lines that conflict with the image.
         """
-        lines = [*reading.lines, *reading.looked_at]
+        lines = [*reading.lines, *reading.project_lines]
         self._python = reading.python
         installed = distributions(self._python)
         companions = manifest.get("companions", {})
@@ -67,17 +59,17 @@ class Answer:
                 self.kept[name] = installed[name].version
                 self._needs += [(name, need) for need in needs_of(self._python, installed[name])]
         self.excluded, self.lines = set(_LEFT_OUT), list(reading.lines)
-        self.said: list[str] = []
+        self.notes: list[str] = []
         self.left: list[str] = []
         self._refused: list[str] = []
         self._newer: dict[str, str] = {}
         for line in lines:
             if not line.name:
-                self._look_at_index(line, manifest.get("wheel_index", ""))
+                self._adapt_index(line, manifest.get("wheel_index", ""))
                 continue
-            if line.name in companions and line.wanted.specifier:
-                self._newer[line.name] = str(line.wanted.specifier)
-            self._look_at_requirement(line)
+            if line.name in companions and line.requirement.specifier:
+                self._newer[line.name] = str(line.requirement.specifier)
+            self._adapt_requirement(line)
 
         self.freed = self._free_companions(lines, companions)
         if self.excluded & set(self.kept):
@@ -88,51 +80,50 @@ class Answer:
             missing = libraries - set(installed)
             named = sorted({line.name for line in lines} & missing)
             if named:
-                self.said.append(
+                self.notes.append(
                     f"{', '.join(named)}: not installed, only another build needs them"
                 )
             self.excluded |= missing
         if self._refused:
             raise RefusedError(*self._refused, newer=self._newer)
 
-        # A project has them from an index of another build, or from a folder of its own.
+        # Those sources are an index of another build, or a folder of the project's own.
         self.without_source = sorted(reading.sources & {*self.kept, *companions})
         for name in self.without_source:
-            self.said.append(f"the source of {name} is not used: this image has its own")
+            self.notes.append(f"the source of {name} is not used: this image has its own")
 
-    def _look_at_requirement(self, line: Line) -> None:
+    def _adapt_requirement(self, line: Line) -> None:
         """Decide whether a requirement is installed, left out or refused."""
-        name, place, specifier = line.name, line.place, line.wanted.specifier
-        asked = f"{name}{specifier}"
-        have = self.kept.get(name, "")
-        if name in _TRAPS and not line.wanted.url:
+        name, place, specifier = line.name, line.place, line.requirement.specifier
+        requested = f"{name}{specifier}"
+        installed_version = self.kept.get(name, "")
+        if name in _TRAPS and not line.requirement.url:
             self._refused.append(
                 f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
             )
         elif name in _LEFT_OUT:
-            self.said.append(f"{place}: {asked} is left out: it is not for this system")
-        elif not have:
-            self._look_at_needs(line, asked)
-        elif not _holds(line.wanted, have):
-            at_least = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
-            if any(is_later(version, have) for version in at_least):
+            self.notes.append(f"{place}: {requested} is left out: it is not for this system")
+        elif not installed_version:
+            self._adapt_to_needs(line, requested)
+        elif not _holds(line.requirement, installed_version):
+            limits = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
+            if any(is_later(version, installed_version) for version in limits):
                 self._newer[name] = str(specifier)
                 self._refused.append(
-                    f"{place}: {asked}, and this image has {name} {have}:"
-                    f" choose an image with {asked}"
+                    f"{place}: {requested}, and this image has {name} {installed_version}:"
+                    f" choose an image with {requested}"
                 )
-            elif not _holds(line.wanted, build_of(self._python, name, have)):
-                what = "an address" if line.wanted.url else asked
-                self.said.append(
-                    f"{place}: {what} is not installed: this image keeps {name} {have}"
+            elif not _holds(line.requirement, build_of(self._python, name, installed_version)):
+                shown = "an address" if line.requirement.url else requested
+                self.notes.append(
+                    f"{place}: {shown} is not installed:"
+                    f" this image keeps {name} {installed_version}"
                 )
             self.excluded.add(name)
 
-    def _look_at_needs(self, line: Line, asked: str) -> None:
-        """Leave out a version that a distribution which is kept does not go with."""
-        exact = [
-            limit.version for limit in line.wanted.specifier if re.match(r"==[^*]+$", str(limit))
-        ]
+    def _adapt_to_needs(self, line: Line, requested: str) -> None:
+        """Leave out a version that conflicts with a package that the image keeps."""
+        exact = _versions_matching(r"==[^*]+$", line)
         if not exact:
             return
         for owner, need in self._needs:
@@ -140,41 +131,43 @@ class Answer:
                 continue
             if need.specifier.contains(exact[0], prereleases=True):
                 continue
-            self.said.append(
-                f"{line.place}: {asked} is not installed:"
+            self.notes.append(
+                f"{line.place}: {requested} is not installed:"
                 f" this image's {owner} {self.kept[owner]} needs {line.name}{need.specifier}"
             )
             self.excluded.add(line.name)
 
     def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
-        """Let companions of a framework that is answered have any version:
-        theirs goes with the one that was asked for.
+        """Let companions of a replaced framework have any version.
+
+        The user's version belongs to the framework that was requested.
 
         Args:
-            lines: What is asked for.
-            companions: Names to the names of their frameworks.
+            lines: All lines.
+            companions: Name of a package -> name of its framework.
 
         Returns:
-            Names of those that a project asks for: its file is uv's to read.
+            Names of companions in a project's file, which uv reads itself.
         """
         freed = []
         for line in lines:
             framework = companions.get(line.name, "")
             if not framework:
                 continue
-            exact = [
-                each.version for each in line.wanted.specifier if re.match(r"===?[^*]+$", str(each))
-            ]
-            own = build_of(self._python, framework, self.kept.get(framework, "")).partition("+")[2]
+            exact = _versions_matching(r"===?[^*]+$", line)
+            build = build_of(self._python, framework, self.kept.get(framework, ""))
+            own = build.partition("+")[2]
             builds = {version.partition("+")[2] for version in exact} - {"", own}
-            is_answered = framework in self.excluded and (exact or line.wanted.url)
+            is_answered = framework in self.excluded and (exact or line.requirement.url)
             if not is_answered and not builds:
                 continue
-            asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
-            have = f"{framework} {self.kept.get(framework, '')}"
-            self.said.append(
-                f"{line.place}: {asked} goes with another {framework}:"
-                f" the release for {have} is taken"
+            requested = f"{line.name}{line.requirement.specifier}"
+            if line.requirement.url:
+                requested = "an address"
+            release = f"{framework} {self.kept.get(framework, '')}"
+            self.notes.append(
+                f"{line.place}: {requested} goes with another {framework}:"
+                f" the release for {release} is taken"
             )
             if line in self.lines:
                 name = Requirement(line.name)
@@ -185,10 +178,8 @@ class Answer:
                 freed.append(line.name)
         return freed
 
-    def _look_at_index(self, line: Line, own: str) -> None:
-        """Leave out an index of the framework's vendor that has another build
-        than the image's own.
-        """
+    def _adapt_index(self, line: Line, own: str) -> None:
+        """Leave out an index of the framework's vendor with another build than the image's."""
         option, _, address = line.text.partition(" ")
         vendor = re.match(r"https?://[^/]+/", own)
         if vendor is None or option not in SOURCES:
@@ -201,5 +192,11 @@ class Answer:
             self.left.append(line.place)
 
 
-def _holds(wanted: Any, version: str) -> bool:
-    return not wanted.url and bool(wanted.specifier.contains(version, prereleases=True))
+def _versions_matching(pattern: str, line: Line) -> list[str]:
+    """Return the versions of limits that match a pattern: ``1.2`` of ``==1.2,<2``."""
+    limits = line.requirement.specifier
+    return [limit.version for limit in limits if re.match(pattern, str(limit))]
+
+
+def _holds(requirement: Any, version: str) -> bool:
+    return not requirement.url and bool(requirement.specifier.contains(version, prereleases=True))
