@@ -116,11 +116,8 @@ def _make_places() -> None:
 
 def _inherited(keep: frozenset[str]) -> dict[str, str]:
     """Return the variables of this process that mpirun set, and those to keep."""
-    variables = {}
-    for name, value in os.environ.items():
-        if name.startswith(_FROM_MPIRUN) or name in keep:
-            variables[name] = value
-    return variables
+    names = [name for name in os.environ if name.startswith(_FROM_MPIRUN) or name in keep]
+    return {name: os.environ[name] for name in names}
 
 
 def attach(directory: str) -> None:
