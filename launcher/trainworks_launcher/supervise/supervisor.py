@@ -1114,7 +1114,7 @@ class _Supervisor:
         if not self._outcome.again:
             self._outcome = self._tries.of_job(self._outcome)
         self._phase = Phase.ENDING
-        asked = self._daemons is not None and self._daemons.were_asked
+        asked = self._daemons is not None and self._daemons.were_requested
         if self._is_copy and not asked and self._outcome.kind == SUCCEEDED:
             self._log(
                 "warning: mpirun was called on this host alone, not on the first one: it has"

@@ -56,12 +56,12 @@ class DataInterface(NamedTuple):
     Attributes:
         address: Address of this host; ``""`` for any of its addresses.
         interface: Name of the interface; ``""`` if not known.
-        why: Reason of the choice, for example ``NCCL_SOCKET_IFNAME=eth1``.
+        reason: Reason of the choice, for example ``NCCL_SOCKET_IFNAME=eth1``.
     """
 
     address: str
     interface: str
-    why: str
+    reason: str
 
 
 class Store(NamedTuple):
@@ -260,7 +260,7 @@ class DataPath:
             self._finish()
 
     def _note_result(self, trial: _Trial) -> None:
-        if trial.why:
+        if trial.reason:
             self._report(trial)
         if all(host.ended for host in self._trials):
             self._finish()
@@ -270,7 +270,7 @@ class DataPath:
         connection = "rank 0's store on" if peer.purpose == "store" else "the data path to"
         where = f"{trial.shown} from {_named(place)}"
         problem = f"{connection} {peer.host} does not work"
-        tried = f"{self._own.host} tried {where}: {trial.why}"
+        tried = f"{self._own.host} tried {where}: {trial.reason}"
         text_ = f"{problem}: {tried}; {_advice(trial, place)}"
         if trial.refused and self._own.needs_path:
             self._events.fail(text_)
@@ -324,8 +324,8 @@ class Events(NamedTuple):
 def _named(place: DataInterface) -> str:
     words = [word for word in (place.address, place.interface) if word]
     if not words:
-        return place.why
-    return f"{' on '.join(words)} ({place.why})"
+        return place.reason
+    return f"{' on '.join(words)} ({place.reason})"
 
 
 def _advice(trial: _Trial, place: DataInterface) -> str:
@@ -408,7 +408,7 @@ def _problems_of(place: DataInterface) -> list[str]:
     """Return the problems of the interface itself."""
     if not place.interface:
         return []
-    named = f"the network interface {place.interface} ({place.why})"
+    named = f"the network interface {place.interface} ({place.reason})"
     if network_routes.has_no_carrier(place.interface):
         return [
             (
@@ -495,7 +495,7 @@ class _Trial:
 
     Attributes:
         ended: Whether the result is known.
-        why: Why the path does not work; ``""`` if it works.
+        reason: Why the path does not work; ``""`` if it works.
         refused: Whether the network or a program answered with a refusal.
         connected: Whether the connection was made.
         shown: The address and port, for people.
@@ -515,7 +515,7 @@ class _Trial:
         """
         self.peer = peer
         self.ended = self.refused = self.connected = False
-        self.why = ""
+        self.reason = ""
         self.shown = f"{address[0]} port {peer.port}"
         self._loop = loop
         self._done = done
@@ -533,8 +533,8 @@ class _Trial:
             pass
         except OSError as error:
             self.refused = True
-            why = str(error.strerror or error)
-            loop.after(0.0, lambda: self._end(why))
+            reason = str(error.strerror or error)
+            loop.after(0.0, lambda: self._end(reason))
             return
         loop.watch(self._socket, READ | WRITE, self._ready)
 
@@ -575,10 +575,10 @@ class _Trial:
             self.refused = host != self.peer.host
             self._end(f"it is {one_line(host, 64)}" if self.refused else "")
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if not self.ended:
             self.ended = True
-            self.why = why
+            self.reason = reason
             self._loop.unwatch(self._socket)
             self._socket.close()
             self._done(self)

@@ -69,8 +69,8 @@ class Search:
         control: Control,
         own: handshake.Credentials,
         limit: float,
-        found: Callable[[LeaderConnection], None],
-        over: Callable[[Outcome], None],
+        on_found: Callable[[LeaderConnection], None],
+        on_over: Callable[[Outcome], None],
         log: Callable[[str], None],
         lost: str = "",
     ) -> None:
@@ -81,16 +81,16 @@ class Search:
             control: Address and port of the leader.
             own: Name, job and secret of this host.
             limit: Seconds after which the leader counts as missing.
-            found: Called when the leader has admitted this host.
-            over: Called with the outcome of the job, if no leader admits this host.
+            on_found: Called when the leader has admitted this host.
+            on_over: Called with the outcome of the job, if no leader admits this host.
             log: Prints a line.
             lost: Why the leader that had admitted this host is gone; ``""`` for none.
         """
         self._loop = loop
         self._control = control
         self._own = own
-        self._found = found
-        self._over = over
+        self._on_found = on_found
+        self._on_over = on_over
         self._reasons = _Reasons(control, limit, lost, log)
         self._phases = Phases(SEARCH)
         self._deadline = time.monotonic() + limit
@@ -132,17 +132,17 @@ class Search:
         if self._phases.now is not SearchPhase.CONNECTING:
             return
         if time.monotonic() >= self._deadline:
-            self._over(Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text()))
+            self._on_over(Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text()))
             return
         name = self._control.address or self._control.leader
         self._lookup = Lookup(self._loop, name, self._control.port, self._resolved)
 
-    def _resolved(self, addresses: Addresses, why: str) -> None:
+    def _resolved(self, addresses: Addresses, reason: str) -> None:
         if not addresses:
             # The names of pods appear after the pods.
-            self._reasons.note(why)
+            self._reasons.note(reason)
             self._strange_since = 0.0
-            self._again(why)
+            self._again(reason)
             return
         # A name may have several addresses, and only one that answers: try the next one each time.
         family, address = addresses[self._tries % len(addresses)]
@@ -150,17 +150,17 @@ class Search:
         self._reasons.address = str(address[0])
         self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
 
-    def _again(self, why: str) -> None:
+    def _again(self, reason: str) -> None:
         """Schedule the next try, after one that has failed."""
         if self._phases.take("failed"):
-            self._reasons.last = why
+            self._reasons.last = reason
             self._loop.after(self._pause, self._try)
             self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
 
-    def _connected(self, opened: socket.socket | None, why: str) -> None:
+    def _connected(self, opened: socket.socket | None, reason: str) -> None:
         if opened is None:
             self._strange_since = 0.0
-            self._again(why)
+            self._again(reason)
             return
         try:
             connection = Connection(self._loop, opened, self._message, self._lost)
@@ -204,21 +204,21 @@ class Search:
             self._answer(connection, transcript, message)
         elif kind == "welcome":
             connection.trust(self._control.leader)
-            self._found(LeaderConnection(connection, self._leader_has_no_secret))
+            self._on_found(LeaderConnection(connection, self._leader_has_no_secret))
         else:
             connection.close()
-            self._over(read_outcome(message, self._control.leader))
+            self._on_over(read_outcome(message, self._control.leader))
 
     def _answer(
         self, connection: Connection, transcript: handshake.Transcript, message: Message
     ) -> None:
         """Check the leader's proof that it knows the secret, and send this host's proof."""
-        theirs = handshake.read_nonce(message.get("nonce"))
-        transcript = transcript._replace(leader_nonce=theirs)
+        nonce_of_leader = handshake.read_nonce(message.get("nonce"))
+        transcript = transcript._replace(leader_nonce=nonce_of_leader)
         # A leader without a secret admits every host: this host joins to report it, and the job
         # ends.
         secret = self._own.secret if message.get("secret") is True else ""
-        if theirs and handshake.is_proof(secret, LEADER, transcript, message.get("proof")):
+        if nonce_of_leader and handshake.is_proof(secret, LEADER, transcript, message.get("proof")):
             connection.transcript = transcript
             connection.send("answer", proof=handshake.make_proof(secret, WORKER, transcript))
             connection.use_seal(Seal(handshake.make_key(secret, transcript), WORKER))
@@ -249,18 +249,18 @@ class Search:
 
         The leader is still starting, or has refused this host, or another program has the port.
         """
-        why = self._refused or f"{reason} before it let this host in"
+        reason = self._refused or f"{reason} before it let this host in"
         if not connection.is_foreign:
             self._strange_since = 0.0
         else:
             now = time.monotonic()
             self._strange_since = self._strange_since or now
-            why = f"another program has this port there, so that the leader ends: {reason}"
-            why = f"{why}; free the port, or set {names.CONTROL_PORT_VARIABLE} on every host"
+            reason = f"another program has this port there, so that the leader ends: {reason}"
+            reason = f"{reason}; free the port, or set {names.CONTROL_PORT_VARIABLE} on every host"
             if now - self._strange_since >= _STRANGE_SECONDS:
                 self._deadline, self._reasons.limit = now, 0.0
-        self._reasons.note(why)
-        self._again(why)
+        self._reasons.note(reason)
+        self._again(reason)
 
 
 _KINDS = ("challenge", "refused", "welcome", "finish")
@@ -289,11 +289,11 @@ class _Reasons:
         self._log = log
         self._noted: dict[str, None] = {}  # in order
 
-    def note(self, why: str) -> None:
+    def note(self, reason: str) -> None:
         """Log a new reason, once; the search may last for the whole join limit."""
-        if why not in self._noted and len(self._noted) < _LOGGED_REASONS:
-            self._noted[why] = None
-            self._log(f"{self._control.leader} does not let this host in yet: {why}")
+        if reason not in self._noted and len(self._noted) < _LOGGED_REASONS:
+            self._noted[reason] = None
+            self._log(f"{self._control.leader} does not let this host in yet: {reason}")
 
     def log_tries(self, seconds: float) -> None:
         """Log the last try and its result."""

@@ -31,7 +31,7 @@ class Lookup:
         self._loop = loop
         self._done = done
         self._addresses: Addresses = []
-        self._why = ""
+        self._reason = ""
         self.running = True
         self._reader, self._writer = os.pipe()
         loop.watch(self._reader, READ, lambda _: self._answered())
@@ -53,10 +53,12 @@ class Lookup:
             rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             self._addresses = [(row[0], row[4]) for row in rows]
         except (OSError, UnicodeError) as error:
-            self._why = f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
+            self._reason = (
+                f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
+            )
         os.close(self._writer)  # the reader's end becomes readable
 
     def _answered(self) -> None:
         if self.running:
             self.cancel()
-            self._done(self._addresses, self._why)
+            self._done(self._addresses, self._reason)

@@ -50,12 +50,12 @@ class Rivals:
     """The search of one leader for another one, and its answers to other leaders."""
 
     def __init__(
-        self, loop: Loop, own: handshake.Credentials, found: Callable[[str, str], None]
+        self, loop: Loop, own: handshake.Credentials, on_found: Callable[[str, str], None]
     ) -> None:
-        """Send nothing before ``ask``. found: gets the other leader's name and address, once."""
+        """Send nothing before ``ask``. on_found: gets the other leader's name and address, once."""
         self._loop = loop
         self._own = own
-        self._found = found
+        self._on_found = on_found
         self._over = False
         self._lookups: list[Lookup] = []
         self._attempts: list[Attempt] = []
@@ -93,7 +93,7 @@ class Rivals:
         return True
 
     # --- asking -----------------------------------------------------------------------------------
-    def _resolved(self, addresses: Addresses, _why: str) -> None:
+    def _resolved(self, addresses: Addresses, _reason: str) -> None:
         for family, address in addresses[:1]:
             if _is_here(family, address):
                 continue
@@ -101,7 +101,7 @@ class Rivals:
                 Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
             )
 
-    def _connected(self, opened: socket.socket | None, _why: str) -> None:
+    def _connected(self, opened: socket.socket | None, _reason: str) -> None:
         if opened is None or self._over:
             return
         try:
@@ -121,9 +121,9 @@ class Rivals:
         connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
 
     def _answered(self, connection: Connection, message: Message) -> None:
-        theirs = handshake.read_nonce(message.get("nonce"))
-        transcript = self._transcripts[connection]._replace(leader_nonce=theirs)
-        if message.get("type") != KIND or not theirs:
+        nonce_of_leader = handshake.read_nonce(message.get("nonce"))
+        transcript = self._transcripts[connection]._replace(leader_nonce=nonce_of_leader)
+        if message.get("type") != KIND or not nonce_of_leader:
             connection.close()
             return
         if not handshake.is_proof(self._own.secret, LEADER, transcript, message.get("proof")):
@@ -154,7 +154,7 @@ class Rivals:
     def _is_rival(self, host: str, connection: Connection) -> None:
         if not self._over:
             self._over = True
-            self._found(host, connection.address)
+            self._on_found(host, connection.address)
 
 
 def _is_here(family: int, address: Any) -> bool:

@@ -306,15 +306,15 @@ def _parts_of_cause(groups: Sequence[Sequence[Row]], outliers: Sequence[Row]) ->
     others = [group for group in groups if group[0] not in outliers]
     for group in sorted(others, key=len, reverse=True)[:_SHOWN]:
         if len(groups) == 1:
-            who = f"all {len(group)} ranks"
+            subject = f"all {len(group)} ranks"
         elif outliers:
-            who = f"{len(group)} others"
+            subject = f"{len(group)} others"
         else:
-            who = f"{len(group)} ranks"
+            subject = f"{len(group)} ranks"
         if len(group) == 1:
             parts.append(_describe(group[0]))
         else:
-            parts.append(f"{who} {group[0].words(many=True)}")
+            parts.append(f"{subject} {group[0].words(many=True)}")
     return parts
 
 

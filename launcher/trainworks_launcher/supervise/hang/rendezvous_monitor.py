@@ -69,9 +69,9 @@ class RendezvousMonitor:
         self._started = started
         self._lines: dict[str, Sequence[str]] = {}
         self._some_search = False
-        self._asked = False
+        self._is_question_open = False
         self._over = False
-        self._was_said = False
+        self._is_logged = False
         self._turn = 0
         self._last_words = ""
         self.searching = False
@@ -92,7 +92,7 @@ class RendezvousMonitor:
         """Ask every host for the places of its ranks, on the leader."""
         if self._over:
             return
-        self._asked = True
+        self._is_question_open = True
         self._lines.clear()
         self._some_search = False
         self._turn += 1
@@ -160,9 +160,9 @@ class RendezvousMonitor:
         Args:
             turn: Number of the question.
         """
-        if self._over or not self._asked or turn != self._turn:
+        if self._over or not self._is_question_open or turn != self._turn:
             return
-        self._asked = False
+        self._is_question_open = False
         self._last_words = ""
         if not self._some_search:
             return
@@ -178,8 +178,8 @@ class RendezvousMonitor:
         self._last_words = (
             f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
         )
-        if not self._was_said:
-            self._was_said = True
+        if not self._is_logged:
+            self._is_logged = True
             after = f"{names.START_LOOK_SECONDS:g} s after the start"
             self._context.log(f"warning: {after} the ranks have not found each other: {places}")
         self._loop.after(_AGAIN_SECONDS, self.ask)

@@ -210,7 +210,7 @@ class Daemons:
         self._may_start_ranks = may_start_ranks
         self._left = False
         self._orphan = 0  # the status of the last orphan that failed
-        self._asked = False
+        self._was_requested = False
         self._tell = tell
         self._running: dict[Child, int] = {}
 
@@ -220,13 +220,13 @@ class Daemons:
         return tuple(child.pid for child in self._running)
 
     @property
-    def were_asked(self) -> bool:
+    def were_requested(self) -> bool:
         """Whether the leader has asked for a daemon."""
-        return self._asked
+        return self._was_requested
 
     def start(self, _: str, message: Mapping[str, Json]) -> None:
         """Start a daemon for the leader."""
-        self._asked = True
+        self._was_requested = True
         awaited = number(message.get("number"))
         try:
             child = self._start(("/bin/sh", "-c", text(message.get("line"))))
