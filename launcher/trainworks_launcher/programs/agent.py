@@ -24,7 +24,7 @@ from typing import Any
 
 # As in contract/names.py, which this file does not import.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
-_SOCKET = "agents"  # agents.SOCKET
+_SOCKET = "agents"  # mpirun_agents.SOCKET
 _FAILED = 255  # as ssh's
 
 

@@ -136,6 +136,7 @@ class Admission:
 
     def _message(self, connection: Connection, message: Message) -> None:
         kind = message.get("type")
+        # Each challenge is for one answer.
         transcript, connection.transcript = connection.transcript, None
         joined = self._hosts.joined.get(text(message.get("host")))
         if kind == "join" and transcript is None:

@@ -178,6 +178,7 @@ class Connection:
             self.is_foreign = True
             self._lose(f"it does not speak the launcher's protocol: {one_reason(error)}")
             return
+        # With a seal, only a complete message shows that the other end itself has sent something.
         if messages or self.seal is None:
             self.heard_at = self.spoke_at = time.monotonic()
         for message in messages:

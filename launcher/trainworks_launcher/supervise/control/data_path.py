@@ -436,6 +436,7 @@ class _Listener:
         try:
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if not address and family == socket.AF_INET6:
+                # One socket for IPv4, too.
                 self._server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             self._server.bind((address, port))
             self._server.listen(1024)

@@ -244,6 +244,7 @@ class Daemons:
                 child.drain()
                 output = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
                 self._over(awaited, child.returncode, output)
+                # A daemon has left its parent, which then ends with status 0.
                 self._left = self._left or not (child.returncode or awaited)
 
     def _over(self, awaited: int, code: int, output: str) -> None:

@@ -360,6 +360,7 @@ class Copier:
         """Add the complete lines of a stream with prefixes; hold the unfinished line."""
         prefix = stream.prefix or b""
         if self._open is stream and data:
+            # The rest of the open line: its beginning, with the prefix, is written already.
             end = data.find(b"\n") + 1
             if not end:
                 pieces.append(data)
@@ -370,6 +371,7 @@ class Copier:
                 self._close_line()
         end = data.rfind(b"\n") + 1
         if end:
+            # All complete lines in one piece, each after a prefix.
             lines = bytes(stream.held) + data[: end - 1]
             stream.held.clear()
             pieces += (prefix, lines.replace(b"\n", b"\n" + prefix), b"\n")

@@ -55,6 +55,7 @@ class Child:
                 raise
             self._process = _start(("/bin/sh", *argv), env, cwd)
         self.pid = self._process.pid
+        # Copies, because the copier closes its descriptors, and Popen closes its own.
         descriptors = []
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:

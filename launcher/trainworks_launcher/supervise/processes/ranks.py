@@ -143,6 +143,7 @@ class Ranks:
             poll.register(descriptor, select.POLLIN)
         now = time.monotonic()
         ended = [(descriptor, self._watched.pop(descriptor)) for descriptor, _ in poll.poll(0)]
+        # Note all ends before the first callback, which may compare them.
         for descriptor, rank in ended:
             self._loop.unwatch(descriptor)
             rank.end(processes.exit_status_of(rank.pid, rank.started, descriptor), now)

@@ -84,6 +84,7 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
         of_job[key] = (path, size)
     if not of_job:
         return None
+    # Reading all processes takes time, so only if a file may have to go.
     for key in set(_used()):
         of_job.pop(key, None)
     if not of_job:
