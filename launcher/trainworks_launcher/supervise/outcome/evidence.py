@@ -3,28 +3,31 @@
 ===  ===============================================  =============================================
 row  evidence about a rank                            why it stands there
 ===  ===============================================  =============================================
+row  evidence about a rank                            reason of the order
+===  ===============================================  =============================================
 1    RECORDED: its Python noted an exception that     The failure describes itself, at its source,
      blames no other process, or the status that      with its time.
      ``sys.exit`` was given
-1    DIED: it ended by itself, with a status or a     The kernel reports it. With a record or
-     signal that no starter sends, and noted nothing  without: the one that came first counts.
+1    DIED: the rank ended by itself, with a status    The kernel reports the end. With a record or
+     or a signal that no starter sends, and noted     without: the one that came first counts.
+     nothing
 1    TERMINATED, and no rank had failed before:       No starter had a reason yet: another program
-     SIGTERM, the program's own handler of that, or   sent it. So it is a failure like the others
-     SIGKILL ended it                                 of this row.
-1    UNSEEN, and its starter names it: its status     The end is the host's own observation; the
-     was taken before this host could look            starter adds the status. Only older kernels
+     SIGTERM, the program's own handler of SIGTERM,   sent the signal. So the end is a failure like
+     or SIGKILL ended the rank                        the others of this row.
+1    UNSEEN, and the starter names the rank: its      The end is the host's own observation; the
+     status was read before this host could read it   starter adds the status. Only older kernels
                                                       have this row.
-2    LEFT: its program came to its end, or ended      The others missed it. It counts only where a
-     with status 0, before a failure that is only     failure of row 3, or a wait that took too
-     about other processes                            long, came later.
-3    PEER: its exception, or what its C++ runtime     The effect of another failure, which may be
-     printed, says that the connection to another     on another host: it never beats that one.
-     process broke
-4    the end of the command, and the rank that the    Another program's word, which sees ends later
-     starter's report names, also as one that ended   than the hosts do: it decides where no host
-     with status 0                                    saw a failure.
-5    TERMINATED, after another rank had failed        Its starter told it to end. It never is the
-                                                      cause.
+2    LEFT: its program came to its end, or ended      The others missed this rank. The row counts
+     with status 0, before a failure that is only     only if a failure of row 3, or a timeout,
+     about other processes                            came later.
+3    PEER: its exception, or the output of its C++    The effect of another failure, which may be
+     runtime, tells that the connection to another    on another host, and always counts before
+     process broke                                    this row.
+4    the end of the command, and the rank in the      The report of another program, which sees
+     starter's report, also a rank that ended with    ends later than the hosts do. The row decides
+     status 0                                         if no host saw a failure.
+5    TERMINATED, after another rank had failed        The starter told the rank to end. Such an end
+                                                      is never the cause.
 ===  ===============================================  =============================================
 
 In one row the earliest counts, by the time of its own record wherever there is one. ``kind_of``
