@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
-from typing import Callable, Mapping
+from typing import Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.json_values import Json, mapping, text
+from trainworks_launcher.contract.json_values import mapping, text
 from trainworks_launcher.supervise.control import handshake, identity, keepalive
 from trainworks_launcher.supervise.control.connection import Connection, listen
 from trainworks_launcher.supervise.control.hosts import Hosts
@@ -50,8 +50,7 @@ class Admission:
         self,
         loop: Loop,
         hosts: Hosts,
-        job: Mapping[str, Json],
-        secret: str,
+        own: handshake.Credentials,
         let_in: Callable[[Connection], None],
         log: Callable[[str], None],
     ) -> None:
@@ -60,8 +59,7 @@ class Admission:
         Args:
             loop: The loop of the run.
             hosts: The other hosts of the job; those that join are noted there.
-            job: Its identity.
-            secret: Of the job; ``""`` for none.
+            own: Name of this host, identity and secret of the job.
             let_in: Called for each host that has joined, to take over the connection.
             log: Prints a line.
         """
@@ -70,8 +68,8 @@ class Admission:
         self.other_launcher: Callable[[str], None] = lambda _: None
         self._loop = loop
         self._hosts = hosts
-        self._job = job
-        self._secret = secret
+        self._job = own.job
+        self._secret = own.secret
         self._let_in = let_in
         self._strangers = PendingConnections(log, ROOM + hosts.count)
         self._server: socket.socket | None = None

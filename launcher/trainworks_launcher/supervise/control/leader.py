@@ -71,10 +71,9 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
-        self._rivals = Rivals(
-            loop, handshake.Credentials(control.leader, job, secret), self._two_leaders
-        )
-        self._admission = Admission(loop, self._hosts, job, secret, self._let_in, events.log)
+        own = handshake.Credentials(control.leader, job, secret)
+        self._rivals = Rivals(loop, own, self._two_leaders)
+        self._admission = Admission(loop, self._hosts, own, self._let_in, events.log)
         self._admission.rival = self._rivals.receive
         self._admission.other_launcher = self._will_not_join
         self._with_other_launcher: set[str] = set()
