@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.control.handshake import Transcript
     from trainworks_launcher.supervise.control.message_authentication import Seal
 
-_SOONEST_SECONDS = 0.01
+_SHORTEST_INTERVAL = 0.01
 _HEARTBEATS_PER_LIMIT = 6
 _READ_BYTES = 16384
 
@@ -134,7 +134,7 @@ class Connection:
         """Return the seconds to the next heartbeat, or to the limit if that comes first."""
         interval = heartbeat_interval(limit)
         left = limit + interval - (time.monotonic() - self.heard_at)
-        return min(interval, max(_SOONEST_SECONDS, left))
+        return min(interval, max(_SHORTEST_INTERVAL, left))
 
     def _lose(self, reason: str) -> None:
         if self.open:
