@@ -68,9 +68,9 @@ class End:
         if not self._store:
             self.role.ready()
             return
-        own = data_path.Own(
+        own = data_path.LocalHost(
             host=self._host,
-            place=data_path.Place(self._host, "lo", "the benchmark"),
+            place=data_path.DataInterface(self._host, "lo", "the benchmark"),
             store=data_path.Store(self._store, needed=True),
             needs_path=True,
             may_lose_hosts=False,
@@ -83,7 +83,7 @@ class End:
 
     def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
         if kind == data_path.KIND and self._data_path is not None:
-            self._data_path.heard(host, message)
+            self._data_path.receive(host, message)
 
     def _go(self) -> None:
         self.started = True

@@ -27,7 +27,7 @@ from launcher_support import (
 )
 
 from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, WARNING, Checks, rules
-from trainworks_launcher.checks.look import Seen, driver_version
+from trainworks_launcher.checks.host_state import HostState, driver_version
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment import platforms
 from trainworks_testing.clock import assert_within, start_clock
@@ -37,8 +37,8 @@ HERE = Path(__file__).parent
 CHECK = LAUNCHER / "trainworks_launcher/programs/check.py"
 
 
-def found(asked: Checks, seen: Seen) -> list[tuple[str, str]]:
-    return [(finding.severity, finding.what) for finding in rules.judge(asked, seen)]
+def found(asked: Checks, seen: HostState) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.what) for finding in rules.find_problems(asked, seen)]
 
 
 # --- what figures mean ----------------------------------------------------------------------------
@@ -48,69 +48,69 @@ OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12
 @pytest.mark.parametrize(
     ("asked", "seen", "expected"),
     [
-        (Checks(), Seen(), []),
+        (Checks(), HostState(), []),
         # driver
         (
             Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"),
-            Seen("470.57.02"),
+            HostState("470.57.02"),
             [(FAILED, OLD)],
         ),
-        (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), Seen("525.60.13"), []),
-        (Checks(gpus=1, minimum_driver="525.60.13"), Seen("1000.1"), []),  # numbers, not text
-        (Checks(gpus=1, minimum_driver="525.60.13"), Seen(), []),  # the host does not say
-        (Checks(gpus=1), Seen("470.57.02"), []),  # the image does not say
+        (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), HostState("525.60.13"), []),
+        (Checks(gpus=1, minimum_driver="525.60.13"), HostState("1000.1"), []),  # numbers, not text
+        (Checks(gpus=1, minimum_driver="525.60.13"), HostState(), []),  # the host does not say
+        (Checks(gpus=1), HostState("470.57.02"), []),  # the image does not say
         (
             Checks(gpus=2, without_cuda=True),
-            Seen(),
+            HostState(),
             [(WARNING, "2 GPUs and an image without CUDA")],
         ),
         # counts
         (
             Checks(gpus=1, row_gpus=8, instance_type="ml.x"),
-            Seen(),
+            HostState(),
             [(FAILED, "ml.x has 8 GPUs, and this container has 1")],
         ),
         (
             Checks(row_gpus=1, without_cuda=True),
-            Seen(),
+            HostState(),
             [(WARNING, "1 GPU and an image without CUDA")],
         ),
-        (Checks(gpus=8, row_gpus=8), Seen(), []),
-        (Checks(gpus=8, row_gpus=0), Seen(), []),  # the type is not known
+        (Checks(gpus=8, row_gpus=8), HostState(), []),
+        (Checks(gpus=8, row_gpus=0), HostState(), []),  # the type is not known
         (
             Checks(efa=31, row_efa=32, instance_type="ml.x"),
-            Seen(),
+            HostState(),
             [(WARNING, "ml.x has 32 EFA devices, and this container has 31")],
         ),
-        (Checks(efa=0, row_efa=32), Seen(), []),  # said where EFA is chosen
+        (Checks(efa=0, row_efa=32), HostState(), []),  # said where EFA is chosen
         # /dev/shm, disk, interface
         (
             Checks(shared_memory=True),
-            Seen(shared_memory=64 << 20),
+            HostState(shared_memory=64 << 20),
             [(WARNING, "/dev/shm has 64 MiB: data loaders with workers may die of SIGBUS")],
         ),
-        (Checks(shared_memory=True), Seen(shared_memory=1 << 30), []),
-        (Checks(), Seen(shared_memory=64 << 20), []),
+        (Checks(shared_memory=True), HostState(shared_memory=1 << 30), []),
+        (Checks(), HostState(shared_memory=64 << 20), []),
         (
             Checks(),
-            Seen(free={"/a": 1 << 30, "/b": 3 << 30}),
+            HostState(free={"/a": 1 << 30, "/b": 3 << 30}),
             [(WARNING, "/a has 1.0 GiB of free disk")],
         ),
         (
             Checks(),
-            Seen(free={"/a": 1 << 30, "/b": 4096}),
+            HostState(free={"/a": 1 << 30, "/b": 4096}),
             [(FAILED, "/b has 0 MiB of free disk"), (WARNING, "/a has 1.0 GiB of free disk")],
         ),
         (
             Checks(interface="eth1"),
-            Seen(interface_up=False),
+            HostState(interface_up=False),
             [(FAILED, "the network interface eth1 is down, and the other hosts are reached by it")],
         ),
-        (Checks(interface="eth1"), Seen(interface_up=None), []),
+        (Checks(interface="eth1"), HostState(interface_up=None), []),
     ],
 )
 def test_what_the_figures_of_a_host_mean(
-    asked: Checks, seen: Seen, expected: list[tuple[str, str]]
+    asked: Checks, seen: HostState, expected: list[tuple[str, str]]
 ) -> None:
     assert found(asked, seen) == expected
 

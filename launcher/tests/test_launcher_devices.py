@@ -15,8 +15,8 @@ from launcher_support import NO_GPU, environment, manifest, plan
 
 from trainworks_launcher.checks import FAILED, Checks
 from trainworks_launcher.checks.gpus import Gpus
-from trainworks_launcher.checks.look import Seen
-from trainworks_launcher.checks.rules import judge
+from trainworks_launcher.checks.host_state import HostState
+from trainworks_launcher.checks.rules import find_problems
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
@@ -239,11 +239,11 @@ def test_only_gpus_that_the_job_uses_are_judged() -> None:
     two = Gpus(
         devices={0: {"uuid": "GPU-aa"}, 1: {"uuid": "GPU-bb", "driver_version": "[GPU is lost]"}}
     )
-    seen = Seen(gpus=two)
-    assert [finding.severity for finding in judge(Checks(gpus=2), seen)] == [FAILED]
+    seen = HostState(gpus=two)
+    assert [finding.severity for finding in find_problems(Checks(gpus=2), seen)] == [FAILED]
     for visible in (("0",), ("GPU-a",)):
-        assert judge(Checks(gpus=1, visible_gpus=visible), seen) == ()
-    assert judge(Checks(gpus=1, visible_gpus=("1",)), seen) != ()
+        assert find_problems(Checks(gpus=1, visible_gpus=visible), seen) == ()
+    assert find_problems(Checks(gpus=1, visible_gpus=("1",)), seen) != ()
 
 
 def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:

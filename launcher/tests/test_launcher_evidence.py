@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import pytest
 
 from trainworks_launcher.supervise.outcome.cause import (
-    Said,
+    ProcessEnd,
     began_at,
     failure_of,
+    observe,
     reason_of,
-    seen_of,
     status_of,
 )
 from trainworks_launcher.supervise.outcome.evidence import (
     KILL_SECONDS,
     Kind,
-    Seen,
+    Observation,
     Starter,
     Suspect,
     blames_a_peer,
@@ -106,7 +106,7 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         # Its record's time counts, not the end of its process.
         ([died(2.0, "a0", 14), recorded(1.0, "b3", ended=6.0)], NOBODY, "b3"),
         ([died(2.0, "a0", 14), recorded(1.0, "b3", ended=math.inf)], NOBODY, "b3"),
-        # Seen at one look: the starter knows which was the first.
+        # Observation at one look: the starter knows which was the first.
         ([died(1.0, "a0", 14), died(1.0, "a1", 137)], Starter(1), "a1"),
         # SIGTERM that no starter had a reason for: on its host nothing had failed before.
         ([terminated(1.0, "a0"), died(1.2, "a1", 17)], NOBODY, "a0"),
@@ -159,7 +159,7 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN._replace(rank=1), "a0"),
         ([recorded(1.0, "a0", ended=1.1), terminated(1.1, "a1")], TORCHRUN, "a0"),
-        # Seen a little later, on another host.
+        # Observation a little later, on another host.
         (
             [terminated(1.0, "a0"), died(1.2, "b3", 17)],
             NOBODY,
@@ -207,29 +207,29 @@ def test_a_rank_that_had_left_is_told_with_the_failure_that_missed_it() -> None:
 @pytest.mark.parametrize(
     ("process", "kind"),
     [
-        (Seen(1, noted=1), Kind.RECORDED),
-        (Seen(None, noted=1, left=True), Kind.RECORDED),
-        (Seen(-15, noted=3, left=True), Kind.RECORDED),
-        (Seen(1, noted=1, blames=True), Kind.PEER),
-        (Seen(-6, blames=True), Kind.PEER),
-        (Seen(0), Kind.LEFT),
-        (Seen(0, noted=0, left=True), Kind.LEFT),
-        (Seen(None, left=True), Kind.LEFT),
-        (Seen(-15, left=True), Kind.LEFT),
-        (Seen(-15, noted=0, left=True), Kind.LEFT),
-        (Seen(-15), Kind.TERMINATED),
-        (Seen(9, noted=9, of_sigterm=True), Kind.TERMINATED),
-        (Seen(0, noted=0, of_sigterm=True), Kind.LEFT),
-        (Seen(143), Kind.TERMINATED),
-        (Seen(-9), Kind.TERMINATED),
-        (Seen(-9, of_memory=True), Kind.DIED),
-        (Seen(-11), Kind.DIED),
-        (Seen(17), Kind.DIED),
-        (Seen(None), None),
+        (Observation(1, noted=1), Kind.RECORDED),
+        (Observation(None, noted=1, left=True), Kind.RECORDED),
+        (Observation(-15, noted=3, left=True), Kind.RECORDED),
+        (Observation(1, noted=1, blames=True), Kind.PEER),
+        (Observation(-6, blames=True), Kind.PEER),
+        (Observation(0), Kind.LEFT),
+        (Observation(0, noted=0, left=True), Kind.LEFT),
+        (Observation(None, left=True), Kind.LEFT),
+        (Observation(-15, left=True), Kind.LEFT),
+        (Observation(-15, noted=0, left=True), Kind.LEFT),
+        (Observation(-15), Kind.TERMINATED),
+        (Observation(9, noted=9, of_sigterm=True), Kind.TERMINATED),
+        (Observation(0, noted=0, of_sigterm=True), Kind.LEFT),
+        (Observation(143), Kind.TERMINATED),
+        (Observation(-9), Kind.TERMINATED),
+        (Observation(-9, of_memory=True), Kind.DIED),
+        (Observation(-11), Kind.DIED),
+        (Observation(17), Kind.DIED),
+        (Observation(None), None),
     ],
 )
 def test_what_a_host_sees_of_a_process_is_one_kind_of_evidence(
-    process: Seen, kind: Kind | None
+    process: Observation, kind: Kind | None
 ) -> None:
     assert kind_of(process) is kind
 
@@ -240,46 +240,54 @@ PEERS_OWN = "while handling ValueError: label 17"
 @pytest.mark.parametrize(
     ("record", "code", "expected"),
     [
-        (Record(7, 1.0, 2.0, "ValueError: label 17\n"), 1, Seen(1, noted=1)),
-        (Record(7, 1.0, 2.0, "ValueError: label 17\n"), -15, Seen(-15, noted=1)),
-        (Record(7, 1.0, 2.0, f"{BROKEN}\n"), 1, Seen(1, noted=1, blames=True)),
+        (Record(7, 1.0, 2.0, "ValueError: label 17\n"), 1, Observation(1, noted=1)),
+        (Record(7, 1.0, 2.0, "ValueError: label 17\n"), -15, Observation(-15, noted=1)),
+        (Record(7, 1.0, 2.0, f"{BROKEN}\n"), 1, Observation(1, noted=1, blames=True)),
         (
             Record(7, 1.0, 2.0, "OSError: not saved\n", origin=f"while handling {BROKEN}"),
             1,
-            Seen(1, 1, blames=True),
+            Observation(1, 1, blames=True),
         ),
         (
             Record(7, 1.0, 2.0, "RuntimeError: failed\n", origin=f"caused by {BROKEN}"),
             1,
-            Seen(1, 1, blames=True),
+            Observation(1, 1, blames=True),
         ),
         # It left its peers for a reason of its own, and missed them then.
-        (Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN), 1, Seen(1, noted=1)),
-        (Record(7, 1.0, 2.0, left=True, exit_status=3), -15, Seen(-15, noted=3, left=True)),
+        (Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN), 1, Observation(1, noted=1)),
+        (Record(7, 1.0, 2.0, left=True, exit_status=3), -15, Observation(-15, noted=3, left=True)),
         (
-            Record(7, 1.0, 2.0, left=True, exit_status=1, said=BROKEN),
+            Record(7, 1.0, 2.0, left=True, exit_status=1, exit_message=BROKEN),
             1,
-            Seen(1, 1, left=True, blames=True),
+            Observation(1, 1, left=True, blames=True),
         ),
-        (Record(7, 1.0, 2.0, left=True), None, Seen(None, left=True)),
-        (Record(7, 1.0, 2.0, left=True), 3, Seen(3, noted=3, left=True)),  # raise SystemExit(3)
-        (Record(7, 1.0, 2.0, "KeyboardInterrupt"), -15, Seen(-15, noted=130)),
-        (Record(7, 1.0, 2.0, "KeyError: 1", of_sigterm=True), 1, Seen(1, noted=1, of_sigterm=True)),
-        (None, -6, Seen(-6)),
+        (Record(7, 1.0, 2.0, left=True), None, Observation(None, left=True)),
+        (
+            Record(7, 1.0, 2.0, left=True),
+            3,
+            Observation(3, noted=3, left=True),
+        ),  # raise SystemExit(3)
+        (Record(7, 1.0, 2.0, "KeyboardInterrupt"), -15, Observation(-15, noted=130)),
+        (
+            Record(7, 1.0, 2.0, "KeyError: 1", of_sigterm=True),
+            1,
+            Observation(1, noted=1, of_sigterm=True),
+        ),
+        (None, -6, Observation(-6)),
     ],
 )
 def test_a_record_is_what_is_known_of_a_process(
-    record: Record | None, code: int | None, expected: Seen
+    record: Record | None, code: int | None, expected: Observation
 ) -> None:
-    said = Said(b"", b"", [record] if record is not None else [], 7, 9.0)
-    assert seen_of(said, code) == expected
+    said = ProcessEnd(b"", b"", [record] if record is not None else [], 7, 9.0)
+    assert observe(said, code) == expected
     assert began_at(said, code) == (9.0 if record is None or record.of_sigterm else 2.0)
 
 
 def test_a_crash_in_the_exit_handlers_has_the_time_of_the_crash() -> None:
-    said = Said(b"", b"", [Record(7, 1.0, 2.0, left=True)], 7, 9.0)
-    assert (kind_of(seen_of(said, -11)), began_at(said, -11)) == (Kind.DIED, 9.0)
-    assert (kind_of(seen_of(said, -15)), began_at(said, -15)) == (Kind.LEFT, 2.0)
+    said = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, left=True)], 7, 9.0)
+    assert (kind_of(observe(said, -11)), began_at(said, -11)) == (Kind.DIED, 9.0)
+    assert (kind_of(observe(said, -15)), began_at(said, -15)) == (Kind.LEFT, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +305,9 @@ def test_a_crash_in_the_exit_handlers_has_the_time_of_the_crash() -> None:
 def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(
     printed: str, *, blames: bool
 ) -> None:
-    assert seen_of(Said(printed.encode(), pid=7, ended_at=9.0), -signal.SIGABRT).blames is blames
+    assert (
+        observe(ProcessEnd(printed.encode(), pid=7, ended_at=9.0), -signal.SIGABRT).blames is blames
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,15 +327,18 @@ def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(
 def test_a_record_of_the_end_outlives_a_signal(
     record: Record | None, code: int | None, status: int
 ) -> None:
-    said = Said(b"", b"", [record] if record is not None else [], 7)
+    said = ProcessEnd(b"", b"", [record] if record is not None else [], 7)
     assert status_of(said, code) == status
 
 
 def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
-    said = Said(
-        b"", b"", [Record(7, 1.0, 2.0, left=True, exit_status=1, said="no licence\nfor X")], 7
+    said = ProcessEnd(
+        b"",
+        b"",
+        [Record(7, 1.0, 2.0, left=True, exit_status=1, exit_message="no licence\nfor X")],
+        7,
     )
-    told = failure_of(what="x.py", host="a", mode="mpi", returncode=-15, said=said, rank=1)
+    told = failure_of(program="x.py", host="a", mode="mpi", returncode=-15, process=said, rank=1)
     assert (told.status, told.retry) == (1, False)
     assert told.text.splitlines()[:2] == [
         "no licence",
@@ -334,8 +347,8 @@ def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
 
 
 def test_the_own_exception_leads_where_a_peer_was_missed_while_it_was_handled() -> None:
-    said = Said(b"", b"", [Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN)], 7)
-    told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=said, rank=1)
+    said = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN)], 7)
+    told = failure_of(program="x.py", host="a", mode="mpi", returncode=1, process=said, rank=1)
     assert told.cause == f"ValueError: label 17 (and then {BROKEN})"
 
 
@@ -357,7 +370,7 @@ ENDED = Record(7, 1.0, 20.0)
         ([CHILD._replace(at=2.0)], 1, None, "", "KeyError: 'of a child'"),
         ([CHILD], -6, None, "", "KeyError: 'of a child'"),
         (
-            [CHILD, ENDED._replace(exit_status=1, said="the set is empty")],
+            [CHILD, ENDED._replace(exit_status=1, exit_message="the set is empty")],
             1,
             None,
             "the set is empty",
@@ -372,8 +385,8 @@ ENDED = Record(7, 1.0, 20.0)
 def test_why_one_process_ended(
     records: Sequence[Record], code: int, died_of: Record | None, line: str, earlier: str
 ) -> None:
-    found = reason_of(Said(b"", b"printed last\n", records, 7, 20.5), code)
-    assert (found.died_of, found.line, found.earlier) == (died_of, line, earlier)
+    found = reason_of(ProcessEnd(b"", b"printed last\n", records, 7, 20.5), code)
+    assert (found.exception, found.line, found.earlier) == (died_of, line, earlier)
 
 
 @pytest.mark.parametrize(

@@ -36,16 +36,17 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.hang import detector, outlier_rank, stacks
-from trainworks_launcher.supervise.hang.outlier_rank import Row, name_the_odd, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import Row, name_outliers, row_of
 from trainworks_launcher.supervise.hang.progress import (
     WORKING_SHARE,
-    Look,
+    CpuTime,
     Process,
-    Seen,
-    sign_of_life,
+    Sample,
+    StackHistory,
+    find_progress,
 )
 from trainworks_launcher.supervise.hang.rank_grid import as_svg, as_text, grid
-from trainworks_launcher.supervise.hang.sampling import Eyes, Root
+from trainworks_launcher.supervise.hang.sampling import Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -142,9 +143,9 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
     ],
 )
 def test_the_odd_rank_is_named(wheres: Sequence[Where], sentence: str, odd: Sequence[int]) -> None:
-    verdict = name_the_odd(rows(*wheres), (), 600)
+    verdict = name_outliers(rows(*wheres), (), 600)
     assert verdict.cause == f"no rank has made progress for 600 s: {sentence}"
-    assert [row.rank for row in verdict.odd] == odd
+    assert [row.rank for row in verdict.outliers] == odd
 
 
 def natively(*names_: str) -> tuple[Thread, ...]:
@@ -174,9 +175,9 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(
     """
     together = stack(("together", SCRIPT, 7), MAIN)
     waiting = row_of(0, "algo-1", together, "R", "which computes or spins", "", natively(*frames))
-    assert (waiting.kind, waiting.what, waiting.place) == ("collective", what, "train.py:7")
+    assert (waiting.kind, waiting.detail, waiting.place) == ("collective", what, "train.py:7")
     others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
-    assert [row.rank for row in name_the_odd([waiting, *others], (), 60).odd] == [1, 2, 3]
+    assert [row.rank for row in name_outliers([waiting, *others], (), 60).outliers] == [1, 2, 3]
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:
@@ -184,21 +185,21 @@ def test_without_such_evidence_a_rank_only_differs() -> None:
         0, "algo-1", stack(("together", SCRIPT, 7), MAIN), "R", "which computes or spins", ""
     )
     others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
-    assert "nothing shows who waits for whom" in name_the_odd([alone, *others], (), 60).text
-    assert "nothing shows" not in name_the_odd([*rows(WAITS, WAITS), others[1]], (), 60).text
+    assert "nothing shows who waits for whom" in name_outliers([alone, *others], (), 60).text
+    assert "nothing shows" not in name_outliers([*rows(WAITS, WAITS), others[1]], (), 60).text
 
 
 def test_ranks_that_wait_for_one_rank_are_the_odd_ones_beside_a_collective() -> None:
     """mpi4py's lower-case recv waits in MPI_Mprobe, for one rank; the others wait for all."""
     probing = [row_of(1, "algo-1", (), "S", "", "", natively("PMPI_Mprobe"))]
     barrier = [row_of(0, "algo-1", (), "S", "", "", natively("MPI_Barrier"))]
-    assert [row.rank for row in name_the_odd([*probing, *barrier], (), 60).odd] == [1]
+    assert [row.rank for row in name_outliers([*probing, *barrier], (), 60).outliers] == [1]
 
 
 def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
-    assert "look at the network" in name_the_odd(rows(WAITS, WAITS), (), 600).text
-    assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
-    text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
+    assert "look at the network" in name_outliers(rows(WAITS, WAITS), (), 600).text
+    assert "left out a call" in name_outliers(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
+    text = name_outliers(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
     assert (
         "rank 2 on algo-2:\n"
         "  get (queues.py:113)\n"
@@ -214,7 +215,7 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
 )
 def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) -> None:
     made = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
-    text = name_the_odd(rows(*((each, "S", "", "") for each in made)), (), 600).text
+    text = name_outliers(rows(*((each, "S", "", "") for each in made)), (), 600).text
     assert what in text
     assert "collective" not in text
     assert "network" not in text
@@ -246,8 +247,8 @@ INSIDE = stack(
 def test_an_import_that_waits_for_pages_or_a_cpu_works(
     where: tuple[Thread, ...], then: dict[str, Any], works: bool
 ) -> None:
-    old = Process("1", python=True, threads={1: (5, 5)}, stack=where, state="S", faults=7)
-    sign = sign_of_life(Look(0.0, (1,), {1: old}), Look(1.0, (1,), {1: old._replace(**then)}))
+    old = Process("1", python=True, threads={1: CpuTime(5, 5)}, stack=where, state="S", faults=7)
+    sign = find_progress(Sample(0.0, (1,), {1: old}), Sample(1.0, (1,), {1: old._replace(**then)}))
     assert bool(sign) == works
 
 
@@ -349,8 +350,8 @@ def test_rows_survive_the_way_to_the_leader() -> None:
     assert len(sent) < 2000
     back = outlier_rank.read_documents("algo-2", json.loads(sent))
     assert (
-        name_the_odd(back, (), 60).cause
-        == name_the_odd([row._replace(host="algo-2") for row in here], (), 60).cause
+        name_outliers(back, (), 60).cause
+        == name_outliers([row._replace(host="algo-2") for row in here], (), 60).cause
     )
     many = [
         Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8)
@@ -361,18 +362,18 @@ def test_rows_survive_the_way_to_the_leader() -> None:
 
 
 # --- signs of progress ----------------------------------------------------------------------------
-BEFORE = Look(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_REDUCE)})
+BEFORE = Sample(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_REDUCE)})
 
 
-def after(seconds: float = 30.0, **changes: object) -> Look:
+def after(seconds: float = 30.0, **changes: object) -> Sample:
     return BEFORE._replace(at=BEFORE.at + seconds, **changes)  # type: ignore[arg-type]
 
 
-def with_rank(**changes: object) -> Look:
+def with_rank(**changes: object) -> Sample:
     return after(processes={10: BEFORE.processes[10]._replace(**changes)})  # type: ignore[arg-type]
 
 
-def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
+def with_child(cpu: float, **more: object) -> tuple[Sample, Sample]:
     """Two looks at a rank with a child, whose CPU time grows so much in 30 s."""
     child = Process("2", cpu=5.0)
     grown = child._replace(cpu=5.0 + cpu, **more)  # type: ignore[arg-type]
@@ -392,19 +393,19 @@ def polling(
     wrote: int = 0,
     sleeps: bool = True,
     now: tuple[Thread, ...] = (),
-) -> tuple[Look, Look]:
+) -> tuple[Sample, Sample]:
     """Two looks at a rank that waits for a file: its loop has another counter,
     and stops at another line.
 
     waited: seconds of 30 in which its main thread had no CPU, though it was ready to run.
     """
-    begin = (10**9, 10**9)
+    begin = CpuTime(10**9, 10**9)
     old = Process(
-        "1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, wrote=0, sleeps=sleeps
+        "1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, writes=0, sleeps=sleeps
     )
     later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
-    now_ = (begin[0] + int(ran * 1e9), begin[1] + int(waited * 1e9))
-    new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later, wrote=wrote)
+    now_ = CpuTime(begin.ran + int(ran * 1e9), begin.waited + int(waited * 1e9))
+    new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later, writes=wrote)
     return BEFORE._replace(processes={10: old}), after(processes={10: new})
 
 
@@ -435,10 +436,10 @@ def polling(
         (*with_child(1.0), ""),  # a monitor
         # A compiler on a crowded host.
         (
-            *with_child(1.0, threads={11: (10**9, 29 * 10**9)}),
+            *with_child(1.0, threads={11: CpuTime(10**9, 29 * 10**9)}),
             "other programs",
         ),
-        (*with_child(1.0, threads={11: (10**9, 20 * 10**9)}), ""),  # a monitor there
+        (*with_child(1.0, threads={11: CpuTime(10**9, 20 * 10**9)}), ""),  # a monitor there
         (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
         (BEFORE, with_rank(stack=()), ""),
         (*polling(ran=0.4), ""),  # it sleeps, looks and counts
@@ -463,8 +464,8 @@ def polling(
         ),
     ],
 )
-def test_what_counts_as_progress(before: Look, now: Look, sign: str) -> None:
-    found = sign_of_life(before, now)
+def test_what_counts_as_progress(before: Sample, now: Sample, sign: str) -> None:
+    found = find_progress(before, now)
     assert sign in found
     assert bool(found) == bool(sign)
 
@@ -488,14 +489,16 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
         took = rounds * runs
         ran, waited = int(took * 1e9), int(took * (crowd - 1) * 1e9)
         # Of a Python whose stack cannot be read, and of any other program.
-        before = Process("2", python=python, cpu=5.0, threads={11: (7, 7)})
-        now = before._replace(cpu=5.0 + took, threads={11: (7 + ran, 7 + waited)})
-        sign = sign_of_life(Look(0.0, processes={11: before}), Look(seconds, processes={11: now}))
-        assert bool(sign) == (share > 0.25), (seed, share, crowd)
-        started = Look(
-            seconds, processes={11: before._replace(cpu=took, threads={11: (ran, waited)})}
+        before = Process("2", python=python, cpu=5.0, threads={11: CpuTime(7, 7)})
+        now = before._replace(cpu=5.0 + took, threads={11: CpuTime(7 + ran, 7 + waited)})
+        sign = find_progress(
+            Sample(0.0, processes={11: before}), Sample(seconds, processes={11: now})
         )
-        assert bool(sign_of_life(Look(0.0), started)) == (share > 0.25), (seed, share, crowd)
+        assert bool(sign) == (share > 0.25), (seed, share, crowd)
+        started = Sample(
+            seconds, processes={11: before._replace(cpu=took, threads={11: CpuTime(ran, waited)})}
+        )
+        assert bool(find_progress(Sample(0.0), started)) == (share > 0.25), (seed, share, crowd)
 
 
 def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
@@ -513,18 +516,18 @@ def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
     others = [on_one_cpu(0) for _ in range(2)]
     starved = on_one_cpu(10)
     try:
-        eyes, roots = Eyes("", ""), (Root(0, starved.pid),)
-        begin = eyes.look(roots)
+        sampler, roots = Sampler("", ""), (Root(0, starved.pid),)
+        begin = sampler.sample(roots)
         if not begin.processes[starved.pid].threads:
             pytest.skip("NOT TESTED: this kernel does not say how long a program waits for a CPU")
         deadline, sign, share = time.monotonic() + TIME_OUT, "", 1.0
         while (not sign or share > WORKING_SHARE) and time.monotonic() < deadline:
             time.sleep(0.2)
-            now = eyes.look(roots)
+            now = sampler.sample(roots)
             share = (now.processes[starved.pid].cpu - begin.processes[starved.pid].cpu) / (
                 now.at - begin.at
             )
-            sign = sign_of_life(begin, now)
+            sign = find_progress(begin, now)
         assert sign == "other programs that the ranks started take CPU time"
         assert share < WORKING_SHARE
     finally:
@@ -535,13 +538,13 @@ def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
 
 def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
     """Each line counts once in a stall; a loop with a counter has another stack each time."""
-    seen = Seen()
+    seen = StackHistory()
 
     def signs(*values: int) -> list[str]:
         found, before = [], BEFORE
         for step, value in enumerate(values):
             look = after(seconds=float(step), processes={10: at(value)})
-            found.append(sign_of_life(before, look, seen))
+            found.append(find_progress(before, look, seen))
             seen.add(look)
             before = look
         return found
@@ -593,7 +596,7 @@ def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
     """
     loader = DATA.replace("dataloader", "_utils/worker")
 
-    def look(at: float, batch: str, attempt: str) -> Look:
+    def look(at: float, batch: str, attempt: str) -> Sample:
         def frame(name: str, file: str, variable: str, value: str) -> dict[str, object]:
             shown = [{"name": variable, "addr": 1, "arg": False, "repr": value}]
             return {"name": name, "filename": file, "module": None, "line": 7, "locals": shown}
@@ -605,14 +608,14 @@ def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
             frame("<module>", SCRIPT, "step", "1"),
         ]
         main = {"pid": 10, "os_thread_id": 10, "thread_name": "MainThread", "frames": frames}
-        took = {10: (int(at * 1e7), 0)}
+        took = {10: CpuTime(int(at * 1e7), 0)}
         threads = stacks.from_py_spy(json.dumps([main]))
-        return Look(
+        return Sample(
             at, (10,), {10: Process("1", python=True, sleeps=True, threads=took, stack=threads)}
         )
 
-    assert sign_of_life(look(1, "3", "1"), look(2, "3", "2")) == ""
-    assert sign_of_life(look(1, "3", "1"), look(2, "4", "1")) == "a stack changed"
+    assert find_progress(look(1, "3", "1"), look(2, "3", "2")) == ""
+    assert find_progress(look(1, "3", "1"), look(2, "4", "1")) == "a stack changed"
 
 
 def test_stacks_of_faulthandler() -> None:
@@ -915,15 +918,15 @@ def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
     """py-spy is started in a thread, and its status taken by whoever comes first."""
     script = """
 import subprocess, threading
-from trainworks_launcher.supervise.processes.processes import Family
-family = Family()
+from trainworks_launcher.supervise.processes.processes import Orphans
+orphans = Orphans()
 def look():
     for _ in range(100):
         subprocess.run(["true"], check=True)
 thread = threading.Thread(target=look)
 thread.start()
 while thread.is_alive():
-    family.reap(())
+    orphans.reap(())
 """
     words = (sys.executable, "-c", script)
     made = subprocess.run(
@@ -945,7 +948,7 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
 
 # --- a look that does not end as planned ----------------------------------------------------------
 class _Blind:
-    """Eyes that see nothing twice: the first look raises, the second one never returns.
+    """Sampler that see nothing twice: the first look raises, the second one never returns.
 
     Then they see a program.
     """
@@ -954,7 +957,7 @@ class _Blind:
         self.looks = 0
         self.never = never
 
-    def wrote(self, roots: Sequence[Root]) -> None:
+    def writes(self, roots: Sequence[Root]) -> None:
         del roots
         self.looks += 1
         if self.looks == 1:
@@ -970,13 +973,13 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
     os.mkfifo(never)
     monkeypatch.setattr(detector, "_NEVER_SECONDS", 0.3)
     monkeypatch.setattr(detector, "_LONGEST_PAUSE_AFTER_NONE", 0.01)
-    loop, eyes, lines = Loop(), _Blind(never), list[str]()
+    loop, sampler, lines = Loop(), _Blind(never), list[str]()
     spoken = iter(range(1, 1000))
 
     def tell(line: str) -> None:
         lines.append(line)
 
-    around = detector.Surroundings(
+    around = detector.DetectorContext(
         host="a",
         member="a",
         leader=True,
@@ -991,10 +994,10 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
         log=tell,
         mask=str,
     )
-    made = detector.Watch(loop, eyes, around)  # type: ignore[arg-type]
+    made = detector.HangDetector(loop, sampler, around)  # type: ignore[arg-type]
 
     def until_the_third() -> None:
-        if eyes.looks >= 3:
+        if sampler.looks >= 3:
             made.end()
             loop.stop()
         else:
@@ -1005,7 +1008,7 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
     loop.run()
     loop.close()
     os.close(os.open(never, os.O_WRONLY))  # the reader ends
-    assert eyes.looks == 3
+    assert sampler.looks == 3
     assert lines == [
         "a look for a hang shows nothing: it failed, or has not returned; looking again"
     ]

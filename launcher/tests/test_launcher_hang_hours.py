@@ -23,10 +23,10 @@ import pytest
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise import event_loop as loops
 from trainworks_launcher.supervise.hang import detector as watching
-from trainworks_launcher.supervise.hang.detector import Surroundings, Watch
+from trainworks_launcher.supervise.hang.detector import DetectorContext, HangDetector
 from trainworks_launcher.supervise.hang.outlier_rank import Row, row_of
-from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, Look, Process
-from trainworks_launcher.supervise.hang.sampling import Eyes, Root
+from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, CpuTime, Process, Sample
+from trainworks_launcher.supervise.hang.sampling import Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
@@ -209,40 +209,40 @@ class World(loops.Loop):
         return stack, moved, int(now) if moves and does == "compiles" else 0
 
 
-class Made(Eyes):
+class Made(Sampler):
     """What is seen of one host of a world."""
 
     def __init__(self, world: World, host: int) -> None:
         super().__init__("", "")
         self.world, self.host = world, host
 
-    def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
+    def sample(self, roots: Sequence[Root], before: Sample | None = None) -> Sample:
         del before
         values, moved, cpu = self.world.works(self.host)
         call = () if self.world.now < self.world.stops else (Frame("all_reduce", C10D, 9),)
         threads = (
             Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),
         )
-        took = {10: (int(self.world.now * 1e9), 0)}
+        took = {10: CpuTime(int(self.world.now * 1e9), 0)}
         rank = Process(
             "1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads
         )
         seen = {10: rank, 11: Process("2", cpu=cpu)}
-        return Look(self.world.now, (10,), seen, wrote=self.wrote(roots))
+        return Sample(self.world.now, (10,), seen, writes=self.writes(roots))
 
-    def wrote(self, roots: Sequence[Root]) -> Mapping[int, int]:
+    def writes(self, roots: Sequence[Root]) -> Mapping[int, int]:
         del roots
         return {10: bisect.bisect(self.world.prints, self.world.now) if self.host == 0 else 0}
 
-    def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
+    def native_stacks(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
         del roots
         return {}
 
-    def rows(self, roots: Sequence[Root], host: str, look: Look, natives: object) -> list[Row]:
+    def rows(self, roots: Sequence[Root], host: str, look: Sample, natives: object) -> list[Row]:
         del natives
         return [row_of(roots[0].rank, host, look.processes[10].stack, "S", "", "")]
 
-    def report(self, roots: Sequence[Root], look: Look, natives: object) -> str:
+    def report(self, roots: Sequence[Root], look: Sample, natives: object) -> str:
         del roots, look, natives
         return "stacks"
 
@@ -254,13 +254,13 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
     def begin(world: World) -> None:
         monkeypatch.setattr(loops, "time", world)
         monkeypatch.setattr(watching, "time", world)
-        hosts: list[Watch] = []
+        hosts: list[HangDetector] = []
 
         def tell(sender: int, message: Mapping[str, Json]) -> None:
-            world.after(0.01, lambda: hosts[1 - sender].told(f"algo-{sender + 1}", message))
+            world.after(0.01, lambda: hosts[1 - sender].receive(f"algo-{sender + 1}", message))
 
         for number in range(2):
-            around = Surroundings(
+            around = DetectorContext(
                 host=f"algo-{number + 1}",
                 member=f"algo-{number + 1}",
                 leader=number == 0,
@@ -277,7 +277,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
                 ),  # type: ignore[misc]
                 mask=str,
             )
-            hosts.append(Watch(world, Made(world, number), around))
+            hosts.append(HangDetector(world, Made(world, number), around))
         for host in hosts:
             host.begin(world.begin)
 

@@ -21,7 +21,7 @@ from trainworks_launcher.supervise.control.messages import (
     outcome_fields,
     read_outcome,
 )
-from trainworks_launcher.supervise.outcome.cause import Said, failure_of
+from trainworks_launcher.supervise.outcome.cause import ProcessEnd, failure_of
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -46,9 +46,9 @@ FRAMES = '  File "a.py", line 1, in <module>\n    boom()\n'
 
 def died(
     message: str = "ValueError: first\n", frames: str = FRAMES, output: bytes = b"step 1\n"
-) -> Said:
+) -> ProcessEnd:
     """A process that died of an exception, by its own record."""
-    return Said(output, output, [Record(7, 1.0, 2.0, message, frames)], 7)
+    return ProcessEnd(output, output, [Record(7, 1.0, 2.0, message, frames)], 7)
 
 
 TORCHRUN = (
@@ -61,7 +61,9 @@ TORCHRUN = (
 
 
 def test_the_cause_stands_first() -> None:
-    text = failure_of(what="train.py", host="algo-2", mode="mpi", returncode=3, said=died()).text
+    text = failure_of(
+        program="train.py", host="algo-2", mode="mpi", returncode=3, process=died()
+    ).text
     assert text.splitlines()[:2] == [
         "ValueError: first",
         "train.py on host algo-2 (mode mpi): exit status 3",
@@ -95,7 +97,7 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
         ("mpi", False),
     ):
         lines = failure_of(
-            what="train.py", host="a", mode=mode, returncode=1, said=said
+            program="train.py", host="a", mode=mode, returncode=1, process=said
         ).text.splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
@@ -103,7 +105,7 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
         f"{message}\n",
         FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"),
     )
-    text = failure_of(what="train.py", host="a", mode="mpi", returncode=1, said=below).text
+    text = failure_of(program="train.py", host="a", mode="mpi", returncode=1, process=below).text
     assert "SMP_CPU_EMULATION=1" in text
 
 
@@ -114,7 +116,11 @@ def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
         "\tsize mismatch: weight.\n"
     )
     text = failure_of(
-        what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")
+        program="x.py",
+        host="a",
+        mode="none",
+        returncode=1,
+        process=died(message, output=b"loss 0.5\n"),
     ).text
     assert (
         text.splitlines()[0]
@@ -129,7 +135,7 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
     said = died(f"ValueError: the cause\n{words}\n", lines)
-    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=said).text
+    text = failure_of(program="x.py", host="a", mode="none", returncode=1, process=said).text
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -138,19 +144,23 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    said = Said(
+    said = ProcessEnd(
         b"\x1b[1mstep 1\n",
         records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'),
         pid=7,
     )
-    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=said).text
+    text = failure_of(program="x.py", host="a", mode="none", returncode=1, process=said).text
     assert "\x1b" not in text
     assert text.startswith("ValueError: ")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
     text = failure_of(
-        what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n")
+        program="run.sh",
+        host="a",
+        mode="none",
+        returncode=2,
+        process=ProcessEnd(b"one\n\xff\n\ntwo\n"),
     ).text
     assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
 
@@ -284,20 +294,20 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
         errors = f"the set is empty\n{said}".encode()
         told = failure_of(
-            what="x.py",
+            program="x.py",
             host="a",
             mode="mpi",
             returncode=1,
-            said=Said(errors, errors, [Record(7)], 7),
+            process=ProcessEnd(errors, errors, [Record(7)], 7),
         )
         assert told.text.startswith("the set is empty\n"), said
         errors = said.encode()
         told = failure_of(
-            what="x.py",
+            program="x.py",
             host="a",
             mode="mpi",
             returncode=1,
-            said=Said(errors, errors, [Record(7)], 7),
+            process=ProcessEnd(errors, errors, [Record(7)], 7),
         )
         assert told.text.startswith("x.py on host a (mode mpi): exit status 1"), said
 
@@ -333,7 +343,13 @@ def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
     told = failure_of(
-        what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1
+        program="x.py",
+        host="b",
+        mode="mpi",
+        returncode=None,
+        process=ProcessEnd(b""),
+        rank=3,
+        oom_kills=1,
     )
     made = with_status(told, -9)
     assert made.status == 137
@@ -510,7 +526,7 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
 def test_the_longest_failure_fits_into_a_message() -> None:
     line = "\U0001f525" * 3000
     said = died(f"ValueError: {line}\n{line}\n", f'  File "{line}", line 1, in f\n')
-    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=said, rank=3)
+    told = failure_of(program="x.py", host="b", mode="mpi", returncode=None, process=said, rank=3)
     assert len(json.dumps(outcome_fields(with_status(told, -9)))) < MESSAGE_LIMIT
     assert len(told.text) <= 1024
 

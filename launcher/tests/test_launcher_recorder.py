@@ -24,11 +24,11 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.supervise.hang.flight_recorder import Recorder, record_of
-from trainworks_launcher.supervise.hang.missing_collectives import lacking, short
+from trainworks_launcher.supervise.hang.missing_collectives import find_missing_calls, short
 from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
-from trainworks_launcher.supervise.hang.outlier_rank import name_the_odd, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import name_outliers, row_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
-from trainworks_launcher.supervise.processes.job_directory import Runtime
+from trainworks_launcher.supervise.processes.job_directory import JobDirectory
 from trainworks_testing.ports import free_port
 
 NVRX = os.environ.get("TRAINWORKS_TEST_NVRX", "")
@@ -46,7 +46,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_ranks_of_nvidias_recorded_faults_are_named(fault: str) -> None:
     folder = Path(NVRX, "tests/attribution/unit/fr_traces", fault)
-    found = lacking(
+    found = find_missing_calls(
         [record_of(rank, (folder / f"_dump_{rank}").read_bytes()) for rank in range(16)]
     )
     assert found.ranks == FAULTS[fault], found.lines
@@ -85,7 +85,7 @@ def found_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
             [document for rank, data in enumerate(dumps) if (document := record_of(rank, data))]
         )
     )
-    found = lacking(documents)
+    found = find_missing_calls(documents)
     return found.lines, found.ranks
 
 
@@ -203,7 +203,9 @@ def test_what_is_no_record_is_none_and_never_run(
     ],
 )
 def test_what_another_host_says_can_be_anything(documents: list[Json]) -> None:
-    assert all("\x1b" not in line and len(line) < 2000 for line in lacking(documents).lines)
+    assert all(
+        "\x1b" not in line and len(line) < 2000 for line in find_missing_calls(documents).lines
+    )
 
 
 def test_ranks_in_short() -> None:
@@ -217,12 +219,12 @@ def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one
     frame = Frame("all_reduce", "/venv/site-packages/torch/distributed/distributed_c10d.py", 2)
     stack = (Thread(True, (frame, Frame("train", "/code/train.py", 7))),)
     rows = [row_of(rank, "a", stack, "S", "", "") for rank in range(4)]
-    records = lacking(
+    records = find_missing_calls(
         [record_of(rank, dump(DONE, *((WAITS,) if rank != 2 else ()))) for rank in range(4)]
     )
-    assert [row.rank for row in name_the_odd(rows, (), 9.0).odd] == []
-    verdict = name_the_odd(rows, (), 9.0, records)
-    assert [row.rank for row in verdict.odd] == [2]
+    assert [row.rank for row in name_outliers(rows, (), 9.0).outliers] == []
+    verdict = name_outliers(rows, (), 9.0, records)
+    assert [row.rank for row in verdict.outliers] == [2]
     assert (
         f"torch's flight recorder: rank 2 has not called {SIZES}, in which ranks 0,1,3 wait"
         in verdict.text
@@ -290,11 +292,11 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
     inherited = {"TMPDIR": str(tmp_path), **given}
     planned = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
-    runtime = Runtime(inherited, planned, own_ranks=True)
+    runtime = JobDirectory(inherited, planned, own_ranks=True)
     assert runtime.env[names.RECORDER_PIPE] == pipe.format(runtime.path)
     runtime.remove()
     for variables, own in (({}, True), (planned, False)):
-        without = Runtime({"TMPDIR": str(tmp_path)}, variables, own_ranks=own)
+        without = JobDirectory({"TMPDIR": str(tmp_path)}, variables, own_ranks=own)
         assert names.RECORDER_PIPE not in without.env
         without.remove()
 

@@ -37,7 +37,7 @@ from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.attribution import outcome_files
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.processes.job_directory import Runtime
+from trainworks_launcher.supervise.processes.job_directory import JobDirectory
 
 BY_RANK = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
 BY_NODE = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "NNODES": "2", "NODE_RANK": "1"}
@@ -318,7 +318,7 @@ PMIX = {
 def test_ranks_of_mpirun_do_not_get_the_plugins_of_slurms_server(tmp_path: Path) -> None:
     made = planned({**SLURM_NODE, **PMIX}, "mpi")
     assert made.hidden_from_ranks == ("PMI_", "PMIX_")
-    runtime = Runtime({"TMPDIR": str(tmp_path), **SLURM_NODE, **PMIX}, {})
+    runtime = JobDirectory({"TMPDIR": str(tmp_path), **SLURM_NODE, **PMIX}, {})
     runtime.write_rank_environment("/", made.hidden_from_ranks)
     given = json.loads((runtime.path / "environment.json").read_text())["env"]
     runtime.remove()

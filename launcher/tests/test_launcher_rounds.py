@@ -12,15 +12,15 @@ import pytest
 
 from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.processes.attempts import Rounds
+from trainworks_launcher.supervise.processes.attempts import Attempts
 from trainworks_launcher.supervise.processes.ranks import Rank
 
 
 class Lives:
-    """Rounds of a host with two ranks."""
+    """Attempts of a host with two ranks."""
 
     def __init__(self, **more: str | float) -> None:
-        self.rounds = Rounds(**more)  # type: ignore[arg-type]
+        self.rounds = Attempts(**more)  # type: ignore[arg-type]
         self._start()
 
     def _start(self) -> list[bool]:

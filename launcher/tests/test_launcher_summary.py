@@ -11,7 +11,7 @@ import pytest
 from launcher_support import Launcher, stand_in, write_inputs
 
 from trainworks_launcher.contract.json_values import Json, decode, mapping
-from trainworks_launcher.supervise.summary.account import Figures, line, read_figures
+from trainworks_launcher.supervise.job_summary import Figures, line, read_figures
 from trainworks_testing.ports import free_port
 
 LEADER = Figures(8.21, 1, 840.0, 3 << 30, (90, 64))

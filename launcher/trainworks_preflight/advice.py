@@ -1,8 +1,7 @@
-"""Advice on a job before it costs anything, with reasons and figures. Pure.
+"""Advice on a job before it costs money, with reasons and figures. Pure.
 
-Sources: the SageMaker developer guide's tips for the data parallel library, and
-the instance table. Advice never
-refuses: what cannot work is a problem that ``job`` reports.
+Sources: the SageMaker developer guide's tips for the data parallel library, and the instance table.
+Advice never refuses a job: a job that cannot work has a problem, which ``job`` reports.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple
 
 from trainworks_launcher.contract.modes import MODES
+from trainworks_launcher.environment.manifest import Instance
 from trainworks_launcher.job import idle
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
@@ -20,7 +20,13 @@ SMP_MODE = "smdistributed.modelparallel"
 
 
 class Advice(NamedTuple):
-    """One piece of advice: what it is about, what to do, and the reason, with figures."""
+    """One piece of advice.
+
+    Attributes:
+        subject: For example ``idle GPUs``.
+        text: The advice.
+        why: The reason, with figures.
+    """
 
     subject: str
     text: str
@@ -29,7 +35,11 @@ class Advice(NamedTuple):
 
 def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
     """Yield all advice for a job, on its distribution and then on its devices.
-    row: of the hosts that take part.
+
+    Args:
+        job: The job.
+        row: Instance type of the hosts that take part.
+        facts: All instance types.
     """
     placement, gpus = job.placement, row.instance.gpus
     mode, kind, hosts = placement.mode, placement.instance_type, len(placement.distribution_hosts)
@@ -51,11 +61,9 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
             )
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not row.smddp:
-            named = ", ".join(
-                name
-                for name, each in facts.instances.items()
-                if each.smddp and not each.torchrun_only
-            )
+            rows = facts.instances.items()
+            listed = [name for name, row_ in rows if row_.smddp and not row_.torchrun_only]
+            named = ", ".join(listed)
             why = f"the SDK lists it for {named}, not for {kind}; AWS's library refuses other types"
             advice = "use torch_distributed there, or an image with this project's smddp"
             yield Advice("smddp on this instance type", advice, why)
@@ -66,11 +74,8 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
 
 
 def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
-    placement, instance, components = (
-        job.placement,
-        row.instance,
-        job.environment.manifest.components,
-    )
+    placement, instance = job.placement, row.instance
+    components = job.environment.manifest.components
     mode, kind, hosts = placement.mode, placement.instance_type, len(placement.distribution_hosts)
     if mode == "parameter_server" and instance.gpus > 1:
         why = f"a worker is one process per host, and {kind} has {instance.gpus} GPUs"
@@ -105,20 +110,25 @@ def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
         why = f"{kind} has no GPU: {mode} would compute on CPUs, over gloo, or not at all"
         yield Advice("no accelerator", "take an instance type with GPUs", why)
     if mode != "none" and hosts > 1 and not instance.efa and accelerated:
-        known = {name: each.instance for name, each in facts.instances.items() if each.instance.efa}
-        better = [
-            name
-            for name, each in known.items()
-            if each.gpus >= instance.gpus and bool(each.gpus) == bool(instance.gpus)
-        ]
-        better.sort(key=lambda name: (-_alike(name, kind), known[name].gpus))
         why = f"{kind} has no EFA, so gradients between {hosts} hosts go over TCP"
+        better = _types_with_efa(kind, instance, facts)
         yield Advice("no EFA", f"with it: {', '.join(better[:3])}", why)
 
 
-def _alike(one: str, other: str) -> int:
-    """Return how many first letters two instance types share: those of one family come first."""
-    return next(
-        (index for index, pair in enumerate(zip(one, other)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
+def _types_with_efa(kind: str, instance: Instance, facts: Facts) -> list[str]:
+    """Return instance types with EFA and at least as many GPUs, the most similar ones first."""
+    gpus_of: dict[str, int] = {}
+    for name, facts_of_type in facts.instances.items():
+        other = facts_of_type.instance
+        has_gpus = other.gpus >= instance.gpus and bool(other.gpus) == bool(instance.gpus)
+        if other.efa and has_gpus:
+            gpus_of[name] = other.gpus
+    return sorted(gpus_of, key=lambda name: (-_common_prefix(name, kind), gpus_of[name]))
+
+
+def _common_prefix(one: str, other: str) -> int:
+    """Return the length of the common prefix of two types, which is long within a family."""
+    for length, (letter, other_letter) in enumerate(zip(one, other)):
+        if letter != other_letter:
+            return length
+    return min(len(one), len(other))

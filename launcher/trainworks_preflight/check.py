@@ -1,8 +1,8 @@
-"""Checks a job on a laptop, before you pay for a cluster.
+"""Check a job on a laptop, before you pay for a cluster.
 
-The platform's files are written to a temporary folder and read by the launcher's own reader. The
-hosts' devices come from the instance table. Then ``make_job`` and ``plan_host`` do what they would
-do in a container. The training script is not read, and no property of this machine counts.
+The platform's files are written to a temporary folder, and read by the launcher's own reader. The
+hosts' devices come from the instance table. Then ``make_job`` and ``plan_host`` run as in a
+container. The training script is not read, and no property of this machine counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shlex
 import tempfile
 import textwrap
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
@@ -44,21 +43,22 @@ from trainworks_preflight.tips import Tip, tips_for
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType(
     {"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
 )
-_TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
+_ASSUMED = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
+"""Components that every image is assumed to have, without a manifest."""
 
 
 class Result(NamedTuple):
-    """What preflight found.
+    """The result of a preflight.
 
     Attributes:
-        problems: Why the job would not start.
+        problems: Reasons for which the job would not start.
         warnings: One sentence each.
-        hyperparameters: What the job is sent, by the SDK's rules.
+        hyperparameters: Hyperparameters of the job, by the SDK's rules.
         job: The leader's job; None if the job has problems.
         plans: Plans of the leader and of one worker of each kind.
-        advice: What would be better.
-        tips: What to think of in a job of this kind.
-        assumption: What the answer rests on; ``""`` if nothing was asked.
+        advice: Advice for a better job.
+        tips: Tips for a job of this kind.
+        assumption: Assumption about the image; ``""`` for a result without plans.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -72,19 +72,25 @@ class Result(NamedTuple):
 
 
 def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
-    """Run a preflight; (exit status, what to print). 0: the job would start.
+    """Run a preflight.
 
-    64: it has problems.
+    Args:
+        parsed: The command line.
+        width: Columns of the terminal.
+
+    Returns:
+        The exit status (0: the job would start, 64: it has problems), and the text to print.
     """
     result = check(parsed)
     status = names.EXIT_NOT_STARTED if result.problems else 0
     redactor = None if "--show-secrets" in parsed else Redactor(result.hyperparameters)
-    as_json = value_of(parsed, "--format", "text") == "json"
-    return status, _as_json(result, redactor) if as_json else _as_text(result, redactor, width)
+    if value_of(parsed, "--format", "text") == "json":
+        return status, _as_json(result, redactor)
+    return status, _as_text(result, redactor, width)
 
 
 def check(parsed: Parsed) -> Result:
-    """Everything but the printing."""
+    """Check a job, without printing."""
     inputs = Inputs(parsed)
     groups = inputs.groups()
     folder, entry = inputs.entry()
@@ -104,42 +110,52 @@ def check(parsed: Parsed) -> Result:
             warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings),
         )
     sent = {**user, **translation.hyperparameters}
-    environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
-    built_for = environment.manifest.architecture
-    rows = {group.instance_type: inputs.facts.find(group.instance_type) for group in groups}
-    problems += [
-        Problem(
-            f"{name} has {row.architecture} processors, and the image is for {built_for}",
-            "option --instance-type",
-            f"take an image for {row.architecture} (its --image-manifest says so),"
-            " or another instance type",
-        )
-        for name, row in rows.items()
-        if row and row.architecture != built_for
-    ]
+    files = _Files(folder, entry, sent, inputs.facts)
+    environment = _environment(parsed, groups, files)
+    problems += _check_architecture(environment.manifest, groups, inputs.facts)
     result = _plan(environment, groups, inputs.facts, translation)
-    return result._replace(
-        problems=(*problems, *result.problems),
-        warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
-        hyperparameters=sent,
-        assumption=(
+    assumption = (
+        "no --image-manifest is given: the image is assumed to have every program and"
+        f" library; paths and versions are those of {inputs.facts.image.name}"
+    )
+    if "--image-manifest" in parsed:
+        assumption = (
             f"image {environment.manifest.name!r}, by its manifest;"
             " instance types by preflight's table"
-            if "--image-manifest" in parsed
-            else (
-                "no --image-manifest is given: the image is assumed to have every program and"
-                f" library; paths and versions are those of {inputs.facts.image.name}"
-            )
-        ),
+        )
+    warnings = (*inputs.warnings, *_sizes(sent), *result.warnings)
+    return result._replace(
+        problems=(*problems, *result.problems),
+        warnings=tuple(dict.fromkeys(warnings)),
+        hyperparameters=sent,
+        assumption=assumption,
     )
 
 
+def _check_architecture(manifest: Manifest, groups: Sequence[Group], facts: Facts) -> list[Problem]:
+    """Return a problem for each instance type with other processors than the image's."""
+    problems = []
+    for name in dict.fromkeys(group.instance_type for group in groups):
+        row = facts.find(name)
+        if row is None or row.architecture == manifest.architecture:
+            continue
+        text = f"{name} has {row.architecture} processors, and the image is for"
+        advice = (
+            f"take an image for {row.architecture} (its --image-manifest says so),"
+            " or another instance type"
+        )
+        problems.append(
+            Problem(f"{text} {manifest.architecture}", "option --instance-type", advice)
+        )
+    return problems
+
+
 def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return what the platform would not take, for its number or its length."""
-    found: list[str] = []
+    """Warn of hyperparameters that the platform refuses for their number or their length."""
+    warnings: list[str] = []
     if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
         text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
-        found.append(
+        warnings.append(
             f"{text} {names.HYPERPARAMETERS_LIMIT};"
             " put them into a file of the source directory or a channel"
         )
@@ -147,40 +163,33 @@ def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
         length = len(json.dumps(value))
         if length > names.HYPERPARAMETER_LENGTH_LIMIT:
             text = f"hyperparameter {name} has {length:,} characters, the platform takes"
-            found.append(f"{text} {names.HYPERPARAMETER_LENGTH_LIMIT:,}; put it into a file")
-    return tuple(found)
+            warnings.append(f"{text} {names.HYPERPARAMETER_LENGTH_LIMIT:,}; put it into a file")
+    return tuple(warnings)
 
 
 _SDK_OWN = 5
-"""Hyperparameters that the SDK adds to every job: program, submit directory,
-log level, job name, region.
+"""Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name,
+region.
 """
 
 
 def _plan(
     environment: Environment, groups: Sequence[Group], facts: Facts, translation: Translation
 ) -> Result:
-    """Return the plans of a leader and of one worker of each kind, and the advice.
-
-    Or the launcher's refusal.
-    """
+    """Plan the leader and one worker of each kind, and find advice; or return the refusal."""
     try:
         job = make_job(environment)
         job = make_job(environment, job.placement.leader)
-        others = [
-            *job.placement.distribution_hosts[1:2],
-            *(members[0] for members in _host_names(groups)),
-        ]
-        hosts = dict.fromkeys((job.placement.leader, *others))
-        plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
+        leader = job.placement.leader
+        first_of_groups = [members[0] for members in _host_names(groups)]
+        hosts = [leader, *job.placement.distribution_hosts[1:2], *first_of_groups]
+        plans = tuple(plan_host(make_job(environment, host)) for host in dict.fromkeys(hosts))
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
     row = _row(facts, environment.manifest, job.placement.instance_type)
+    warnings = [text for plan in plans for text in plan.warnings]
     return Result(
-        warnings=(
-            *translation.warnings,
-            *dict.fromkeys(text for plan in plans for text in plan.warnings),
-        ),
+        warnings=(*translation.warnings, *dict.fromkeys(warnings)),
         job=job,
         plans=plans,
         advice=tuple(advise(job, row, facts)),
@@ -190,67 +199,45 @@ def _plan(
 
 def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of each group, numbered through as the platform does."""
-    ends = [*accumulate(group.count for group in groups)]
-    return tuple(
-        tuple(f"algo-{number}" for number in range(end - group.count + 1, end + 1))
-        for group, end in zip(groups, ends)
-    )
+    names_of_groups = []
+    first = 1
+    for group in groups:
+        numbers = range(first, first + group.count)
+        names_of_groups.append(tuple(f"algo-{number}" for number in numbers))
+        first += group.count
+    return tuple(names_of_groups)
 
 
 def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
-    """Return what is known of an instance type: the image's own row counts
-    before the launcher's.
-    """
-    known = facts.find(instance_type) or InstanceFacts(Instance())
-    return replace(known, instance=manifest.instances.get(instance_type, known.instance))
+    """Return the facts of an instance type; the row of the image's manifest counts first."""
+    row = facts.find(instance_type) or InstanceFacts(Instance())
+    return replace(row, instance=manifest.instances.get(instance_type, row.instance))
 
 
-def _environment(
-    parsed: Parsed,
-    facts: Facts,
-    groups: Sequence[Group],
-    sent: Mapping[str, Json],
-    folder: Path,
-    entry: str,
-) -> Environment:
-    """Make the first host's environment: files read by the launcher's own
-    reader, devices from the table.
+class _Files(NamedTuple):
+    """The contents of the platform's files.
+
+    Attributes:
+        folder: The code directory.
+        entry: The entry point in it.
+        sent: The hyperparameters.
+        facts: The instance table.
     """
-    hosts = _host_names(groups)
-    everyone: list[Json] = [host for members in hosts for host in members]
-    config: dict[str, Json] = {
-        "current_host": everyone[0],
-        "hosts": everyone,
-        "current_instance_type": groups[0].instance_type,
-    }
-    if groups[0].name:
-        config["current_group_name"] = groups[0].name
-        config["instance_groups"] = [
-            {
-                "instance_group_name": group.name,
-                "instance_type": group.instance_type,
-                "hosts": [*members],
-            }
-            for group, members in zip(groups, hosts)
-        ]
-    # The SDK encodes each value; the program's name and place are settings of the job.
-    encoded: dict[str, Json] = {
-        name: json.dumps(value) for name, value in {**sent, names.PROGRAM: entry}.items()
-    }
+
+    folder: Path
+    entry: str
+    sent: Mapping[str, Json]
+    facts: Facts
+
+
+def _environment(parsed: Parsed, groups: Sequence[Group], files: _Files) -> Environment:
+    """Make the environment of the first host: files by the launcher's own reader, devices from the
+    table.
+    """
     with tempfile.TemporaryDirectory(prefix="trainworks-preflight-") as base:
-        root = Path(base)
-        (root / names.HYPERPARAMETERS_FILE).parent.mkdir(parents=True)
-        (root / names.HYPERPARAMETERS_FILE).write_text(json.dumps(encoded), encoding="utf-8")
-        (root / names.RESOURCE_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-        if "--source-dir" in parsed:
-            (root / names.CODE_DIRECTORY).symlink_to(folder.resolve(), target_is_directory=True)
-        else:
-            (root / names.CODE_DIRECTORY).mkdir()
-            (root / names.CODE_DIRECTORY / entry).write_bytes((folder / entry).read_bytes())
-        variables = {
-            names.BASE_DIRECTORY_VARIABLE: base,
-            "PATH": base,
-        }  # no program of this machine is looked at
+        _write_files(Path(base), groups, files, whole_folder="--source-dir" in parsed)
+        # The PATH has no programs, so that none of this machine counts.
+        variables = {names.BASE_DIRECTORY_VARIABLE: base, "PATH": base}
         if "--image-manifest" in parsed:
             variables[names.IMAGE_MANIFEST_VARIABLE] = value_of(parsed, "--image-manifest")
         read = read_environment(variables)
@@ -259,22 +246,21 @@ def _environment(
             entries=read.code.entries,
             executable=read.code.executable,
         )
+    facts = files.facts
     manifest, programs = _image(parsed, read.manifest, facts)
-    known = {name: row.instance for name, row in facts.instances.items()}
     families = tuple(dict.fromkeys((*manifest.families, *facts.families)))
     first = _row(facts, manifest, groups[0].instance_type).instance
+    instances = {name: row.instance for name, row in facts.instances.items()}
+    instances.update(manifest.instances)
+    resource_config = {**read.resource_config, "network_interface_name": names.INTERFACE}
     return read._replace(
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
-        resource_config=MappingProxyType(
-            {**read.resource_config, "network_interface_name": names.INTERFACE}
-        ),
-        manifest=manifest._replace(
-            instances=MappingProxyType({**known, **manifest.instances}), families=families
-        ),
+        resource_config=MappingProxyType(resource_config),
+        manifest=manifest._replace(instances=MappingProxyType(instances), families=families),
         devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
         code=code,
-        hostname=str(everyone[0]),
+        hostname=_host_names(groups)[0][0],
         programs=programs,
         launcher_python="/usr/bin/python3",
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
@@ -284,11 +270,60 @@ def _environment(
     )
 
 
-def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, Mapping[str, str]]:
-    """Return (the image's manifest, its programs).
+def _write_files(root: Path, groups: Sequence[Group], files: _Files, *, whole_folder: bool) -> None:
+    """Write the platform's files and the code.
 
-    Without a manifest, the image is assumed to have all that a mode may need, as this project's
-    newest image has it.
+    Args:
+        root: The base directory.
+        groups: The cluster.
+        files: The contents.
+        whole_folder: Whether the job has the whole code directory, not the entry point alone.
+    """
+    # The SDK encodes each value; the program's name is a setting of the job.
+    encoded: dict[str, Json] = {}
+    for name, value in {**files.sent, names.PROGRAM: files.entry}.items():
+        encoded[name] = json.dumps(value)
+    config = _resource_config(groups)
+    (root / names.HYPERPARAMETERS_FILE).parent.mkdir(parents=True)
+    (root / names.HYPERPARAMETERS_FILE).write_text(json.dumps(encoded), encoding="utf-8")
+    (root / names.RESOURCE_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    code = root / names.CODE_DIRECTORY
+    if whole_folder:
+        code.symlink_to(files.folder.resolve(), target_is_directory=True)
+    else:
+        code.mkdir()
+        (code / files.entry).write_bytes((files.folder / files.entry).read_bytes())
+
+
+def _resource_config(groups: Sequence[Group]) -> dict[str, Json]:
+    """Return the content of resourceconfig.json on the first host."""
+    all_hosts: list[Json] = []
+    instance_groups: list[Json] = []
+    for group, members in zip(groups, _host_names(groups)):
+        all_hosts += members
+        instance_groups.append(
+            {
+                "instance_group_name": group.name,
+                "instance_type": group.instance_type,
+                "hosts": [*members],
+            }
+        )
+    config: dict[str, Json] = {
+        "current_host": all_hosts[0],
+        "hosts": all_hosts,
+        "current_instance_type": groups[0].instance_type,
+    }
+    if groups[0].name:
+        config["current_group_name"] = groups[0].name
+        config["instance_groups"] = instance_groups
+    return config
+
+
+def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, Mapping[str, str]]:
+    """Return the image's manifest, and its programs.
+
+    Without a manifest, the image is assumed to have everything that a mode may need, with the paths
+    and versions of this project's newest image.
     """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
     version = value_of(parsed, "--framework-version")
@@ -297,17 +332,15 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
         programs = manifest.programs
     else:
         newest = facts.image
-        programs = MappingProxyType(
-            {name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS}
-        )
+        paths = {name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS}
+        programs = MappingProxyType(paths)
+        assumed = dict.fromkeys((component, *_ASSUMED), "")
         # The newest image's framework may be another one than the job's.
-        others = set(_COMPONENT_OF.values()) - {component}
-        versions = {name: each for name, each in newest.components.items() if name not in others}
-        components = {
-            **dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""),
-            **versions,
-            **components,
-        }
+        other_frameworks = set(_COMPONENT_OF.values()) - {component}
+        for name, version_in_newest in newest.components.items():
+            if name not in other_frameworks:
+                assumed[name] = version_in_newest
+        components = {**assumed, **components}
         manifest = manifest._replace(
             framework=manifest.framework or component, fabric=newest.fabric
         )
@@ -317,7 +350,7 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
 
 
 def _as_json(result: Result, redactor: Redactor | None) -> str:
-    """Return the whole result as JSON text."""
+    """Write the result as JSON text."""
     hidden = redactor.text if redactor else str
     redacted = [problem._replace(what=hidden(problem.what)) for problem in result.problems]
     document: dict[str, Json] = {
@@ -334,7 +367,7 @@ def _as_json(result: Result, redactor: Redactor | None) -> str:
 
 
 def _redacted(hyperparameters: Mapping[str, Json], redactor: Redactor | None) -> dict[str, Json]:
-    """Return hyperparameters without secrets; a value without one keeps its type."""
+    """Redact hyperparameters; a value without a secret keeps its type."""
     if redactor is None:
         return dict(hyperparameters)
     shown: dict[str, Json] = {}
@@ -352,7 +385,7 @@ def _redacted_plans(result: Result, redactor: Redactor | None) -> Sequence[NodeP
 
 
 def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
-    """Return the result for a person."""
+    """Write the result for people."""
     width = min(max(width, 60), 120)
     hidden = redactor.text if redactor else str
     lines: list[str] = []
@@ -391,16 +424,14 @@ def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
 
 
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """Lines of ``width``; options and names with hyphens stay whole."""
+    """Wrap a text; options and names with hyphens stay whole."""
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False
     )
 
 
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
-    """One host's plan in short: its command, ready to be copied, and the
-    variables that are not every script's.
-    """
+    """Write one host's plan in short: its command, ready to be copied, and its own variables."""
     place = f"{plan.host} ({plan.role})"
     beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
     if not plan.argv:
@@ -431,9 +462,9 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
 
 
 def _differences(plan: NodePlan, leader: NodePlan) -> list[str] | None:
-    """Return words and variables of a plan that the leader's has otherwise.
+    """Return the words and variables in which a plan differs from the leader's.
 
-    None if the plans have another form.
+    None if the plans have different forms.
     """
     own, leaders = _own_variables(plan), _own_variables(leader)
     if len(plan.argv) != len(leader.argv) or not own.keys() >= leaders.keys():
@@ -448,19 +479,17 @@ def _differences(plan: NodePlan, leader: NodePlan) -> list[str] | None:
 
 
 _SHORT = 40
-"""Characters from which a variable is named only, where two hosts are compared."""
+"""Length from which only the name of a variable is shown, where two hosts are compared."""
 
 _FEW = 4
-"""Differences from the leader's plan up to which only they are shown."""
+"""Limit of differences from the leader's plan that are shown instead of the whole plan."""
 
 
 def _own_variables(plan: NodePlan) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(plan.env.items())
-        if not name.startswith(_EVERY_SCRIPTS)
-    }
+    """Return the variables of a plan that depend on the mode."""
+    own = [name for name in sorted(plan.env) if not name.startswith(_EVERY_SCRIPTS)]
+    return {name: plan.env[name] for name in own}
 
 
 _EVERY_SCRIPTS = ("SM_", "SAGEMAKER_", "CURRENT_HOST", "PYTHON", "MASTER_")
-"""How variables begin that every script is given, whatever its mode: `explain` shows them."""
+"""Prefixes of variables that every script gets, in any mode: `explain` shows them."""

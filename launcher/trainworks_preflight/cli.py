@@ -1,5 +1,5 @@
-"""The command ``trainworks-preflight``: check a job on a laptop or in CI,
-before you pay for a cluster.
+"""The command ``trainworks-preflight``: check a job on a laptop or in CI, before you pay for a
+cluster.
 """
 
 from __future__ import annotations

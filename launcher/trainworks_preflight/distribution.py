@@ -1,14 +1,14 @@
-"""What the SageMaker Python SDK makes of a ``distribution`` argument: the
-hyperparameters that a job is sent. Pure.
+"""Translate a ``distribution`` argument of the SageMaker Python SDK to the hyperparameters that the
+SDK sends. Pure.
 
-What the SDK's second line sends (``sagemaker.pytorch.PyTorch`` with an image of one's own:
-fw_utils.py, estimator.py, pytorch/estimator.py of 2.257); a differential test calls the real one.
-What it refuses is its own business, since no job is sent then. ``problems`` are what it says
-nothing of, and sends a job that is not the one that was meant: a misspelt key, a forgotten
+As the SDK's second line (``sagemaker.pytorch.PyTorch`` with an image of one's own: fw_utils.py,
+estimator.py, pytorch/estimator.py of 2.257); a differential test calls the real one. Refusals of
+the SDK are not repeated, because it sends no job then. ``problems`` are mistakes that the SDK
+passes over in silence, and sends another job than was meant: a misspelt key, a forgotten
 ``enabled``.
 
-The third line's classes are taken too, as ``{"torchrun": {...}}`` and ``{"mpi":
-{"process_count_per_node": 8}}``: what ``ModelTrainer`` writes to ``distributed.json``.
+The third line's classes are translated too, as ``{"torchrun": {...}}`` and ``{"mpi":
+{"process_count_per_node": 8}}``: the fields that ``ModelTrainer`` writes to ``distributed.json``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GROUPS = "instance_groups"
 
 @dataclass(frozen=True)
 class Group:
-    """An instance group of the estimator; a cluster without groups has one with the name ""."""
+    """An instance group of the estimator; a cluster without groups is one group named ""."""
 
     name: str
     instance_type: str
@@ -59,9 +59,12 @@ class Group:
 
 
 class Translation(NamedTuple):
-    """What a job is sent for a ``distribution``: decoded hyperparameters, none if it cannot be
-    read. Problems are what cannot be read, and what the SDK accepts and makes another job of than
-    was meant.
+    """The result for one ``distribution``.
+
+    Attributes:
+        hyperparameters: Decoded hyperparameters; none if the distribution cannot be read.
+        problems: Unreadable parts, and mistakes for which the SDK sends another job.
+        warnings: Lines for people.
     """
 
     hyperparameters: Mapping[str, Json]
@@ -75,10 +78,10 @@ def translate(
     """Translate a ``distribution``.
 
     Args:
-        distribution: Decoded JSON. If ``parameters`` is the path of a file, the caller must have
-            read it and put it in place.
+        distribution: Decoded JSON. The caller must have replaced a path in ``parameters`` by the
+            file's content.
         groups: The cluster.
-        framework: Whose estimator: pytorch, tensorflow or mxnet.
+        framework: Framework of the estimator: pytorch, tensorflow or mxnet.
     """
     if distribution is None:
         distribution = {}
@@ -90,16 +93,7 @@ def translate(
         return Translation(MappingProxyType({}), (problem,))
     if is_trainers(distribution):
         return _from_trainer(distribution)
-    malformed = [
-        Problem(f"is {value!r}, not a dict", _where(name), "write {'enabled': True}")
-        for name, value in (
-            *distribution.items(),
-            *mapping(distribution.get("smdistributed")).items(),
-        )
-        if name != GROUPS
-        and name in {**_KEYS, **_SMDISTRIBUTED_KEYS}
-        and not isinstance(value, dict)
-    ]
+    malformed = _malformed(distribution)
     if malformed:
         return Translation(MappingProxyType({}), tuple(malformed))
     translator = _Translator(distribution, groups, framework)
@@ -108,10 +102,20 @@ def translate(
     return Translation(MappingProxyType(hyperparameters), problems, tuple(translator.warnings))
 
 
+def _malformed(distribution: Mapping[str, Json]) -> list[Problem]:
+    """Return a problem for each strategy that is not a dict."""
+    strategies = {**_KEYS, **_SMDISTRIBUTED_KEYS}
+    rows = [*distribution.items(), *mapping(distribution.get("smdistributed")).items()]
+    problems = []
+    for name, value in rows:
+        if name != GROUPS and name in strategies and not isinstance(value, dict):
+            text = f"is {value!r}, not a dict"
+            problems.append(Problem(text, _where(name), "write {'enabled': True}"))
+    return problems
+
+
 def group_names(distribution: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the instance groups that a distribution names, as texts or as the
-    SDK's objects are written.
-    """
+    """Return the instance groups in a distribution: texts, or in the form of the SDK's objects."""
     groups = distribution.get(GROUPS, [])
     if not isinstance(groups, list):
         return ()
@@ -125,32 +129,22 @@ def group_names(distribution: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _where(*keys: str) -> str:
-    """Return the place of a key as Python code."""
+    """Write the place of a key as Python code."""
     return "distribution" + "".join(f"[{key!r}]" for key in keys)
 
 
 def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
-    """Keys that the SDK would pass over in silence, and switches that are
-    missing or no booleans.
-    """
+    """Check for keys that the SDK ignores, and for switches that are missing or no booleans."""
     problems: list[Problem] = []
     for name, value in distribution.items():
         if name == GROUPS:
             continue
         if name not in _KEYS:
-            inside = name in _SMDISTRIBUTED_KEYS
-            advice = (
-                f"write {{'smdistributed': {{{name!r}: ...}}}}"
-                if inside
-                else nearest(name, (*_KEYS, GROUPS))
-            )
-            problems.append(
-                Problem(
-                    f"the SDK does not know the strategy {name!r} and ignores it",
-                    _where(name),
-                    advice,
-                )
-            )
+            advice = nearest(name, (*_KEYS, GROUPS))
+            if name in _SMDISTRIBUTED_KEYS:
+                advice = f"write {{'smdistributed': {{{name!r}: ...}}}}"
+            text = f"the SDK does not know the strategy {name!r} and ignores it"
+            problems.append(Problem(text, _where(name), advice))
             continue
         table = mapping(value)
         if name != "smdistributed":
@@ -185,12 +179,12 @@ def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> lis
 
 
 class _Translator:
-    """The SDK's way through one distribution that it takes."""
+    """Follows the SDK's steps for one distribution that it accepts."""
 
     def __init__(
         self, distribution: Mapping[str, Json], groups: Sequence[Group], framework: str
     ) -> None:
-        self._given = dict(distribution)
+        self._distribution = dict(distribution)
         self._groups = groups
         self._framework = framework
         self._named = [group.name for group in groups if group.name]
@@ -198,92 +192,99 @@ class _Translator:
         self.warnings: list[str] = []
 
     def run(self) -> dict[str, Json]:
-        """Return the hyperparameters: the SDK's ``_pytorch_distribution_configuration``."""
-        given = self._given
-        if self._framework == "pytorch" and "pytorchddp" in given:
-            # pytorchddp is another name of smdistributed.dataparallel; its
-            # hyperparameter is not sent any more.
-            given["smdistributed"] = {"dataparallel": given.pop("pytorchddp")}
-        if self._framework == "pytorch" and "pytorchxla" in given:
+        """Return the hyperparameters, as the SDK's ``_pytorch_distribution_configuration``."""
+        distribution = self._distribution
+        if self._framework == "pytorch" and "pytorchddp" in distribution:
+            # pytorchddp is another name of smdistributed.dataparallel, and has no hyperparameter
+            # of its own any more.
+            distribution["smdistributed"] = {"dataparallel": distribution.pop("pytorchddp")}
+        if self._framework == "pytorch" and "pytorchxla" in distribution:
             self.warnings.append(
                 "pytorchxla: the SDK sends it only together with a TrainingCompilerConfig"
             )
         if self._named:
-            asked = group_names(given) or (tuple(self._named) if len(self._named) == 1 else ())
-            given[GROUPS] = list(asked)
+            # A distribution that names no group is on the only one.
+            only_group = tuple(self._named) if len(self._named) == 1 else ()
+            distribution[GROUPS] = list(group_names(distribution) or only_group)
         on = self._on("torch_distributed")
         if self._framework != "pytorch" or not on:
             return self._general()
-        made: dict[str, Json] = self._general() if "smdistributed" in given else {}
-        made[names.TORCH_DISTRIBUTED_ENABLED] = on
+        hyperparameters: dict[str, Json] = {}
+        if "smdistributed" in distribution:
+            hyperparameters = self._general()
+        hyperparameters[names.TORCH_DISTRIBUTED_ENABLED] = on
         if self._instance_type() is not None:
-            made["sagemaker_instance_type"] = self._instance_type()
-        if "smdistributed" not in given:
-            for name in given:
+            hyperparameters["sagemaker_instance_type"] = self._instance_type()
+        if "smdistributed" not in distribution:
+            for name in distribution:
                 if name in _KEYS and name != "torch_distributed" and self._on(name):
                     text = (
                         f"{name} is on together with torch_distributed, and the SDK sends"
                         " torch_distributed only"
                     )
                     self.problems.append(Problem(text, _where(name), "keep one of them"))
-            if given.get(GROUPS) and len(self._named) > 1:
+            if distribution.get(GROUPS) and len(self._named) > 1:
                 text = (
                     "the SDK does not send instance_groups with torch_distributed:"
                     " every host takes part"
                 )
                 self.warnings.append(text)
-        return made
+        return hyperparameters
 
     def _on(self, name: str) -> Json:
-        """Return the switch of a strategy, False if it is not there."""
-        return mapping(self._given.get(name)).get("enabled", False)
+        """Return the switch of a strategy, False if it is missing."""
+        return mapping(self._distribution.get(name)).get("enabled", False)
 
     def _instance_type(self) -> str | None:
-        """Return the estimator's own instance type; it has none where it has groups."""
-        return None if self._named else self._groups[0].instance_type
+        """Return the estimator's own instance type; None if it has groups."""
+        if self._named:
+            return None
+        return self._groups[0].instance_type
 
     def _general(self) -> dict[str, Json]:
-        """Return the SDK's ``Framework._distribution_configuration``."""
-        given = self._given
-        made: dict[str, Json] = {}
-        if GROUPS in given:
-            made[names.DISTRIBUTION_INSTANCE_GROUPS] = given[GROUPS]
+        """Return the hyperparameters, as the SDK's ``Framework._distribution_configuration``."""
+        distribution = self._distribution
+        hyperparameters: dict[str, Json] = {}
+        if GROUPS in distribution:
+            hyperparameters[names.DISTRIBUTION_INSTANCE_GROUPS] = distribution[GROUPS]
         for name, switch in (
             ("pytorchxla", "sagemaker_pytorch_xla_multi_worker_enabled"),
             ("parameter_server", "sagemaker_parameter_server_enabled"),
             ("multi_worker_mirrored_strategy", "sagemaker_multi_worker_mirrored_strategy_enabled"),
         ):
-            if name in given:
-                made[switch] = self._on(name)
-        if "mpi" in given:
-            made.update(self._mpi(mapping(given["mpi"])))
-        if "smdistributed" in given:
-            inner = mapping(given["smdistributed"])
+            if name in distribution:
+                hyperparameters[switch] = self._on(name)
+        if "mpi" in distribution:
+            hyperparameters.update(self._mpi(mapping(distribution["mpi"])))
+        if "smdistributed" in distribution:
+            inner = mapping(distribution["smdistributed"])
             parameters = self._model_parallel(mapping(inner.get("modelparallel")))
             if parameters:
-                made[names.MODEL_PARALLEL_PARAMETERS] = parameters
+                hyperparameters[names.MODEL_PARALLEL_PARAMETERS] = parameters
             table = mapping(inner.get("dataparallel"))
-            made["sagemaker_distributed_dataparallel_enabled"] = table.get("enabled", False)
-            made["sagemaker_instance_type"] = self._instance_type()
+            hyperparameters["sagemaker_distributed_dataparallel_enabled"] = table.get(
+                "enabled", False
+            )
+            hyperparameters["sagemaker_instance_type"] = self._instance_type()
             if table.get("enabled", False):
-                made["sagemaker_distributed_dataparallel_custom_mpi_options"] = table.get(
-                    "custom_mpi_options", ""
+                hyperparameters["sagemaker_distributed_dataparallel_custom_mpi_options"] = (
+                    table.get("custom_mpi_options", "")
                 )
-        return made
+        return hyperparameters
 
     def _mpi(self, table: Mapping[str, Json]) -> dict[str, Json]:
-        made: dict[str, Json] = {names.MPI_ENABLED: table.get("enabled", False)}
+        hyperparameters: dict[str, Json] = {names.MPI_ENABLED: table.get("enabled", False)}
         per_host = table.get("processes_per_host")
         if per_host:
-            made[names.PROCESSES_PER_HOST] = per_host
+            hyperparameters[names.PROCESSES_PER_HOST] = per_host
         elif "processes_per_host" in table:
             text = f"'processes_per_host' is {per_host!r}, and the SDK leaves it out"
             self.problems.append(Problem(text, _where("mpi"), "give a whole number of at least 1"))
-        made[names.MPI_OPTIONS] = table.get("custom_mpi_options", "")
-        return made
+        hyperparameters[names.MPI_OPTIONS] = table.get("custom_mpi_options", "")
+        return hyperparameters
 
     def _model_parallel(self, table: Mapping[str, Json]) -> Json:
-        """Return the parameters that are sent, {} if there are none or it is off."""
+        """Return the parameters of model parallelism, {} if it is off or has none."""
         if table.get("enabled", False) is not True:
             return {}
         place = _where("smdistributed", "modelparallel")
@@ -312,15 +313,15 @@ class _Translator:
 
 
 def is_trainers(distribution: Mapping[str, Json]) -> bool:
-    """Return whether these are fields of the third line's classes."""
-    fields = {key for key in mapping(distribution.get("mpi")) if key in _TRAINER_KEYS["mpi"]}
+    """Return whether a distribution has fields of the third line's classes."""
+    fields = [key for key in mapping(distribution.get("mpi")) if key in _TRAINER_KEYS["mpi"]]
     return "torchrun" in distribution or bool(fields)
 
 
 def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
-    """Hyperparameters with the meaning of ``Torchrun(...)`` or ``MPI(...)``.
+    """Translate fields of ``Torchrun(...)`` or ``MPI(...)`` to hyperparameters of the same meaning.
 
-    The real ones travel in a file.
+    ModelTrainer itself sends the fields in a file.
     """
     problems: list[Problem] = []
     if len(distribution) > 1:
@@ -337,24 +338,25 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
             )
         )
     table = mapping(value)
-    problems.extend(
-        Problem(f"{name} has no field {key!r}", _where(name), nearest(key, _TRAINER_KEYS[name]))
-        for key in table
-        if key not in _TRAINER_KEYS[name]
-    )
-    made: dict[str, Json] = {
-        names.TORCH_DISTRIBUTED_ENABLED if name == "torchrun" else names.MPI_ENABLED: True
-    }
+    for key in table:
+        if key not in _TRAINER_KEYS[name]:
+            text = f"{name} has no field {key!r}"
+            problems.append(Problem(text, _where(name), nearest(key, _TRAINER_KEYS[name])))
+    switch = names.TORCH_DISTRIBUTED_ENABLED if name == "torchrun" else names.MPI_ENABLED
+    hyperparameters: dict[str, Json] = {switch: True}
     if table.get("process_count_per_node") is not None:
-        made[names.PROCESSES_PER_HOST] = table["process_count_per_node"]
+        hyperparameters[names.PROCESSES_PER_HOST] = table["process_count_per_node"]
     if name == "torchrun" and table.get("smp"):
-        made[names.MODEL_PARALLEL_PARAMETERS] = table["smp"]
+        hyperparameters[names.MODEL_PARALLEL_PARAMETERS] = table["smp"]
     options = table.get("mpi_additional_options")
     if options is not None and name == "mpi":
         if not isinstance(options, list) or len(texts(options)) != len(options):
             where = _where("mpi", "mpi_additional_options")
             problems.append(Problem(f"is {options!r}", where, "give a list of texts"))
         else:
-            # Each entry is a word to the class's driver; shell quoting keeps it one word.
-            made[names.MPI_OPTIONS] = " ".join(shlex.quote(word) for word in texts(options))
-    return Translation(MappingProxyType({} if problems else made), tuple(problems))
+            # Each entry is one word for the class's driver; shell quoting keeps it one word.
+            words = [shlex.quote(word) for word in texts(options)]
+            hyperparameters[names.MPI_OPTIONS] = " ".join(words)
+    if problems:
+        return Translation(MappingProxyType({}), tuple(problems))
+    return Translation(MappingProxyType(hyperparameters))

@@ -1,8 +1,8 @@
-"""Facts about instance types and the newest image, which preflight cannot look at. Pure.
+"""Facts about instance types and the newest image, which preflight cannot inspect. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml), and the newest image is what it
-plans: ``tools/generate.py`` writes both to facts.json beside this file. In an image its own
-manifest says what a job needs.
+The rows are the builder's (images/instances.toml, families.toml), the newest image is that of its
+plan: ``tools/generate.py`` writes both to facts.json beside this file. A job in an image uses the
+image's own manifest instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainworks_launcher.environment.manifest import (
 )
 
 GENERIC = Manifest()
-"""An image that says nothing of itself."""
+"""An image without a manifest."""
 
 FILE = "facts.json"
 """Name of the data file, beside this one."""
@@ -33,8 +33,8 @@ class InstanceFacts:
     """One instance type.
 
     Attributes:
-        instance: What the image manifest has too.
-        architecture: ``amd64`` or ``arm64``: what its processors run.
+        instance: The fields that an image's manifest has, too.
+        architecture: ``amd64`` or ``arm64``, of its processors.
         smp_loader_workers: Data loaders may have worker processes under smp.
         smddp: The SDK lists the type for smdistributed.dataparallel.
         torchrun_only: The SDK refuses smdistributed without torch_distributed on it.
@@ -54,7 +54,7 @@ class Facts:
     Attributes:
         instances: Instance type -> row.
         families: Prefixes of types without accelerators (``ml.m5``).
-        image: This project's newest image, which a job is taken to have where no manifest is given.
+        image: This project's newest image, assumed for a job without a manifest.
     """
 
     instances: Mapping[str, InstanceFacts]
@@ -62,9 +62,9 @@ class Facts:
     image: Manifest = GENERIC
 
     def find(self, instance_type: str) -> InstanceFacts | None:
-        """Return the row of a type.
+        """Return the row of a type; None if it is not known.
 
-        A row of zeros for a type of a family without accelerators; None if it is not known.
+        A type of a family without accelerators has a row of zeros.
         """
         if instance_type.rpartition(".")[0] in self.families:
             return InstanceFacts(Instance())
@@ -72,7 +72,11 @@ class Facts:
 
 
 def parse_facts(document: str) -> Facts:
-    """Read the data file. Raises ValueError if it is not JSON: it is ours, so that is a defect."""
+    """Parse the data file.
+
+    Raises:
+        ValueError: The file is not JSON. It is ours, so that is a defect.
+    """
     content = mapping(decode(document))
     instances: dict[str, InstanceFacts] = {}
     for name, value in mapping(content.get("instances")).items():

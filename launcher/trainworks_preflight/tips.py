@@ -1,8 +1,6 @@
-"""Tips that fit a job, each with the section of docs/tips.md that explains it.
+"""Tips for a job, each with the section of docs/tips.md that explains it. Pure.
 
-Pure; the script is not read.
-
-A tip is no advice on this job: what preflight can judge by figures is in ``advice``.
+The script is not read. A tip is general; advice by a job's own figures is in ``advice``.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ class Tip(NamedTuple):
     """One tip.
 
     Attributes:
-        text: What to do, in a line.
-        section: The part of the page that explains it, as a link names it.
+        text: The tip, in a line.
+        section: Section of the page, as in a link.
     """
 
     text: str
@@ -30,12 +28,12 @@ class Tip(NamedTuple):
 
     @property
     def link(self) -> str:
-        """Where to read on."""
+        """The link to the explanation."""
         return f"{PAGE}#{self.section}"
 
 
 def tips_for(job: Job, row: InstanceFacts) -> Iterator[Tip]:
-    """Yield the tips that fit a job of smddp or smp. row: of the hosts that take part."""
+    """Yield the tips for a job of smddp or smp. row: instance type of the hosts that take part."""
     placement = job.placement
     if placement.mode not in (*SMDDP_MODES, SMP_MODE):
         return

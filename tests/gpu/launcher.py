@@ -70,7 +70,7 @@ def management() -> dict[str, Any]:
 
     from trainworks_launcher.checks import gpus
 
-    found = gpus.ask(60.0)
+    found = gpus.query_gpus(60.0)
     if found.problem:
         raise NotTestedError(found.problem)
     assert found.status == 0, f"nvidia-smi ended with {found.status}"

@@ -45,7 +45,7 @@ LOOK = """
 import json, sys
 from trainworks_launcher.checks import gpus
 
-found = {"python": sys.version.split()[0], "driver": gpus.ask(60.0).driver, "devices": []}
+found = {"python": sys.version.split()[0], "driver": gpus.query_gpus(60.0).driver, "devices": []}
 try:
     import torch
 

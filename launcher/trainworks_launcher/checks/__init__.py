@@ -1,10 +1,10 @@
-"""Checks of a host before the first step: what is asked (``Checks``), and what is found
-(``Finding``). Pure.
+"""Checks of a host before the first step: expected values (``Checks``), and problems (``Finding``).
+Pure.
 
-``plan.host_checks`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what
-they mean. ``gpus`` asks nvidia-smi. ``programs/check.py`` is the process that does it where the
-driver is asked; a host without GPUs is looked at in the launcher itself, which costs two
-milliseconds with its loading.
+``plan.host_checks`` makes Checks from a job. ``host_state`` reads the kernel's files, ``gpus``
+queries nvidia-smi, and ``rules`` finds problems in both. If the driver is queried, the checks run
+in a process of their own (``programs/check.py``). A host without GPUs is checked in the launcher
+itself, in two milliseconds with the imports.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trainworks_launcher.contract import names
 QUICK, OFF = names.CHECK_LEVELS
 
 QUICK_SECONDS = 3.0
-"""The most that QUICK may take in all, where the driver is at work already."""
+"""Limit of QUICK in all, where the driver runs already."""
 
 GPU_SECONDS = 3.0
-"""What each GPU takes more where the driver starts it first.
+"""Time for each GPU that the driver has to start first.
 
 Source: NVIDIA, Driver Persistence, Overview.
 """
@@ -29,21 +29,23 @@ FAILED, WARNING = "failed", "warning"
 
 
 REPLACE = "replace this host; its platform repairs or replaces it if you report it"
-"""Advice where the hardware is broken."""
+"""Advice for broken hardware."""
 
 
-def count_of(number: int, what: str) -> str:
-    """Return ``1 GPU`` or ``2 GPUs``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str) -> str:
+    """Write ``1 GPU`` or ``2 GPUs``."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a host.
+    """A problem of a host.
 
     Attributes:
         severity: FAILED or WARNING.
-        what: What is wrong, with figures.
-        advice: What to do.
+        what: The problem, with figures.
+        advice: Advice for a person.
     """
 
     severity: str
@@ -56,24 +58,22 @@ class Finding(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """What is checked on one host, and what is expected of it.
+    """The expected values of one host.
 
     Attributes:
-        gpus: GPUs that the host seems to have; its driver is asked if there are any.
-        visible_gpus: Those that the job may use, by number or by UUID, and that
-            are judged; None: all.
-        row_gpus: GPUs that the instance table says; 0 if it does not.
-        row_efa: EFA devices that the instance table says; 0 if it does not.
-        efa: EFA devices that were seen; None if they cannot be known.
+        gpus: Number of GPUs that the host seems to have; with any, the driver is queried.
+        row_gpus: Number of GPUs in the instance table; 0 if not there.
+        row_efa: Number of EFA devices in the instance table; 0 if not there.
+        efa: Number of EFA devices that were seen; None if not known.
         instance_type: Type of the host.
-        cuda: Version of the image's CUDA; ``""`` if it has none, or does not say.
-        minimum_driver: Oldest driver that runs it; ``""`` if the image does not say.
-        without_cuda: Whether the image says what it has, and CUDA is not in it.
-        shared_memory: Whether the job needs more of /dev/shm than Docker's
-            default: it runs on GPUs.
-        interface: Network interface to the other hosts; ``""`` if none is
-            known, or there are no others.
-        directories: Where the job writes.
+        cuda: Version of the image's CUDA; ``""`` for none, or if the image has no manifest.
+        minimum_driver: Oldest driver for that CUDA; ``""`` if not known.
+        without_cuda: Whether the image has a manifest without CUDA.
+        shared_memory: Whether the job runs on GPUs, and so needs more of /dev/shm than Docker's
+            default.
+        interface: Network interface to the other hosts; ``""`` if not known, or for one host.
+        directories: Directories to which the job writes.
+        visible_gpus: The GPUs that the job may use, by number or by UUID; None for all.
     """
 
     gpus: int = 0
@@ -91,5 +91,5 @@ class Checks(NamedTuple):
 
     @property
     def needs_process(self) -> bool:
-        """Whether a driver is asked, which may hang."""
+        """Whether a driver is queried, which may hang."""
         return self.gpus > 0

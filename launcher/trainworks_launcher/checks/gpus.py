@@ -1,15 +1,13 @@
-"""What nvidia-smi says of the GPUs of a container, and what that means.
+"""Query nvidia-smi for the GPUs of a container, and find problems in the answers.
 
 Loaded where there are GPUs.
 
-A broken driver may never answer: each question is a process that is left behind at a deadline. A
-question that a driver does not know ends with status 2, and is left open. Statuses are those of
-nvidia-smi(1).
+A broken driver may never answer: each query is a process that is left behind at a deadline. A query
+that a driver does not know ends with status 2, and is skipped. Statuses are those of nvidia-smi(1).
 """
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -24,23 +22,34 @@ _PIPE = subprocess.PIPE
 _UUID, _DRIVER, _ECC = "uuid", "driver_version", "ecc.errors.uncorrected.volatile.total"
 _RETIRED, _FABRIC = "retired_pages.pending", "fabric.state"
 _REMAPPED, _UNREPAIRED = "remapped_rows.pending", "remapped_rows.failure"
-# From driver 535 on, and before.
+# Since driver 535, and before.
 _SLOW = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _USE, _MEMORY = "utilization.gpu", "memory.used"
 
-_QUESTIONS = (
-    ("gpu", ("index", _UUID, _DRIVER, _ECC, _RETIRED)),
-    *(("gpu", (_UUID, name)) for name in (*_SLOW, _FABRIC)),
-    ("remapped-rows", (_UUID, _REMAPPED, _UNREPAIRED)),
+
+class _Query(NamedTuple):
+    """One call of nvidia-smi: ``--query-KIND=FIELDS``."""
+
+    kind: str
+    fields: tuple[str, ...]
+
+
+_DEVICES = _Query("gpu", ("index", _UUID, _DRIVER, _ECC, _RETIRED))
+_QUERIES = (
+    _DEVICES,
+    *(_Query("gpu", (_UUID, name)) for name in (*_SLOW, _FABRIC)),
+    _Query("remapped-rows", (_UUID, _REMAPPED, _UNREPAIRED)),
 )
-"""Asked side by side: where the driver has to start its GPUs first, it does so once."""
+"""Run side by side, so that the driver starts its GPUs only once. A field that not every driver
+knows has a query of its own.
+"""
 
 _NO_DRIVER, _LOST, _MISMATCH = 9, 15, 18
 _GONE = {
     "[GPU is lost]": "is lost: it has fallen off the bus",
     "[GPU requires reset]": "has to be reset before it can be used",
 }
-"""Values in the place of every other one (nvmlErrorString)."""
+"""Values that replace every other one (nvmlErrorString)."""
 
 _REASONS: Mapping[int, str] = {
     0x08: "hardware slowdown",
@@ -58,17 +67,17 @@ _WAITING, _YES = ("Not Started", "In Progress"), ("Yes", "1")
 _START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 Gpu = Mapping[str, str]
-"""What one GPU says, by the names of nvidia-smi's fields."""
+"""The values of one GPU, by the names of nvidia-smi's fields."""
 
 
 class Gpus(NamedTuple):
     """All GPUs of a container.
 
     Attributes:
-        problem: Why nothing is known, in words; ``""`` if all is well.
-        status: How nvidia-smi ended.
+        problem: Why nvidia-smi gave no answer; ``""`` if it did.
+        status: Exit status of nvidia-smi.
         devices: By index.
-        cuda: What CUDA's own start returned (cuda.h); None where it was not asked, or is not there.
+        cuda: Result of CUDA's own start (cuda.h); None if CUDA was not started, or is not there.
     """
 
     problem: str = ""
@@ -78,118 +87,135 @@ class Gpus(NamedTuple):
 
     @property
     def driver(self) -> str:
-        """Version of the driver; ``""`` if no GPU says it."""
-        return next(
-            (gpu[_DRIVER] for gpu in self.devices.values() if gpu.get(_DRIVER, "")[:1].isdigit()),
-            "",
-        )
+        """Version of the driver; ``""`` if no GPU has one."""
+        for gpu in self.devices.values():
+            version = gpu.get(_DRIVER, "")
+            if version[:1].isdigit():
+                return version
+        return ""
 
 
-def ask(limit: float) -> Gpus:
-    """Ask nvidia-smi; what has not answered within ``limit`` seconds is left behind."""
+def query_gpus(limit: float) -> Gpus:
+    """Query nvidia-smi; a process that has not answered within ``limit`` seconds is left behind."""
     deadline = time.monotonic() + limit
     try:
-        started = [_start(what, fields) for what, fields in _QUESTIONS]
+        started = [_start(query) for query in _QUERIES]
     except OSError:
         return Gpus(problem=f"{PROGRAM} is not in this container")
-    answers = [_text_of(process, deadline) for process in started]
+    answers = [_output_of(process, deadline) for process in started]
     status = started[0].poll()
     if answers[0] is None or status is None:
         return Gpus(problem=f"the NVIDIA driver does not answer within {limit:g} s")
     if status < 0:
         return Gpus(problem=f"{PROGRAM} was ended by signal {-status}")
-    more: dict[str, dict[str, str]] = {}
-    for (_, fields), text, process in zip(_QUESTIONS, answers, started):
-        for row in _rows(text, fields) if process.poll() in (0, status) else ():
-            more.setdefault(row[_UUID], {}).update(row)
-    devices = {
-        int(row["index"]): {**more[row[_UUID]], **row}
-        for row in _rows(answers[0], _QUESTIONS[0][1])
-    }
-    # Boards of NVSwitches before Hopper do not say whether their fabric is up;
-    # one GPU alone has none.
-    cuda = None
-    states = {gpu.get(_FABRIC, "") for gpu in devices.values()}
-    if states & set(_WAITING) or (len(devices) > 1 and not states & {*_WAITING, "Completed"}):
-        process = subprocess.Popen(
-            (sys.executable, "-IS", "-c", _START_CUDA), stdout=_PIPE, stderr=subprocess.DEVNULL
-        )
-        with contextlib.suppress(ValueError):
-            cuda = int(_text_of(process, deadline) or "")
+    by_uuid: dict[str, dict[str, str]] = {}
+    for query, answer, process in zip(_QUERIES, answers, started):
+        if process.poll() not in (0, status):
+            continue  # the driver does not know a field of this query
+        for row in _rows(answer, query.fields):
+            by_uuid.setdefault(row[_UUID], {}).update(row)
+    devices = {}
+    for row in _rows(answers[0], _DEVICES.fields):
+        devices[int(row["index"])] = {**by_uuid[row[_UUID]], **row}
+    cuda = _start_cuda(deadline) if _may_wait_for_fabric(devices) else None
     return Gpus(status=status, devices=devices, cuda=cuda)
 
 
-def uses(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, int]]:
+def _may_wait_for_fabric(devices: Mapping[int, Gpu]) -> bool:
+    """Return whether CUDA may have to wait for the fabric manager.
+
+    Boards of NVSwitches before Hopper do not report the state of their fabric. A single GPU has no
+    fabric.
+    """
+    states = {gpu.get(_FABRIC, "") for gpu in devices.values()}
+    if states & set(_WAITING):
+        return True
+    return len(devices) > 1 and "Completed" not in states
+
+
+def _start_cuda(deadline: float) -> int | None:
+    """Start CUDA in a process; return the result, None without one."""
+    process = subprocess.Popen(
+        (sys.executable, "-IS", "-c", _START_CUDA), stdout=_PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        return int(_output_of(process, deadline) or "")
+    except ValueError:
+        return None
+
+
+def read_use(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, int]]:
     """Return (index, percent of the time, bytes of memory in use) of the GPUs.
 
-    Nothing where they do not say.
+    GPUs without these figures are left out.
 
     Args:
-        visible: The GPUs that the job may use, by number or UUID; None: all.
-        limit: Seconds after which it is given up.
+        visible: The GPUs that the job may use, by number or UUID; None for all.
+        limit: Limit of the wait, in seconds.
     """
-    fields = ("index", _UUID, _USE, _MEMORY)
+    query = _Query("gpu", ("index", _UUID, _USE, _MEMORY))
     try:
-        text = _text_of(_start("gpu", fields), time.monotonic() + limit)
+        answer = _output_of(_start(query), time.monotonic() + limit)
     except OSError:
         return []
-    return [
-        (int(row["index"]), int(row[_USE]), int(row[_MEMORY]) << 20)
-        for row in _rows(text, fields)
-        if row[_USE].isdigit()
-        and row[_MEMORY].isdigit()
-        and is_visible(visible, int(row["index"]), row[_UUID])
-    ]
+    rows: list[tuple[int, int, int]] = []
+    for row in _rows(answer, query.fields):
+        index, use, memory = int(row["index"]), row[_USE], row[_MEMORY]
+        if not use.isdigit() or not memory.isdigit():
+            continue
+        if is_visible(visible, index, row[_UUID]):
+            rows.append((index, int(use), int(memory) << 20))
+    return rows
 
 
 def is_visible(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
-    """Return whether the job may use a GPU: another job's is not this one's affair.
-
-    A UUID may be cut short (CUDA).
+    """Return whether the job may use a GPU; others may belong to another job.
 
     Args:
-        visible: What the job may use, by number or UUID; None: all.
+        visible: The GPUs that the job may use, by number or UUID, which may be cut short (CUDA);
+            None for all.
         index: Number of the GPU.
-        uuid: Its UUID; ``""`` if it does not say.
+        uuid: Its UUID; ``""`` if not known.
     """
     if visible is None or str(index) in visible:
         return True
     return bool(uuid) and any(uuid.startswith(name) for name in visible if name.startswith("GPU-"))
 
 
-def _start(what: str, fields: Sequence[str]) -> subprocess.Popen[bytes]:
-    # The field of the UUID has another name there.
-    names = ",".join(f"gpu_{_UUID}" if name == _UUID and what != "gpu" else name for name in fields)
-    words = (PROGRAM, f"--query-{what}={names}", "--format=csv,noheader,nounits")
+def _start(query: _Query) -> subprocess.Popen[bytes]:
+    names = query.fields
+    if query.kind != "gpu":
+        # The field of the UUID has another name in these queries.
+        names = tuple(f"gpu_{_UUID}" if name == _UUID else name for name in names)
+    words = (PROGRAM, f"--query-{query.kind}={','.join(names)}", "--format=csv,noheader,nounits")
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=_PIPE, stderr=subprocess.DEVNULL
     )
 
 
-def _text_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
-    """Return what a process prints.
+def _output_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
+    """Return the output of a process; None for one that has not ended by the deadline.
 
-    None for one that has not ended by the deadline: it is not waited for.
+    Such a process is killed, and left behind.
     """
     try:
-        return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0].decode(
-            "utf-8", "replace"
-        )
+        output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         return None
+    return output.decode("utf-8", "replace")
 
 
 def _rows(text: str | None, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield the lines of an answer, by field; other lines say that a GPU could not be asked."""
+    """Yield the lines of an answer, by field; skips lines that report an unreachable GPU."""
     for line in (text or "").splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields) and (fields[0] != "index" or values[0].isdigit()):
             yield dict(zip(fields, values))
 
 
-def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
-    """Yield what is wrong with the driver and the GPUs of a host."""
+def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
+    """Yield the problems of the driver and the GPUs of a host."""
     look = f"run {PROGRAM} on the host"
     if gpus.problem:
         advice = f"{look}; start the container with NVIDIA's container runtime and its utilities"
@@ -206,24 +232,24 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
             "the NVIDIA driver is not loaded on the host",
             "install or load it, or replace the host",
         )
-    elif gpus.status == _LOST and len(gpus.devices) >= asked.gpus:
+    elif gpus.status == _LOST and len(gpus.devices) >= checks.gpus:
         yield Finding(FAILED, "a GPU is lost: it has fallen off the bus", REPLACE)
     elif gpus.status not in (0, _LOST):
         yield Finding(WARNING, f"{PROGRAM} ends with status {gpus.status}", look)
     yield from _fabric(gpus)
-    if (gpus.devices or gpus.status == _LOST) and len(gpus.devices) < asked.gpus:
+    if (gpus.devices or gpus.status == _LOST) and len(gpus.devices) < checks.gpus:
         problem = (
-            f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in"
+            f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(checks.gpus, 'GPU')} in"
             " this container"
         )
         yield Finding(FAILED, problem, REPLACE)
     for index, gpu in gpus.devices.items():
-        if is_visible(asked.visible_gpus, index, gpu.get(_UUID, "")):
+        if is_visible(checks.visible_gpus, index, gpu.get(_UUID, "")):
             yield from _gpu(f"GPU {index}", gpu)
 
 
 def _fabric(gpus: Gpus) -> Iterator[Finding]:
-    """Yield whether the GPUs of a board with NVSwitches wait for its fabric manager."""
+    """Yield a finding if the GPUs of a board with NVSwitches wait for its fabric manager."""
     advice = f"start nvidia-fabricmanager on the host, in the driver's own version, or {REPLACE}"
     if gpus.cuda == _CUDA_NOT_READY:
         yield Finding(
@@ -239,10 +265,10 @@ def _fabric(gpus: Gpus) -> Iterator[Finding]:
 
 
 def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
-    gone = next((_GONE[value] for value in gpu.values() if value in _GONE), "")
-    if gone:
-        yield Finding(FAILED, f"{name} {gone}", REPLACE)
-        return
+    for value in gpu.values():
+        if value in _GONE:
+            yield Finding(FAILED, f"{name} {_GONE[value]}", REPLACE)
+            return
     if gpu.get(_UNREPAIRED) in _YES:
         yield Finding(FAILED, f"{name} has broken memory that could not be replaced", REPLACE)
     errors = gpu.get(_ECC, "")
@@ -252,8 +278,12 @@ def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
     if gpu.get(_RETIRED) in _YES or gpu.get(_REMAPPED) in _YES:
         problem = f"{name} has broken memory that the next reset replaces"
         yield Finding(WARNING, problem, "reset the GPU or reboot the host when no job runs on it")
-    bits = next((int(gpu[name], 16) for name in _SLOW if gpu.get(name, "").startswith("0x")), 0)
-    slow = [text for bit, text in _REASONS.items() if bits & bit]
+    slow: list[str] = []
+    for field in _SLOW:
+        if gpu.get(field, "").startswith("0x"):
+            bits = int(gpu[field], 16)
+            slow = [reason for bit, reason in _REASONS.items() if bits & bit]
+            break
     if slow:
         yield Finding(
             WARNING,

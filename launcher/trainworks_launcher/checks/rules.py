@@ -1,8 +1,8 @@
-"""What the figures of a host mean: one function per subject, each yields findings. Pure.
+"""Find the problems of a host in its state: one function for each subject yields findings. Pure.
 
-A check fails where the job could only waste what it costs: it would train on the CPU, crash, or
-give wrong results. All else is a warning. What does not apply (no GPU, an instance type that is not
-known) yields nothing.
+A check fails if the job could only waste money: it would train on the CPU, crash, or give wrong
+results. All other problems are warnings. A subject that does not apply (no GPU, an unknown instance
+type) yields nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from trainworks_launcher.checks import FAILED, REPLACE, WARNING, Checks, Finding, count_of
-from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.host_state import HostState
 
 GIB = 1 << 30
 
@@ -22,80 +22,75 @@ start on many of them.
 """
 
 _DEFAULT_SHARED_MEMORY = 64 << 20
-"""Docker's default.
-
-Less is a warning everywhere: somebody has made it smaller, or there is none.
-"""
+"""Docker's default. Less is a warning everywhere."""
 
 DISK_BYTES = 2 * GIB
-"""Less is a warning: checkpoints and packages hardly fit."""
+"""Less is a warning: there is hardly room for checkpoints and packages."""
 
 DISK_FULL_BYTES = 16 << 20
 """Less fails: logs, requirements and the failure file cannot be written."""
 
 CLOCK_SECONDS = 2.0
 """A larger difference between two hosts is a warning: logs are in the wrong order, and files of the
-other host look new or old. AWS refuses signed requests from 5 minutes on.
+other host look too new or too old. AWS refuses signed requests from 5 minutes on.
 """
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Return a driver's version as numbers: ``535.183.01`` is (535, 183, 1)."""
+    """Parse a driver's version: ``535.183.01`` is (535, 183, 1)."""
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
-    """Return everything that is wrong with a host, failures first."""
-    found: list[Finding] = []
-    if seen.gpus is not None:
-        from trainworks_launcher.checks.gpus import judge_gpus  # a host without GPUs starts sooner
+def find_problems(checks: Checks, state: HostState) -> tuple[Finding, ...]:
+    """Return all problems of a host, failures first."""
+    findings: list[Finding] = []
+    if state.gpus is not None:
+        # Here, because a host without GPUs starts sooner without it.
+        from trainworks_launcher.checks.gpus import find_gpu_problems
 
-        found = list(judge_gpus(asked, seen.gpus))
-    found += [*_driver(asked, seen), *_counts(asked, seen), *_places(asked, seen)]
-    if asked.interface and seen.interface_up is False:
+        findings = list(find_gpu_problems(checks, state.gpus))
+    findings += [*_driver(checks, state), *_counts(checks, state), *_places(checks, state)]
+    if checks.interface and state.interface_up is False:
         problem = (
-            f"the network interface {asked.interface} is down,"
+            f"the network interface {checks.interface} is down,"
             " and the other hosts are reached by it"
         )
         advice = "bring it up, or name another one; replace the host if its link is broken"
-        found.append(Finding(FAILED, problem, advice))
-    return tuple(sorted(found, key=lambda finding: finding.severity != FAILED))
+        findings.append(Finding(FAILED, problem, advice))
+    return tuple(sorted(findings, key=lambda finding: finding.severity != FAILED))
 
 
-def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
-    gpus = max(asked.gpus, asked.row_gpus)
-    if gpus and asked.without_cuda:  # a container without CUDA is given no GPU, and may be meant so
+def _driver(checks: Checks, state: HostState) -> Iterator[Finding]:
+    gpus = max(checks.gpus, checks.row_gpus)
+    if gpus and checks.without_cuda:  # may be intended: a container without CUDA gets no GPU
         yield Finding(
             WARNING, f"{count_of(gpus, 'GPU')} and an image without CUDA", "use an image for CUDA"
         )
-    if (
-        asked.minimum_driver
-        and seen.driver
-        and version_of(seen.driver) < version_of(asked.minimum_driver)
-    ):
+    if not checks.minimum_driver or not state.driver:
+        return
+    if version_of(state.driver) < version_of(checks.minimum_driver):
         problem = (
-            f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which"
-            f" CUDA {asked.cuda or 'of this image'} needs"
+            f"the host's NVIDIA driver {state.driver} is older than {checks.minimum_driver}, which"
+            f" CUDA {checks.cuda or 'of this image'} needs"
         )
-        yield Finding(
-            FAILED, problem, "update the driver, use newer hosts, or an image for an older CUDA"
-        )
+        advice = "update the driver, use newer hosts, or an image for an older CUDA"
+        yield Finding(FAILED, problem, advice)
 
 
-def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
-    devices = seen.gpus.devices if seen.gpus is not None else {}
-    present = min(asked.gpus, len(devices)) if devices else asked.gpus
-    if asked.row_gpus > present and not asked.without_cuda:
+def _counts(checks: Checks, state: HostState) -> Iterator[Finding]:
+    devices = state.gpus.devices if state.gpus is not None else {}
+    present = min(checks.gpus, len(devices)) if devices else checks.gpus
+    if checks.row_gpus > present and not checks.without_cuda:
         problem = (
-            f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')},"
+            f"{checks.instance_type} has {count_of(checks.row_gpus, 'GPU')},"
             f" and this container has {present}"
         )
         yield Finding(FAILED, problem, f"pass all of them into the container, or {REPLACE}")
-    if asked.efa and asked.efa < asked.row_efa:
-        # None at all is said where EFA is chosen: it matters between hosts.
+    if checks.efa and checks.efa < checks.row_efa:
+        # No device at all is reported where EFA is chosen: it matters between hosts.
         problem = (
-            f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container"
-            f" has {asked.efa}"
+            f"{checks.instance_type} has {count_of(checks.row_efa, 'EFA device')},"
+            f" and this container has {checks.efa}"
         )
         yield Finding(
             WARNING,
@@ -104,9 +99,9 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
-    size = seen.shared_memory
-    least = SHARED_MEMORY_BYTES if asked.shared_memory else _DEFAULT_SHARED_MEMORY
+def _places(checks: Checks, state: HostState) -> Iterator[Finding]:
+    size = state.shared_memory
+    least = SHARED_MEMORY_BYTES if checks.shared_memory else _DEFAULT_SHARED_MEMORY
     if size is not None and size < least:
         problem = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = (
@@ -114,7 +109,7 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
             " Kubernetes: an emptyDir of medium Memory"
         )
         yield Finding(WARNING, problem, advice)
-    for directory, free in seen.free.items():
+    for directory, free in state.free.items():
         if free < DISK_BYTES:
             severity = FAILED if free < DISK_FULL_BYTES else WARNING
             yield Finding(
@@ -145,4 +140,6 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
 
 
 def _size(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+    if size >= GIB:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / (1 << 20):.0f} MiB"

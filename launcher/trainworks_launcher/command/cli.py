@@ -198,7 +198,7 @@ def _check(measures: bool) -> int:
             return _train(bandwidth.ASKED, measures)
         print(f"warning: {bandwidth.MISSING}")
     from trainworks_launcher.checks import FAILED, OFF, QUICK
-    from trainworks_launcher.checks.run import line_of, run
+    from trainworks_launcher.checks.run import line_of, run_checks
     from trainworks_launcher.environment.environment import read_environment
     from trainworks_launcher.environment.secret import take_variables
     from trainworks_launcher.job.network import read_network
@@ -210,7 +210,7 @@ def _check(measures: bool) -> int:
     network, _ = read_network(environment, placement)
     level = QUICK if environment.variables.get(names.CHECK_VARIABLE) == OFF else ""
     checks = checks_of(environment, placement, network, level)
-    findings = run(checks) if checks is not None else ()
+    findings = run_checks(checks) if checks is not None else ()
     for finding in findings:
         print(line_of(finding))
     if not findings:

@@ -1,5 +1,4 @@
-"""What the launcher and the world agree on: names, statuses, types of values,
-how a refusal is said.
+"""The contract between the launcher and its users: names, statuses, types of values, refusals.
 
-It knows nothing of a host or a job.
+This room knows no host and no job.
 """

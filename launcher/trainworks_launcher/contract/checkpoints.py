@@ -1,11 +1,10 @@
-"""Checkpoints in a directory: which one is the newest complete one, and whether
-any is younger than the job.
+"""Find the newest complete checkpoint in a directory, and whether any file is younger than the job.
 
-A checkpoint can be found half written: the job was killed while it wrote, or SageMaker uploaded the
-directory at that moment and brought it back at the next start. So a directory counts only if it has
-the file that its writer writes last (LAST_FILES), or if the file beside it that names the latest
-one names it (TRACKERS), and no file that can be checked cheaply is cut off. The directory is only
-read. It imports nothing of ours: rank.py loads it, too.
+A checkpoint may be half written: the job was killed meanwhile, or SageMaker uploaded the directory
+at that moment and restored it at the next start. So a directory counts only if it has the file that
+its writer writes last (LAST_FILES), or if a file beside it names it as the latest (TRACKERS), and
+no file that can be checked cheaply is cut off. The directory is only read. This module imports no
+other of the launcher, because rank.py loads it, too.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ LAST_FILES = (
     "random_states_0.pkl",  # save_state of accelerate
     "_SUCCESS",  # a script's own mark, as Hadoop and Spark write it
 )
-"""Files of a checkpoint that is a directory; the one that is there was written last."""
+"""Files of a checkpoint that is a directory, written last."""
 
 TRACKERS = (
     ("latest", "{}"),  # DeepSpeed: the name of the directory
     ("latest_checkpointed_iteration.txt", "iter_{:0>7}"),  # Megatron-LM: the number
 )
-"""File beside checkpoints, written last -> the name of the directory that its text stands for."""
+"""File beside checkpoints, written last -> form of the directory's name, filled with its text."""
 
-# SageMaker puts them beside what it uploads.
+# Written by SageMaker beside the files that it uploads.
 _SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
 _TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
 _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
@@ -42,17 +41,19 @@ _SHARD = re.compile(rb"__\d+_\d+\.distcp")
 _STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
 _DEPTH = 4
 _ENTRIES = 5000
-"""Entries that are looked at: a large directory on a network file system must
-not hold the job up.
-"""
+"""Limit of entries: a large directory on a network file system must not delay the job."""
 
 _HEADER_BYTES = 1 << 24
 _ZIP_END_BYTES = 66_000  # the record at the end, with the longest comment
 
 
 class Checkpoint(NamedTuple):
-    """A complete checkpoint: a file or directory, the last number in its name
-    (-1: none), when it was written.
+    """A complete checkpoint.
+
+    Attributes:
+        path: A file or directory.
+        step: The last number in its name; -1 for none.
+        written: Time of writing, in seconds since 1970.
     """
 
     path: Path
@@ -61,70 +62,74 @@ class Checkpoint(NamedTuple):
 
 
 def newest_complete(directory: str) -> str:
-    """Return the path of the newest complete checkpoint.
+    """Return the path of the newest complete checkpoint; ``""`` for none.
 
-    ``""`` if there is none, or no such directory.
-
-    The highest number in the names decides, for a copy from S3 has the times of the copying. A
+    The highest number in the names decides, because a copy from S3 has the times of the copying. A
     checkpoint without a number (``last.ckpt``) is the newest if it was written after that one.
     """
-    found = list(_checkpoints(Path(directory)))
-    numbered = max(
-        (row for row in found if row.step >= 0),
-        key=lambda row: (row.step, row.written),
-        default=None,
-    )
-    others = max((row for row in found if row.step < 0), key=lambda row: row.written, default=None)
-    if numbered is not None and (others is None or others.written <= numbered.written):
-        return str(numbered.path)
-    return str(others.path) if others is not None else ""
+    numbered: Checkpoint | None = None
+    unnumbered: Checkpoint | None = None
+    for checkpoint in _checkpoints(Path(directory)):
+        if checkpoint.step < 0:
+            if unnumbered is None or checkpoint.written > unnumbered.written:
+                unnumbered = checkpoint
+            continue
+        key = (checkpoint.step, checkpoint.written)
+        if numbered is None or key > (numbered.step, numbered.written):
+            numbered = checkpoint
+    newest = numbered
+    if newest is None or (unnumbered is not None and unnumbered.written > newest.written):
+        newest = unnumbered
+    if newest is None:
+        return ""
+    return str(newest.path)
 
 
 def step_in(name: str) -> int:
-    """Return the step that the name of a checkpoint says, -1 for none:
-    ``epoch=3-step=400.ckpt`` is 400.
+    """Return the step in the name of a checkpoint, -1 for none: ``epoch=3-step=400.ckpt`` is 400.
 
-    ``checkpoint-400`` is the Trainer's of transformers; another number may be that of an epoch.
+    ``checkpoint-400`` is a step of transformers' Trainer. Another number may be that of an epoch.
     """
-    found = _STEP.findall(Path(name).name)
-    return int(next(filter(None, found[-1]))) if found else -1
+    matches = _STEP.findall(Path(name).name)
+    if not matches:
+        return -1
+    digits, trainer_digits = matches[-1]
+    return int(digits or trainer_digits)
 
 
 def has_younger(directory: str, since: float) -> bool:
-    """Return whether a file in the directory was written after ``since``
-    (seconds since 1970), checkpoint or not.
+    """Return whether any file in the directory was written after ``since`` (seconds since 1970).
 
-    True for a directory with too many files to tell.
+    True for a directory with too many files.
     """
     count = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             count += 1
-            if count > _ENTRIES or (
-                not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since
-            ):
+            if count > _ENTRIES:
+                return True
+            if not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since:
                 return True
     return False
 
 
 def state_of(directory: str) -> int | None:
-    """Return a number that changes when a file in the directory is written, comes or goes.
+    """Return a number that changes when a file in the directory is written, added or removed.
 
-    None for too many files.
-
-    Not by the time of writing and this host's clock: a file server's may be another.
+    None for too many files. The times are only compared with each other, because the clock of a
+    file server may differ from this host's.
     """
-    found: set[tuple[str, int, int]] = set()
+    files: set[tuple[str, int, int]] = set()
     for folder, _, names in os.walk(directory):
         for name in names:
-            if len(found) >= _ENTRIES:
+            if len(files) >= _ENTRIES:
                 return None
             if not name.endswith(_SYNC_MARKS):
                 path = os.path.join(folder, name)  # noqa: PTH118
                 with contextlib.suppress(OSError):
                     status = os.stat(path)  # noqa: PTH116
-                    found.add((path, status.st_size, status.st_mtime_ns))
-    return hash(frozenset(found))
+                    files.add((path, status.st_size, status.st_mtime_ns))
+    return hash(frozenset(files))
 
 
 def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
@@ -141,19 +146,25 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
             if path.name.endswith(_SYNC_MARKS) or _TEMPORARY.search(path.name):
                 continue
             if not path.is_dir():
-                of_torch = path.suffix in (".pt", ".pth") and _LIKELY.search(path.name)
-                if (path.suffix == ".ckpt" or of_torch) and _is_whole(path):
+                is_of_torch = path.suffix in (".pt", ".pth") and _LIKELY.search(path.name)
+                if (path.suffix == ".ckpt" or is_of_torch) and _is_complete(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
-            last = next(
-                (mark for mark in (path / name for name in LAST_FILES) if mark.exists()), None
-            )
+            last = _last_file(path)
             if last is None and path.name in tracked:
                 last = path
-            if last is not None and _is_whole_directory(path):
+            if last is not None and _is_complete_directory(path):
                 yield Checkpoint(path, _step(path.name), _written(last))
             elif last is None and not _NAMED.match(path.name) and depth < _DEPTH:
                 waiting.append((path, depth + 1))
+
+
+def _last_file(folder: Path) -> Path | None:
+    """Return the file of a checkpoint that is written last; None if it is not there."""
+    for name in LAST_FILES:
+        if (folder / name).exists():
+            return folder / name
+    return None
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -173,40 +184,43 @@ def _written(path: Path) -> float:
 def _step(name: str) -> int:
     """Return the last number in a name: ``epoch=3-step=400.ckpt`` is 400; -1 for none."""
     numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else -1
+    if not numbers:
+        return -1
+    return int(numbers[-1])
 
 
 def _tracked(entries: list[Path]) -> frozenset[str]:
-    """Return the names that the files beside checkpoints say."""
+    """Return the names of directories in the files beside checkpoints."""
     forms = dict(TRACKERS)
-    files = [path for path in entries if path.name in forms and path.is_file()]
-    return frozenset(
-        forms[path.name].format(_read(path, 256).decode("utf-8", "replace").strip())
-        for path in files
-    )
+    tracked: set[str] = set()
+    for path in entries:
+        if path.name in forms and path.is_file():
+            content = _read(path, 256).decode("utf-8", "replace").strip()
+            tracked.add(forms[path.name].format(content))
+    return frozenset(tracked)
 
 
-def _is_whole_directory(folder: Path) -> bool:
-    """Return whether no file of a checkpoint is missing or cut off, as far as
-    files say what they need.
+def _is_complete_directory(folder: Path) -> bool:
+    """Return whether no file of a checkpoint is missing or cut off.
+
+    Some formats have a file that lists the others.
     """
     for place, _, names in os.walk(str(folder)):
-        wanted: set[str] = set()
+        required: set[str] = set()
         if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
             return False
         for name in names:
             path = Path(place, name)
             if name.endswith(_SYNC_MARKS):
                 continue
-            if _TEMPORARY.search(name) or not _is_whole(path):
+            if _TEMPORARY.search(name) or not _is_complete(path):
                 return False
             if name == ".metadata":
-                wanted.update(
-                    shard.decode() for shard in _SHARD.findall(_read(path, _HEADER_BYTES))
-                )
+                shards = _SHARD.findall(_read(path, _HEADER_BYTES))
+                required.update(shard.decode() for shard in shards)
             elif name.endswith(".index.json"):
-                wanted.update(_shards_of_index(path))
-        if not wanted <= set(names):
+                required.update(_shards_of_index(path))
+        if not required <= set(names):
             return False
     return True
 
@@ -223,7 +237,7 @@ def _read(path: Path, limit: int) -> bytes:
 def _shards_of_index(path: Path) -> set[str]:
     """Return the files that an index of transformers names.
 
-    One that does not exist where it cannot be read.
+    For an unreadable index a name that no file has, so that the checkpoint is not complete.
     """
     try:
         return {str(name) for name in json.loads(_read(path, _HEADER_BYTES))["weight_map"].values()}
@@ -231,9 +245,10 @@ def _shards_of_index(path: Path) -> set[str]:
         return {""}
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether a file of weights is not cut off: torch.save's zip has its directory at the
-    end, and the header of safetensors says how long the file is. Other files are believed.
+def _is_complete(path: Path) -> bool:
+    """Return whether a file of weights is not cut off. Other files count as complete.
+
+    torch.save's zip has its directory at the end; the header of safetensors has the file's length.
     """
     if path.suffix not in _WEIGHTS:
         return True
@@ -246,9 +261,8 @@ def _is_whole(path: Path) -> bool:
                 if len(start) < 8 or length > min(size - 8, _HEADER_BYTES):
                     return False
                 rows = json.loads(opened.read(length))
-                ends = [
-                    row["data_offsets"][1] for name, row in rows.items() if name != "__metadata__"
-                ]
+                rows.pop("__metadata__", None)
+                ends = [row["data_offsets"][1] for row in rows.values()]
                 return bool(size == 8 + length + max(ends, default=0))
             if start.startswith(b"PK"):
                 opened.seek(max(0, size - _ZIP_END_BYTES))

@@ -1,8 +1,7 @@
-"""The launcher's refusals: one class, every problem in it, one exit status per kind.
+"""Refusals of the launcher: one class, with all problems of a job, and one exit status per kind.
 
-A problem says what is wrong, where, which right value is nearest, and what to do. All problems of a
-job are collected and raised together, so that a person corrects a job once and not once per
-mistake.
+A problem names the mistake, its place, the nearest right value, and the remedy. All problems of a
+job are collected and raised together, so that a person corrects a job once.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from trainworks_launcher.contract.json_values import readable
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a job.
+    """One mistake in a job.
 
     Attributes:
         what: The mistake, one sentence without a full stop.
         where: The file, hyperparameter or variable that has it.
-        advice: What to do about it, with the nearest right value where one exists; may be empty.
+        advice: The remedy, with the nearest right value where one exists; may be empty.
     """
 
     what: str
@@ -27,47 +26,54 @@ class Problem(NamedTuple):
     advice: str = ""
 
     def __str__(self) -> str:
-        """``what (where); advice`` on one line, each shortened in its middle: a
-        wrong value may be of any length.
+        """Return ``what (where); advice`` on one line.
+
+        Each part is shortened in its middle, because a wrong value may have any length.
         """
-        what, where, advice = (_short(part) for part in (self.what, self.where, self.advice))
-        return readable(f"{what} ({where})" + (f"; {advice}" if advice else ""))
+        sentence = f"{_short(self.what)} ({_short(self.where)})"
+        if self.advice:
+            sentence += f"; {_short(self.advice)}"
+        return readable(sentence)
 
 
 _SHOWN = 350
 
 
 def _short(part: str) -> str:
+    if len(part) <= _SHOWN:
+        return part
     half = _SHOWN // 2
-    return part if len(part) <= _SHOWN else f"{part[:half]} ... {part[-half:]}"
+    return f"{part[:half]} ... {part[-half:]}"
 
 
 class RefusalError(Exception):
-    """The launcher will not start (or go on with) this job.
+    """The launcher refuses to start (or to continue) a job.
 
-    ``status`` is the exit status, EXIT_* of names.py.
+    Attributes:
+        problems: All problems of the job.
+        status: The exit status, EXIT_* of names.py.
     """
 
     def __init__(self, problems: Iterable[Problem], status: int = names.EXIT_NOT_STARTED) -> None:
-        """Keep the problems in the order in which they were found."""
+        """Hold the problems in the order in which they were found."""
         self.problems = tuple(problems)
         self.status = status
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        """Return the text for a person: a count, then one line per problem."""
+        """Return the text for people: a count, then one line per problem."""
         if len(self.problems) == 1:
             return f"cannot start the job: {self.problems[0]}"
-        lines = "".join(
-            f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1)
-        )
-        return f"cannot start the job, {len(self.problems)} problems:{lines}"
+        lines = [f"cannot start the job, {len(self.problems)} problems:"]
+        for number, problem in enumerate(self.problems, 1):
+            lines.append(f"  {number}. {problem}")
+        return "\n".join(lines)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known.
+    """Suggest a known word: ``did you mean 'x'?``, else a list of the known words.
 
-    Empty if nothing is.
+    Empty without known words.
     """
     candidates = sorted(known)
     near = suggestions.nearest(word, candidates)
@@ -75,5 +81,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {near!r}?"
     if not candidates:
         return ""
-    shown = ", ".join(repr(candidate) for candidate in candidates[:8])
-    return f"known: {shown}" + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")
+    suggestion = f"known: {', '.join(map(repr, candidates[:_CANDIDATES]))}"
+    if len(candidates) > _CANDIDATES:
+        suggestion += f" and {len(candidates) - _CANDIDATES} more"
+    return suggestion
+
+
+_CANDIDATES = 8

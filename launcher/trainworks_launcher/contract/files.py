@@ -1,4 +1,4 @@
-"""Files of other programs and of the kernel: what cannot be read is an error, or nothing at all."""
+"""Read and write files of other programs and of the kernel, which may be missing or endless."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import stat
 from pathlib import Path
 
 LIMIT_BYTES = 1 << 26
-"""The most that is read of one file; what the launcher reads has kilobytes."""
+"""Limit for one file; files for the launcher have kilobytes."""
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Return the text of a regular file, or of one that a link leads to.
+    """Return the text of a regular file, also through a link.
 
     Never waits, and never reads without end.
 
     Raises:
-        OSError: It cannot be read, or is a pipe, a device or another thing
-            without an end, or is too large.
-        ValueError: It is not text in the encoding.
+        OSError: The file cannot be read, is a pipe or a device, or is too large.
+        ValueError: The content is not text in the encoding.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as opened:
@@ -31,10 +30,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file that may not be there, such as one of the kernel.
-
-    ``""`` if it cannot be read.
-    """
+    """Return the text of a file that may be missing, such as one of the kernel; ``""`` if so."""
     try:
         return read_text(Path(path), errors="replace")
     except OSError:
@@ -42,7 +38,7 @@ def text_of(path: str) -> str:
 
 
 def written_at(path: str) -> int:
-    """Return when a file was written, in nanoseconds since 1970; 0 if that is not known."""
+    """Return the time of a file's writing, in nanoseconds since 1970; 0 if not known."""
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     except OSError:
@@ -50,9 +46,9 @@ def written_at(path: str) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file anew.
+    """Write a file, in place of an older one.
 
-    What lies in its place and is not a plain file is removed, never written into.
+    A link or a device at the path is removed, never written into.
 
     Raises OSError.
     """

@@ -1,6 +1,6 @@
-"""Hyperparameters: decoded, and split into the user's and the platform's. Pure.
+"""Decode hyperparameters, and split them into the user's and the platform's. Pure.
 
-The rules are sagemaker-training's: scripts depend on them.
+The rules are sagemaker-training's, on which scripts rely.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from trainworks_launcher.contract.json_values import Json, decode
 
 
 def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Decode every value that is JSON text; keep the others as they are.
+    """Decode every value that is JSON text; keep the others.
 
-    The platform delivers strings only, which the SDK encoded as JSON; a string
-    that is not JSON is meant as it is.
+    The platform delivers only strings, which the SDK has encoded as JSON. A string that is not JSON
+    is the value itself.
     """
     decoded: dict[str, Json] = {}
     for name, value in raw.items():
@@ -31,24 +31,21 @@ def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a hyperparameter is meant for the launcher and not for the script."""
+    """Return whether a hyperparameter is for the launcher and not for the script."""
     return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
 
 
 def split_reserved(
     hyperparameters: Mapping[str, Json],
 ) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
-    """Return (the user's, the reserved ones)."""
+    """Return the user's hyperparameters, and the reserved ones."""
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
     reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
     return MappingProxyType(user), MappingProxyType(reserved)
 
 
 def truth(value: Json) -> bool:
-    """Return whether a switch is on.
-
-    The SDK sends ``true``, hand-written files say "True" or "1".
-    """
+    """Return whether a switch is on: ``true`` from the SDK, "True" or "1" in hand-written files."""
     if isinstance(value, str):
         return value.strip().lower() in ("true", "1", "yes")
     return value is True or (isinstance(value, int) and value == 1)

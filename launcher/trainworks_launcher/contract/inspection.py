@@ -1,9 +1,9 @@
-"""Looks that may never return: at a dead mount, at a name server that is gone,
-at a process that hangs in a driver.
+"""Inspections that may never return: of a dead mount, a name server that is gone, a process that
+hangs in a driver.
 
-Each is made in a thread of its own, and is waited for with a bound (``Look``, ``in_time``;
-``Loop.look`` where nothing may wait at all). What is looked at is noted before (``looking_at``);
-the thread that waits for the reader says it.
+Each runs in a thread of its own, and is awaited with a bound (``Inspection``, ``run_in_time``;
+``Loop.look`` in the event loop, which must not wait at all). ``inspecting`` notes the object
+before, so that the waiting thread can name it.
 """
 
 from __future__ import annotations
@@ -13,83 +13,99 @@ from contextlib import contextmanager
 from typing import Callable, Generic, Iterator, NamedTuple, TypeVar
 
 
-class Looked(NamedTuple):
-    """One look: what a person calls it, and its path (``""`` for a name that is looked up)."""
+class Inspected(NamedTuple):
+    """The object of an inspection.
+
+    Attributes:
+        what: Its name for people, for example ``the code``.
+        path: Its path; ``""`` for a name that is resolved.
+    """
 
     what: str
     path: str
 
 
-_now = [Looked("this host's files", "")]
+_current = [Inspected("this host's files", "")]
 
 
 @contextmanager
-def looking_at(what: str, path: str = "") -> Iterator[None]:
-    """Note what is looked at while the block runs."""
-    before = _now[-1]
-    _now.append(Looked(what, path))
+def inspecting(what: str, path: str = "") -> Iterator[None]:
+    """Note the object of an inspection while the block runs."""
+    before = _current[-1]
+    _current.append(Inspected(what, path))
     try:
         yield
     finally:
-        _now[:] = [before]
+        _current[:] = [before]
 
 
-def now() -> Looked:
-    """Return what is looked at now."""
-    return _now[-1]
+def current() -> Inspected:
+    """Return the object of the present inspection."""
+    return _current[-1]
 
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 LOOK_SECONDS = 0.8
-"""How long a look is waited for that only adds to what is known.
+"""Limit for an inspection that only adds to known facts.
 
 Heartbeats and the end of a job must not wait.
 """
 
 
-class Look(Generic[Seen]):
-    """One look, in a thread. It is left alone if it does not return.
+class Inspection(Generic[Result]):
+    """An inspection in a thread, which is left alone if it does not return.
 
     Attributes:
-        found: What it has found, in a list; empty as long as it has not.
-        failed: The exception that ended it, in a list.
+        results: The result, in a list; empty before the end, and after an exception.
+        errors: The exception that ended the inspection, in a list.
     """
 
-    def __init__(self, look: Callable[[], Seen], ended: Callable[[], None] = lambda: None) -> None:
-        """Begin. ended: called in that thread when it is over, whatever it has found.
+    def __init__(
+        self, inspect: Callable[[], Result], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin.
 
-        Raises RuntimeError if no further thread may be started on this host.
+        Args:
+            inspect: Inspects, and returns the result.
+            ended: Called in that thread at the end, also after an exception.
+
+        Raises:
+            RuntimeError: This host can start no further thread.
         """
-        self.found: list[Seen] = []
-        self.failed: list[BaseException] = []
-        self._look = look
+        self.results: list[Result] = []
+        self.errors: list[BaseException] = []
+        self._inspect = inspect
         self._ended = ended
         self._thread = threading.Thread(target=self._run, name="trainworks-look", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait, bounded. Returns whether it is over."""
+        """Wait, bounded; return whether the inspection has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            self.found.append(self._look())
+            self.results.append(self._inspect())
         except BaseException as error:  # noqa: BLE001  (for the thread that waits)
-            self.failed.append(error)
+            self.errors.append(error)
         finally:
             self._ended()
 
 
-def in_time(look: Callable[[], Seen], otherwise: Seen, seconds: float = LOOK_SECONDS) -> Seen:
-    """Return what a look finds.
+def run_in_time(
+    inspect: Callable[[], Result], default: Result, seconds: float = LOOK_SECONDS
+) -> Result:
+    """Return the result of an inspection, within a limit.
 
-    ``otherwise`` if it does not return in time, fails, or no thread can be started.
+    Returns the default if the inspection does not return in time, fails, or cannot get a thread.
     """
     try:
-        looking = Look(look)
+        inspection = Inspection(inspect)
     except RuntimeError:
-        return otherwise
-    looking.wait(seconds)
-    return looking.found[0] if looking.found else otherwise
+        return default
+    inspection.wait(seconds)
+    if not inspection.results:
+        return default
+    return inspection.results[0]

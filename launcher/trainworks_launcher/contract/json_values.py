@@ -1,6 +1,4 @@
-"""JSON values, and reading them with a type: the small pure helpers that every
-parser of outside input shares.
-"""
+"""JSON values, and typed access to them: small pure helpers for parsers of outside input."""
 
 from __future__ import annotations
 
@@ -19,13 +17,15 @@ NOTHING: Mapping[str, Json] = MappingProxyType({})
 NESTING_LIMIT = 100
 """Levels of lists and objects in a JSON text.
 
-More would end in a RecursionError somewhere behind the decoder.
+More would end in a RecursionError somewhere after the decoder.
 """
 
 
 def decode(text: str) -> Json:
-    """Decode ``text`` as JSON. Raises ValueError with position and reason, also for more than
-    NESTING_LIMIT levels.
+    """Decode a JSON text.
+
+    Raises:
+        ValueError: With position and reason; also for more than NESTING_LIMIT levels.
     """
     try:
         value: Json = json.loads(text)
@@ -41,7 +41,7 @@ def decode(text: str) -> Json:
 
 
 def _depth(value: Json) -> int:
-    """Levels of lists and objects, counted without recursion."""
+    """Return the levels of lists and objects, counted without recursion."""
     depth = 0
     level: list[Json] = [value]
     while level:
@@ -57,9 +57,7 @@ def _depth(value: Json) -> int:
 
 
 def kind(value: Json) -> str:
-    """Return what a value is, in JSON's words and with an article: "a text", "a
-    number", "an object".
-    """
+    """Return the kind of a value in JSON's words, with an article: "a text", "a number"."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -70,9 +68,9 @@ def kind(value: Json) -> str:
 
 
 def unusable(text: str) -> str:
-    """Return why the kernel or a terminal cannot be given ``text`` as an argument or a variable.
+    """Return why a text cannot be an argument or a variable of a process.
 
-    "" if they can.
+    "" if it can.
 
     >>> unusable("straße"), unusable("a\\0b")
     ('', 'has a NUL character')
@@ -90,10 +88,10 @@ def unusable(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text as UTF-8 can carry it: halves of surrogate pairs as their
-    escapes, which JSON reads back.
+    """Replace halves of surrogate pairs by their escapes, so that UTF-8 can carry the text.
 
-    Python has such halves for bytes of variables and paths that are not UTF-8.
+    JSON reads the escapes back. Python uses such halves for bytes of variables and paths that are
+    not UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -105,8 +103,7 @@ _ESCAPES = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return a text without what a terminal obeys: only characters that are
-    seen, blanks, tabs and line ends are kept.
+    """Remove commands to a terminal: keep only visible characters, blanks, tabs and line ends.
 
     >>> printable("\\x1b[31mred\\x1b[0m, \\x07loss\\r\\n")
     'red,  loss\\n'
@@ -116,19 +113,21 @@ def printable(text: str) -> str:
 
 
 def compact(value: object) -> str:
-    """Encode as JSON without spaces and with sorted keys: the text form of the SM_* variables
+    """Encode as JSON without blanks and with sorted keys: the form of the SM_* variables
     (sagemaker-training).
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def text_form(value: Json) -> str:
-    """Return a value as the text of an environment variable: a string as it is,
-    null as ``""``, else compact JSON.
+    """Return a value as the text of a variable: a string as it is, null as ``""``, else compact
+    JSON.
     """
     if value is None:
         return ""
-    return value if isinstance(value, str) else compact(value)
+    if isinstance(value, str):
+        return value
+    return compact(value)
 
 
 def text(value: Json, default: str = "") -> str:
@@ -138,26 +137,30 @@ def text(value: Json, default: str = "") -> str:
 
 def texts(value: Json) -> tuple[str, ...]:
     """Return the strings of a list, in order; empty for anything that is not a list."""
-    return (
-        tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
-    )
+    if not isinstance(value, list):
+        return ()
+    return tuple(entry for entry in value if isinstance(entry, str))
 
 
 def mapping(value: Json) -> Mapping[str, Json]:
     """Return the value if it is an object, else an empty one."""
-    return value if isinstance(value, dict) else NOTHING
+    if not isinstance(value, dict):
+        return NOTHING
+    return value
 
 
 def number(value: Json) -> int:
     """Return the value if it is a whole number, else 0."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value
 
 
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\](?::\d+)?")
 
 
 def without_brackets(hosts: str) -> str:
-    """Return a host, or a list of them, with each IPv6 address alone.
+    """Remove the brackets and ports of IPv6 addresses in a host, or in a list of hosts.
 
     >>> without_brackets("[fd00::1],[fd00::2]:29500,gpu[08-10]")
     'fd00::1,fd00::2,gpu[08-10]'

@@ -1,10 +1,10 @@
-"""The ways to start a job: one row each.
+"""The modes, which are ways to start a job: one row each. Pure.
 
-To add one, write ``plan/modes/FILE.py`` and add its row to MODES.
+To add a mode, write ``plan/modes/FILE.py`` and add its row to MODES.
 
-A row is what the validation of a job has to know about a mode before any of it is planned, so it
-stands below ``job``; the planner itself is ``plan(job) -> NodePlan`` in the file that the row
-names, and is loaded only when it is needed. Pure.
+A row holds the facts that the validation of a job needs before any planning, so it stands below
+``job``. The planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is
+loaded only when it is needed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ class Mode(NamedTuple):
     Attributes:
         name: As in the SDK's ``distribution`` argument.
         file: Module in ``plan/modes/``.
-        switch: Hyperparameter that asks for it; ``""`` for none.
-        options: Hyperparameter with the user's own mpirun options; ``""`` where
-            the mode takes none.
+        switch: Hyperparameter that selects the mode; ``""`` for none.
+        options: Hyperparameter with the user's own mpirun options; ``""`` if the mode has none.
         one_per_host: Each host gets one process, whatever its devices.
-        needs_count: The processes per host must be given.
-        programs: Programs that start it.
-        by_name: Its processes are told how all hosts are called, and reach them by that.
-        trainium: It works on hosts with Neuron cores.
-        minimum: Component and the lowest version that it works with. Source: MINIMUM_SOURCE.
-        packages: Python packages whose presence in the image decides how it is started.
-        library: Component without which it starts but does not do what it is for; ``""`` for none.
+        needs_count: The job must state the processes per host.
+        programs: Programs that start the ranks.
+        by_name: The processes get the names of all hosts, and connect by name.
+        trainium: Whether the mode works on hosts with Neuron cores.
+        minimum: A component, and its lowest version for the mode. Source: MINIMUM_SOURCE.
+        packages: Python packages in the image that decide about the start.
+        library: Component without which the mode starts and is useless; ``""`` for none.
     """
 
     name: str
@@ -49,12 +48,18 @@ class Mode(NamedTuple):
 
     @property
     def by_mpirun(self) -> bool:
-        """Whether mpirun starts its ranks, on hosts without a launcher too."""
+        """Whether mpirun starts the ranks, also on hosts without a launcher."""
         return self.programs == _MPIRUN
 
     def programs_for(self, served: bool) -> tuple[str, ...]:
-        """Return the programs that each host needs. served: no launcher runs on the other hosts."""
-        return (*self.programs, "ssh") if served else self.programs
+        """Return the programs that each host needs.
+
+        Args:
+            served: Whether the other hosts run no launcher.
+        """
+        if not served:
+            return self.programs
+        return (*self.programs, "ssh")
 
 
 MINIMUM_SOURCE = (
@@ -66,11 +71,10 @@ _TORCH = ("torch",)
 
 _ROWS = (
     Mode("none", "none", one_per_host=True, trainium=True),
-    # Has no switch: it takes the place of none and torch_distributed where the
-    # platform starts every rank.
+    # Without a switch: replaces none and torch_distributed where the platform starts every rank.
     Mode("tasks", "tasks", trainium=True),
     Mode("mpi", "mpi", names.MPI_ENABLED, names.MPI_OPTIONS, programs=_MPIRUN),
-    # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as
+    # The switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as
     # sagemaker-training).
     Mode(
         "smdistributed.modelparallel",
@@ -142,7 +146,7 @@ _ROWS = (
     ),
 )
 MODES: Mapping[str, Mode] = MappingProxyType({row.name: row for row in _ROWS})
-"""Name -> row, in the order in which people meet them."""
+"""Name -> row, in the order in which messages list the modes."""
 
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {row.switch: row.name for row in MODES.values() if row.switch}

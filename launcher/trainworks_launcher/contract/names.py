@@ -1,8 +1,8 @@
-"""Every name the launcher shares with the world outside: variables, hyperparameters, paths, limits.
+"""All names that the launcher shares with its users: variables, hyperparameters, paths, limits.
 
-One documented constant per name, so that a name is spelled once, can be searched for, and has its
-unit, default and source in one place. "as sagemaker-training" marks what that package does too,
-because scripts rely on it. Names with the prefix ``TRAINWORKS_`` are introduced by this launcher.
+One documented constant per name: so a name is spelled once, can be searched for, and has its unit,
+default and source in one place. "as sagemaker-training" marks behaviour of that package on which
+scripts rely. Names with the prefix ``TRAINWORKS_`` are introduced by this launcher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Source: SDK, model_trainer.py.
 """
 
 SOURCE_CHANNEL = "input/data/code"
-"""Where ModelTrainer's code is: its source_dir, or the archive that source_dir names."""
+"""ModelTrainer's code: its source_dir, or the archive that source_dir names."""
 
 CODE_DIRECTORY = "code"
 """The user's code if the job does not give another place."""
@@ -60,21 +60,21 @@ This file, and those below, are in the directory of the job's output.
 
 FAILURE_JSON = "failure.json"
 """The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``,
-``mode``, ``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line),
-``text`` (as in FAILURE_FILE), ``retry`` (whether another try makes sense), ``versions`` of
+``mode``, ``host`` and ``rank`` of the beginning (rank null if not known), ``cause`` (one line),
+``text`` (as in FAILURE_FILE), ``retry`` (whether another attempt makes sense), ``versions`` of
 ``launcher`` and ``smdistributed`` (null if the image has none).
 """
 
 TERMINATION_LOG = "/dev/termination-log"
-"""What Kubernetes shows of a container's end. Source: Kubernetes, terminationMessagePath."""
+"""Text that Kubernetes shows of a container's end. Source: Kubernetes, terminationMessagePath."""
 
 FAILURE_SCHEMA = 1
-"""Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
+"""Version of the form of FAILURE_JSON; grows when a field is removed or changes its meaning."""
 
 HANG_DIRECTORY = "data"
-"""Where the stacks of ranks that hang and torch's own records are written.
+"""Directory for the stacks of ranks that hang and for torch's own records.
 
-The platform uploads it.
+The platform uploads this directory.
 """
 
 SUCCESS_FILE = "success"
@@ -103,9 +103,7 @@ TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 """``module:function`` of a framework entry; only passed on as SM_FRAMEWORK_MODULE."""
 
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "SAGEMAKER_REGION")
-"""Region, first one set wins (AWS_REGION is what the platform sets,
-AWS_DEFAULT_REGION what boto3 reads).
-"""
+"""Region, first one set wins: the platform sets AWS_REGION, boto3 reads AWS_DEFAULT_REGION."""
 
 LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 """Log level, below the hyperparameter of that name. sagemaker-training reads and then
@@ -133,11 +131,11 @@ Default off.
 """
 
 REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
-"""ARN of the CodeArtifact repository that pip is to install from (as sagemaker-training)."""
+"""ARN of the CodeArtifact repository from which pip installs (as sagemaker-training)."""
 
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
-"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then
-that of sagemaker-training.
+"""Endpoint of S3, if not the region's own, first one set wins: the two of AWS's SDKs, then that of
+sagemaker-training.
 """
 
 IMAGE_MANIFEST_VARIABLE = "TRAINWORKS_IMAGE_MANIFEST"
@@ -161,38 +159,38 @@ CHECK_LEVELS = ("quick", "off")
 """Values of CHECK_VARIABLE, the default first."""
 
 CHECKPOINT_DIRECTORY_VARIABLE = "TRAINWORKS_CHECKPOINT_DIRECTORY"
-"""Where the script keeps its checkpoints.
+"""Directory of the script's checkpoints.
 
-Default: LocalPath in CHECKPOINT_CONFIG_FILE, else BASE/checkpoints if it
-exists. Read, and exported to the script.
+Default: LocalPath in CHECKPOINT_CONFIG_FILE, else BASE/checkpoints if that exists. Read, and
+exported to the script.
 """
 
 JOIN_LIMIT_VARIABLE = "TRAINWORKS_JOIN_LIMIT_SECONDS"
 """Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
 
 PREPARE_LIMIT_VARIABLE = "TRAINWORKS_PREPARE_LIMIT_SECONDS"
-"""Seconds a host may take to fetch code and install requirements; default PREPARE_LIMIT_SECONDS."""
+"""Limit for a host to fetch code and install requirements; default PREPARE_LIMIT_SECONDS."""
 
 HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
 """Seconds of silence after which a host counts as lost; default HEARTBEAT_LIMIT_SECONDS."""
 
 OWN_PREFIX = "TRAINWORKS_"
-"""Every variable that this launcher introduces begins with it."""
+"""Prefix of every variable that this launcher introduces."""
 
 HANG_VARIABLE = "TRAINWORKS_HANG"
 """The action when no rank makes progress, one of HANG_ACTIONS; the leader's value counts."""
 
 HANG_ACTIONS = ("warn", "fail", "off")
-"""``warn``, the default: print and write down where the ranks are.
+"""``warn``, the default: log the places of the ranks, and write their stacks to files.
 
-``fail``: also end the job. ``off``: do not look.
+``fail``: also end the job. ``off``: do not watch the job.
 """
 
 HANG_LIMIT_VARIABLE = "TRAINWORKS_HANG_LIMIT_SECONDS"
 """Seconds without progress of any rank; default HANG_LIMIT_SECONDS."""
 
 HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
-"""Path of a file that the script touches to show that it makes progress; default: none."""
+"""Path of a file that the script touches to show progress; default: none."""
 
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Path of torch's flight recorder's files, which end with the rank: the newer
@@ -200,9 +198,7 @@ name and the older one.
 """
 
 RECORDER_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-"""Path of the FIFOs by which torch's ranks are asked for these files: RANK and
-``.pipe`` are put behind it.
-"""
+"""Path of FIFOs: a byte in RECORDER_PIPE, RANK and ``.pipe`` makes torch's rank write its file."""
 
 EMULATION_VARIABLE = "SMP_CPU_EMULATION"
 """``1``: smp and smddp run a script that asks for CUDA on CPUs.
@@ -217,25 +213,25 @@ Default on.
 """
 
 NUMA_VARIABLE = "TRAINWORKS_NUMA_BINDING"
-"""torchrun's ``--numa-binding``, one of NUMA_BINDINGS: which CPUs a rank may use, by its GPU."""
+"""torchrun's ``--numa-binding``, one of NUMA_BINDINGS: the CPUs of a rank, by its GPU."""
 
 NUMA_BINDINGS = ("auto", "off", "node", "socket", "exclusive", "core-complex")
-"""``auto``, the default: the CPUs of the GPU's node, where they are known.
+"""``auto``, the default: the CPUs of the GPU's node, if they are known.
 
 ``off``: all. The others are torchrun's.
 """
 
 RAY_OPTIONS_VARIABLE = "TRAINWORKS_RAY_OPTIONS"
-"""More options for ``ray start`` on every host, as a shell reads them.
+"""More options for ``ray start`` on every host, split as by a shell.
 
-One that the launcher gives too is replaced.
+An option of the launcher is replaced.
 """
 
 SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
-"""``on`` or ``off``: whether the log ends with a line about what the job took; default on."""
+"""``on`` or ``off``: whether the log ends with a summary of the job; default on."""
 
 GIVE_UP_VARIABLE = "TRAINWORKS_GIVE_UP"
-"""``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without a step further end a job.
+"""``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without progress end a job.
 
 Default on.
 """
@@ -245,27 +241,27 @@ LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 processes; default on."""
 
 JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
-"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they
-know it when they join. Removed from the environment of everything that is started. Default: the
-content of JOB_SECRET_FILE.
+"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: with it hosts prove
+that they are of the job when they join. Removed from the environment of every child process.
+Default: the content of JOB_SECRET_FILE.
 """
 
 JOB_SECRET_FILE_VARIABLE = "TRAINWORKS_JOB_SECRET_FILE"
-"""Path of a file with the secret, where JOB_SECRET_VARIABLE is not set.
+"""Path of a file with the secret, if JOB_SECRET_VARIABLE is not set.
 
-Default JOB_SECRET_FILE, if it exists.
+Default JOB_SECRET_FILE, if that exists.
 """
 
 JOB_SECRET_FILE = "/run/secrets/trainworks-job-secret"
-"""Where Docker's and Podman's secrets are mounted by their names, and where a Kubernetes Secret can
-be. Without it and the variables, hosts join without a proof.
+"""Mount point of a secret of that name in Docker and Podman, and a place for a Kubernetes Secret.
+Without this file and the variables, hosts join without a proof.
 """
 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
-"""How often failed ranks are started again, by torchrun or on all hosts.
+"""Limit of restarts of failed ranks, by torchrun or on all hosts.
 
-Also the hyperparameter MAX_RESTARTS. Default 0, and ELASTIC_RESTARTS where
-MIN_HOSTS is less than all hosts.
+Also the hyperparameter MAX_RESTARTS. Default 0, and ELASTIC_RESTARTS if MIN_HOSTS is less than all
+hosts.
 """
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
@@ -283,7 +279,7 @@ kubeflow/trainer, pkg/constants/constants.go.
 HOSTS_VARIABLE = "TRAINWORKS_HOSTS"
 """Names of the job's hosts, separated by commas, the leader first; the same on every host.
 
-For plain hosts, and for schedulers that ``platforms`` has no file for.
+For plain hosts, and for schedulers without a file in ``platforms``.
 """
 
 HOST_VARIABLE = "TRAINWORKS_HOST"
@@ -295,35 +291,30 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
 """``1``: the job's log begins with the table of ``train explain``; default off."""
 
-# --- variables we hand on -------------------------------------------------------------------------
+# --- variables that are handed on -----------------------------------------------------------------
 HYPERPARAMETERS_VARIABLE = "SM_HPS"
 """All hyperparameters of the user as one JSON object (as sagemaker-training)."""
 
 FILE_SUFFIX = "_FILE"
-"""A variable that is too long for the kernel is left out, and NAME_FILE names
-the file that holds its value.
+"""Suffix of the variable that names a file with a value, if that value is too long for the kernel.
 """
 
 RESUME_VARIABLE = "TRAINWORKS_RESUME_FROM"
-"""Path of the newest complete checkpoint at the (re)start of the ranks.
-
-Not set if there is none.
-"""
+"""Path of the newest complete checkpoint at the (re)start of the ranks; not set without one."""
 
 RESTARTS_VARIABLE = "TRAINWORKS_RESTART_COUNT"
-"""How often the job was started again: by the platform, as far as it says, and by torchrun."""
+"""Number of restarts of the job, by the platform (as far as known) and by torchrun."""
 
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
-"""The name that the hostname shim makes gethostname() answer."""
+"""The result of gethostname() with the hostname shim."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``,
-``end``, ``ray``, ``world``.
+"""Hooks of programs/python that are active in every Python of the job: words of ``stacks``,
+``exit``, ``end``, ``ray``, ``world``.
 """
 
 PLACE_VARIABLE = "TRAINWORKS_RANK"
-"""``RANK of WORLD_SIZE``: which rank of the plan a process belongs to, where
-the launcher's starter has started it.
+"""``RANK of WORLD_SIZE``: the rank of a process in the plan, if the launcher's starter started it.
 """
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
@@ -341,17 +332,17 @@ OPEN_MPI = "open-mpi"
 """The manifest's name of the component whose version decides mpirun's dialect."""
 
 NCCL_PLUGIN = "aws-ofi-nccl"
-"""The manifest's name of the component that lets NCCL use libfabric, and with it EFA."""
+"""The manifest's name of the component with which NCCL uses libfabric, and so EFA."""
 
 WITHOUT_NCCL_PLUGIN = "NCCL talks TCP between hosts, even where EFA devices are present"
-"""What an image without that component costs its user."""
+"""Effect of an image without that component."""
 
 # --- limits and defaults --------------------------------------------------------------------------
 FETCHED_ARCHIVE = "code.tar.gz"
 """Name, in the runtime directory, of an archive of code that was fetched."""
 
 ARGUMENT_LIMIT_BYTES = 131_072
-"""The kernel's limit of one argument, with the zero byte at its end: MAX_ARG_STRLEN, execve(2)."""
+"""The kernel's limit of one argument, with its final zero byte: MAX_ARG_STRLEN, execve(2)."""
 
 CONTROL_PORT = 7780
 """Default TCP port of the control channel.
@@ -360,11 +351,11 @@ Beside MASTER_PORT, outside the kernel's ephemeral range.
 """
 
 MASTER_PORT = 7777
-"""Default of MASTER_PORT; the value the framework toolkits use (as sagemaker-training)."""
+"""Default of MASTER_PORT, as in the framework toolkits (as sagemaker-training)."""
 
 STOP_SECONDS = 30.0
-"""From a stop signal to KILL where nothing else sends it: on a host without a
-container and without a scheduler.
+"""From a stop signal to KILL on a host without a container and without a scheduler, which would
+send KILL themselves.
 """
 
 JOIN_LIMIT_SECONDS = 600.0
@@ -375,52 +366,52 @@ PREPARE_LIMIT_SECONDS = 1800.0
 """A requirements.txt with something to compile is slow, not stuck."""
 
 HEARTBEAT_SECONDS = 1.0
-"""Longest interval between two signs of life on the control channel."""
+"""Longest interval between two heartbeats on the control channel."""
 
 HEARTBEAT_LIMIT_SECONDS = 12.0
-"""Of silence after a heartbeat that did not come: lost.
+"""Silence after a missing heartbeat, after which a host is lost.
 
 Every host must have ended within 15 s of a host's death.
 """
 
 HANG_LIMIT_SECONDS = 600.0
-"""torch's own watchdog of NCCL ends a job after as long, without a cause.
+"""torch's own watchdog of NCCL ends a job after the same time, without a cause.
 
 Source: torch/distributed/constants.py.
 """
 
 START_LOOK_SECONDS = 60.0
-"""From the start of the program until the ranks are looked at that have not found each other.
+"""From the start of the program to the first sample of ranks that have not found each other.
 
-Ranks that import for longer are not at their rendezvous yet, and nothing is said of them.
+Ranks that import for longer have not reached their rendezvous, and are not reported.
 """
 
 HANG_FIRST_LOOK = 0.25
-"""Share of HANG_LIMIT_SECONDS without output before the ranks are looked at.
+"""Share of HANG_LIMIT_SECONDS without output before the ranks are sampled.
 
-One that prints more often never is.
+A rank that prints more often is never sampled.
 """
 
 FAILURE_GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and KILL for the processes of a job that has already failed on another
-host. Short because every host is to end within 5 s of the first failure, and there is no result
-left to save.
+host. Short because every host has to end within 5 s of the first failure, and no result is left to
+save.
 """
 
 KILL_LIMIT_SECONDS = 10.0
-"""Seconds after KILL in which a process has to be gone.
+"""Seconds after KILL in which a process has to end.
 
-One that hangs in the kernel (a dead network file system, a stuck device) is left behind.
+A process that hangs in the kernel (a dead network file system, a stuck device) is left behind.
 """
 
 REFUSAL_LIMIT_SECONDS = 30.0
-"""Seconds in which a host that refuses the job, or a leader whose job is over before all have
-joined, tries to tell the others. They might wait for it until the join time-out; it may be the only
-one, and must not wait so long itself.
+"""Seconds in which a host that refuses the job, or a leader with a job that is over before all have
+joined, tries to send the outcome to the others, which would wait until the join time-out. The limit
+is short because there may be no other host.
 """
 
 LEAVE_LIMIT_SECONDS = 5.0
-"""Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
+"""Seconds for which the leader waits, at the end, for goodbyes of the other hosts."""
 
 LOG_LEVEL_DEFAULT = 20
 """Python's logging.INFO (as sagemaker-training)."""
@@ -462,38 +453,36 @@ XLA_MESH_PORT = 53957
 JOB_SECRET_MINIMUM = 16
 """Characters of a job secret.
 
-A program that can connect to the leader gets a proof made with it, and could
-guess a short one offline.
+A program that can connect to the leader gets a proof that is made with the secret, and could guess
+a short one offline.
 """
 
 ELASTIC_RESTARTS = 3
-"""Restarts of a job that may go on with fewer hosts, where no number is given:
-without one it could not go on.
+"""Restarts of a job that may go on with fewer hosts, if the job gives no number: with 0 the job
+could not go on.
 """
 
 FRUITLESS_RESTARTS = 3
-"""Restarts in a row without a step further after which a job ends, however many are allowed."""
+"""Restarts in a row without progress after which a job ends, however many are allowed."""
 
 FRUITLESS_SECONDS = 600.0
-"""A round of the ranks that lived longer counts as a step further: what it did
-without a word cannot be known.
-"""
+"""A longer attempt of the ranks counts as progress: a script may work without output."""
 
 HYPERPARAMETERS_LIMIT = 100
-"""Hyperparameters that the platform takes for one job.
+"""Limit of the platform for hyperparameters of one job.
 
 Source: API reference, CreateTrainingJob, HyperParameters.
 """
 
 HYPERPARAMETER_LENGTH_LIMIT = 2500
-"""Characters of one hyperparameter's value, as JSON, that the platform takes.
+"""Limit of the platform for characters of one hyperparameter's value, as JSON.
 
 Source: as HYPERPARAMETERS_LIMIT.
 """
 
 LOOPBACK = "127.0.0.1"
-"""Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere
-(``docker run`` by hand with a resource config of algo-1), and nothing outside needs it.
+"""Address of rank 0 in a job of one host. The platform's name of the only host may not resolve
+(``docker run`` by hand with a resource config of algo-1), and no other host connects.
 """
 
 # --- exit status, API -----------------------------------------------------------------------------
@@ -549,7 +538,7 @@ PROGRAM = "sagemaker_program"
 """Entry point, relative to the code directory."""
 
 SUBMIT_DIRECTORY = "sagemaker_submit_directory"
-"""Where the code is: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
+"""Place of the code: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
 
 ARGUMENT_STYLE = "sagemaker_argument_style"
 """How hyperparameters become arguments, one of arguments.STYLES.
@@ -564,9 +553,9 @@ LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""
 
 S3_OUTPUT = "sagemaker_s3_output"
-"""Where sagemaker-training uploads output/intermediate while a job runs.
+"""Address to which sagemaker-training uploads output/intermediate during a job.
 
-This launcher warns that it does not.
+This launcher does not, and warns.
 """
 
 JOB_NAME = "sagemaker_job_name"
@@ -602,7 +591,7 @@ DATA_PARALLEL_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
 """Str: the user's own mpirun options of a data parallel job, with shell quoting."""
 
 PYTORCH_DDP_ENABLED = "sagemaker_pytorch_ddp_enabled"
-"""Bool: DDP started by mpirun, as older SDKs ask for it.
+"""Bool: DDP started by mpirun, of older SDKs.
 
 From distribution={'pytorchddp': {'enabled': True}}.
 """
@@ -613,7 +602,7 @@ PYTORCH_XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
 RAY_ENABLED = "sagemaker_ray_enabled"
 """Bool: Ray's head and workers beside the program.
 
-No SDK sends it: give it as a hyperparameter, or ``--mode ray``.
+No SDK sends this: give the hyperparameter, or ``--mode ray``.
 """
 
 PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
@@ -629,7 +618,7 @@ From distribution={'multi_worker_mirrored_strategy': {'enabled': True}}.
 """
 
 PLATFORM_TYPES = "ml."
-"""How every instance type of the platform begins; others ("local") are not in its table."""
+"""Prefix of every instance type of the platform; others ("local") are not in its table."""
 
 INSTANCE_TYPE = "sagemaker_instance_type"
 """Str: the instance type as the SDK knows it; else the resource config's."""
@@ -644,9 +633,9 @@ DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""
 
 MODEL_PARALLEL_PARAMETERS = "mp_parameters"
-"""Object; a non-empty one is what switches model parallelism on (as sagemaker-training).
+"""Object; a non-empty one switches model parallelism on (as sagemaker-training).
 
-Not prefixed, so it is an argument as well.
+Without the reserved prefix, so it is an argument as well.
 """
 
 MODEL_PARALLEL_VARIABLE = "SM_HP_MP_PARAMETERS"

@@ -1,4 +1,4 @@
-"""Who decided on a flag, a variable or a choice. Pure."""
+"""Origins of a flag, a variable or a choice. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import IntEnum
 
 
 class Origin(IntEnum):
-    """Who decided, from the weakest to the strongest: a stronger origin wins.
+    """The origin of a choice, from the weakest to the strongest: a stronger one wins.
 
     Attributes:
         DEFAULT: This launcher.
         PLATFORM: The platform's files.
         IMAGE: The image: its manifest, its programs, the container's environment.
-        FABRIC: The host's network fabric: what EFA needs.
+        FABRIC: The host's network fabric: requirements of EFA.
         USER: The job: its hyperparameters and its code.
     """
 
@@ -24,7 +24,5 @@ class Origin(IntEnum):
 
     @property
     def word(self) -> str:
-        """The name in texts and in JSON: ``default``, ``platform``, ``image``,
-        ``fabric``, ``user``.
-        """
+        """The name in texts and in JSON, for example ``platform``."""
         return self.name.lower()

@@ -1,10 +1,9 @@
-"""Secrets kept out of plans, logs and failure texts. Pure.
+"""Keep secrets out of plans, logs and failure texts. Pure.
 
-Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an
-option or a key inside a JSON value whose name has a word such as PASSWORD. By form:
-``user:password@`` inside a URL, and tokens of a well-known form. A ``Redactor`` also knows the
-values found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a
-traceback.
+There are two rules. By name: a variable, a hyperparameter, an option or a key inside a JSON value
+is secret if its name has a word such as PASSWORD. By form: ``user:password@`` inside a URL, and
+tokens of a well-known form. A ``Redactor`` also knows the values that are secret by name, and hides
+these in every other place: in SM_HPS, in a command line, in a traceback.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ MASK = "******"
 """The text that is shown in place of a secret."""
 
 VALUE_LENGTH = 8
-"""Characters from which a value is recognised outside its own place: a shorter
-one is part of too many other words.
+"""Length from which a value is hidden outside its own place: a shorter one is part of too many
+other words.
 """
 
 _WORDS = frozenset(
@@ -44,25 +43,11 @@ _LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))
 _PASS = "pass"  # "db_pass" is a secret, "forward_pass" is not
 _BEFORE_PASS = frozenset(
     (
-        *(
-            "backward",
-            "data",
-            "final",
-            "first",
-            "forward",
-            "full",
-            "last",
-            "max",
-            "min",
-            "multi",
-            "n",
-            "num",
-        ),
-        *("one", "per", "render", "second", "single", "test", "third", "two"),
+        "backward", "data", "final", "first", "forward", "full", "last", "max", "min", "multi", "n",
+        "num", "one", "per", "render", "second", "single", "test", "third", "two",
     )
-)
-"""Words before ``pass`` that make it a turn over something: the only ones that
-are not somebody's or something's.
+)  # fmt: skip
+"""Words before ``pass`` with which it means a turn over data. Every other ``pass`` is a password.
 """
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
@@ -85,7 +70,7 @@ _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``.
+    """Return whether a name is that of a secret: ``WANDB_API_KEY``, ``dbPassword``.
 
     Not ``max_tokens``.
     """
@@ -103,12 +88,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether the value of a name is secret: as its name says, but
-    ``key`` alone may be any key.
+    """Return whether the value of a name is secret, by the name; ``key`` alone may be any key.
 
-    A fraction is a measurement where the name ends with another word, and ``PWD`` is a path except
-    in a connection string.
-
+    A fraction is a measurement if the name ends with another word. ``PWD`` is a path except in a
+    connection string.
     >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543")
     (False, True)
     >>> is_secret("api_key", "x")
@@ -127,8 +110,10 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def redact_urls(text: str) -> str:
-    """``scheme://user:password@host`` without what stands before the ``@``."""
-    return _URL.sub(rf"\g<1>{MASK}@", text) if "://" in text else text
+    """Hide the login in ``scheme://user:password@host``."""
+    if "://" not in text:
+        return text
+    return _URL.sub(rf"\g<1>{MASK}@", text)
 
 
 _TOKENS = re.compile(
@@ -150,14 +135,14 @@ _WEBHOOK = re.compile(
     r"\b(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
     r"|(?:discord|discordapp)\.com/api/(?:v\d+/)?webhooks/|[\w.-]*webhook\.office\.com/webhookb2/)[^\s'\"<>,;)]+"
 )
-"""Addresses that are a secret themselves: who knows one may write."""
+"""Addresses that are secrets themselves: whichever program knows one may write."""
 
 _CONNECTION = re.compile(
     rf"(\b(?:AccountKey|SharedAccessKey)\s*=\s*|;\s*(?:Password|Pwd)\s*=\s*(?!/)"
     rf"|\b(?:Password|Pwd)\s*=\s*(?!/)(?=(?:'[^']*'|\"[^\"]*\"|[^\s;'\"]+);))({_ANY_VALUE})",
     re.IGNORECASE,
 )
-"""Secrets in connection strings (Azure, ODBC, ADO.NET): pairs that ``;`` divides."""
+"""Secrets in connection strings (Azure, ODBC, ADO.NET): pairs separated by ``;``."""
 
 _MARKED = re.compile(
     r"(\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Basic|Bearer|token)\s+|\bBearer\s+(?=\S*\d)"
@@ -169,7 +154,7 @@ _MARKED = re.compile(
 
 
 def redact_tokens(text: str) -> str:
-    """Return a text without tokens of well-known forms, and without what is marked as one.
+    """Hide tokens of well-known forms, and values that are marked as tokens.
 
     >>> redact_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
     '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
@@ -186,55 +171,62 @@ _OPTION_IN_TEXT = re.compile(
 
 
 def redact_options(text: str) -> str:
-    """Return a text without the values of options that are secrets by their names, as a command
-    line in an error has.
+    """Hide the values of options that are secret by their names, in a command line in an error.
 
-    A value that is its option's name in capitals is argparse's own stand-in for one.
+    A value that is its option's name in capitals is argparse's own placeholder.
 
     >>> redact_options("Command ['mysql', '--pass', 'hunter2'] failed; usage: [--token TOKEN]")
     "Command ['mysql', '--pass', '******'] failed; usage: [--token TOKEN]"
     """
-    return _OPTION_IN_TEXT.sub(_without_value, text) if "-" in text else text
+    if "-" not in text:
+        return text
+    return _OPTION_IN_TEXT.sub(_without_value, text)
 
 
 def _without_value(option: re.Match[str]) -> str:
     name, value = option[2], option[3].strip("'\"")
     is_usage = value == value.upper() and value.replace("_", "-") == name.upper().replace("_", "-")
-    return option[0] if is_usage or not is_secret(name, value) else f"{option[1]}{MASK}"
+    if is_usage or not is_secret(name, value):
+        return option[0]
+    return f"{option[1]}{MASK}"
 
 
 class Redactor:
-    """Hides what is secret in one job."""
+    """Hides the secrets of one job."""
 
     def __init__(self, *sources: Mapping[str, Json] | Mapping[str, str]) -> None:
-        """Learn the secret values from mappings of name to value: variables,
-        hyperparameters, channels.
+        """Collect the secret values in mappings of names to values.
+
+        Args:
+            sources: For example variables, hyperparameters, channels.
         """
-        found: set[str] = set()
+        secrets: set[str] = set()
         for source in sources:
-            _collect(source, found)
-        forms = {form for value in found if len(value) >= VALUE_LENGTH for form in _forms(value)}
-        values = sorted(forms, key=len, reverse=True)
-        self._values = re.compile("|".join(map(re.escape, values))) if values else None
-        known = sorted(
-            {form for value in found if value for form in _forms(value)}, key=len, reverse=True
-        )
-        quoted = "|".join(map(re.escape, known))
-        self._value_of_pair = re.compile(
-            rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL
-        )
+            _collect(source, secrets)
+        forms: set[str] = set()
+        long_forms: set[str] = set()
+        for secret in secrets:
+            if secret:
+                forms.update(_forms(secret))
+            if len(secret) >= VALUE_LENGTH:
+                long_forms.update(_forms(secret))
+        self._values: re.Pattern[str] | None = None
+        if long_forms:
+            self._values = re.compile(_any_of(long_forms))
+        pattern = _ANY_VALUE
+        if forms:
+            # A known value may have blanks and commas, at which any other value ends.
+            pattern = rf"['\"]?(?:{_any_of(forms)})|{_ANY_VALUE}"
+        self._value_of_pair = re.compile(pattern, re.DOTALL)
 
     def text(self, text: str) -> str:
-        """Return a text without known secret values, credentials in URLs and
-        tokens of well-known forms.
-        """
+        """Hide known secrets, credentials in URLs and tokens of well-known forms in a text."""
         if self._values is not None:
             text = self._values.sub(MASK, text)
         return redact_options(redact_tokens(redact_urls(text)))
 
     def value(self, name: str, value: str) -> str:
-        """Mask the value of a name: all of it if the name is that of a secret,
-        else the secrets in it.
+        """Redact the value of a name: all of it if the name is that of a secret.
 
         The keys of an object and the options of a list count as names too.
         """
@@ -246,92 +238,83 @@ class Redactor:
             except ValueError:
                 return self.text(value)
             redacted = self.json(decoded)
-            return value if redacted == decoded else compact(redacted)
+            if redacted == decoded:
+                return value
+            return compact(redacted)
         return self.text(value)
 
     def json(self, value: Json) -> Json:
-        """Return a decoded JSON value, redacted.
-
-        True, false, null and what is empty say nothing and stay.
-        """
+        """Redact a decoded JSON value. True, false, null and empty values are never secrets."""
         if isinstance(value, dict):
-            masked_entries: dict[str, Json] = {}
+            redacted_entries: dict[str, Json] = {}
             for key, entry in value.items():
-                says_something = bool(entry) and entry is not True
-                if says_something and is_secret(key, entry):
-                    masked_entries[key] = MASK
+                may_be_secret = bool(entry) and entry is not True
+                if may_be_secret and is_secret(key, entry):
+                    redacted_entries[key] = MASK
                 else:
-                    masked_entries[key] = self.json(entry)
-            return masked_entries
+                    redacted_entries[key] = self.json(entry)
+            return redacted_entries
         if isinstance(value, list):
-            # A list of texts may be a command line, where an option's value follows it.
+            # A list of texts may be a command line, in which an option's value follows it.
             texts = [entry for entry in value if isinstance(entry, str)]
             if len(texts) == len(value):
                 return [*self.words(texts)]
             return [self.json(entry) for entry in value]
         if not isinstance(value, str):
             return value
-        if value.startswith("-"):  # it may be a command line's options
+        if value.startswith("-"):  # the value may be options of a command line
             try:
                 words = tuple(shlex.split(value))
             except ValueError:
                 words = ()
-            redacted = self.words(words)
-            if redacted != words:
-                return " ".join(map(shlex.quote, redacted))
+            redacted_words = self.words(words)
+            if redacted_words != words:
+                return " ".join(map(shlex.quote, redacted_words))
         return self._pairs(value)
 
     def _pairs(self, text: str) -> str:
-        """Return a text in which an object may be written, as
-        ``a=1,password=x`` or ``{'password': 'x'}``.
-        """
-        shown: list[str] = []
+        """Redact a text that may hold an object: ``a=1,password=x`` or ``{'password': 'x'}``."""
+        pieces: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
-            value = (
-                self._value_of_pair.match(text, key.end()) if _may_be_secret(key.group(1)) else None
-            )
-            if (
-                value
-                and key.start() >= done
-                and is_secret(key.group(1), value.group().strip("'\""))
-            ):
-                shown += [text[done : key.end()], MASK]
+            name = key.group(1)
+            if key.start() < done or not _may_be_secret(name):
+                continue
+            value = self._value_of_pair.match(text, key.end())
+            if value and is_secret(name, value.group().strip("'\"")):
+                pieces += [text[done : key.end()], MASK]
                 done = value.end()
-        return self.text("".join([*shown, text[done:]]))
+        return self.text("".join([*pieces, text[done:]]))
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return a mapping of variables, redacted."""
+        """Redact a mapping of variables."""
         return {name: self.value(name, value) for name, value in variables.items()}
 
     def words(self, argv: Iterable[str]) -> tuple[str, ...]:
-        """Mask a command line: ``--token VALUE``, ``--token=VALUE``,
-        ``TOKEN=VALUE`` and known values anywhere.
+        """Redact a command line.
+
+        Hides values in ``--token VALUE``, ``--token=VALUE`` and ``TOKEN=VALUE``, and known secrets
+        anywhere.
         """
         redacted: list[str] = []
-        hidden = ""
+        option_of_value = ""  # the secret option before this word
         for word in argv:
             option = re.fullmatch(_OPTION, word, re.DOTALL)
-            if hidden and not (option and word.startswith("--")):
-                redacted.append(MASK if is_secret(hidden, word) else self._pairs(word))
-                hidden = ""
+            if option_of_value and not (option and word.startswith("--")):
+                redacted.append(MASK if is_secret(option_of_value, word) else self._pairs(word))
+                option_of_value = ""
                 continue
-            hidden = ""
-            if option:
-                secret = is_secret(option.group(1), (option.group(2) or "")[1:])
-                hidden = (
-                    option.group(1)
-                    if is_secret_name(option.group(1)) and option.group(2) is None
-                    else ""
-                )
-                redacted.append(
-                    f"{word.partition('=')[0]}={MASK}"
-                    if secret and option.group(2)
-                    else self.text(word)
-                )
-                continue
+            option_of_value = ""
             assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
-            if assignment and is_secret(assignment.group(1), word.partition("=")[2]):
+            if option:
+                name, value = option.group(1), option.group(2)
+                if value is None and is_secret_name(name):
+                    option_of_value = name
+                if value and is_secret(name, value[1:]):
+                    redacted.append(f"{word.partition('=')[0]}={MASK}")
+                else:
+                    redacted.append(self.text(word))
+            elif assignment and is_secret(assignment.group(1), word.partition("=")[2]):
                 redacted.append(f"{assignment.group(1)}={MASK}")
             else:
                 redacted.append(self._pairs(word))
@@ -342,38 +325,38 @@ def _may_be_secret(name: str) -> bool:
     return name in _NOT_SECRET or is_secret_name(name)
 
 
+def _any_of(texts: Iterable[str]) -> str:
+    """Return a pattern of these texts, the longest first."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+
+
 def _forms(value: str) -> tuple[str, ...]:
-    """Return a value as it is, inside a JSON text, and inside Python's own text of a list."""
+    """Return a value as it is, inside a JSON text, and in Python's own form of a list."""
     return value, json.dumps(value)[1:-1], repr(value)[1:-1]
 
 
-def _collect(value: object, found: set[str], name: str = "") -> None:
-    """Add the secret values in a decoded JSON value, or in the JSON text of a
-    variable, to ``found``.
-    """
+def _collect(value: object, secrets: set[str], name: str = "") -> None:
+    """Collect the secret values in a decoded JSON value, or in the JSON text of a variable."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            _collect(
-                entry,
-                found,
-                f"{key}" if is_secret_name(f"{key}") or not is_secret_name(name) else name,
-            )
+            # Every value below a secret name is secret.
+            is_nearer = is_secret_name(f"{key}") or not is_secret_name(name)
+            _collect(entry, secrets, f"{key}" if is_nearer else name)
     elif isinstance(value, (list, tuple)):
         for entry in value:
-            _collect(entry, found, name)
+            _collect(entry, secrets, name)
     elif isinstance(value, str):
         if is_secret(name, value):
-            found.add(value)
+            secrets.add(value)
         elif value[:1] in ("{", "["):
             try:
-                _collect(decode(value), found, name)
+                _collect(decode(value), secrets, name)
             except (ValueError, RecursionError):
                 return
         else:
-            found.update(
-                pair[2].strip("'\"")
-                for pair in _PAIR.finditer(value)
-                if is_secret(pair[1], pair[2].strip("'\""))
-            )
+            for pair in _PAIR.finditer(value):
+                secret = pair[2].strip("'\"")
+                if is_secret(pair[1], secret):
+                    secrets.add(secret)
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret(name, value):
-        found.add(str(value))
+        secrets.add(str(value))

@@ -1,4 +1,4 @@
-"""Settings of the job: single values that a reserved hyperparameter or a variable gives. Pure."""
+"""Read settings of the job: single values of a reserved hyperparameter or a variable. Pure."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ LEVELS: Mapping[str, int] = MappingProxyType(
         "NOTSET": 0,
     }
 )
-"""Name of a log level of Python -> its number; a script gets the number."""
+"""Name of a log level of Python -> the number that the script gets."""
 
 
 class Reader:
-    """Reads settings for one part of a job, and keeps what is wrong with that part.
+    """Reads settings for one part of a job, and collects the problems of that part.
 
     Attributes:
         reserved: Reserved hyperparameters, by their names.
         variables: The process's environment.
-        problems: What is wrong so far.
+        problems: The problems so far.
         warnings: Lines to print before the start.
     """
 
     def __init__(self, reserved: Mapping[str, Json], variables: Mapping[str, str]) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.reserved = reserved
         self.variables = variables
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
 
     def refuse(self, what: str, where: str, advice: str = "") -> None:
-        """Note a problem, as ``Problem`` has it.
+        """Add a problem; parameters as in ``Problem``.
 
-        The caller goes on with the nearest value, to find the others too.
+        The caller continues with the nearest value, to find the other problems, too.
         """
         self.problems.append(Problem(what, where, advice))
 
@@ -52,7 +52,7 @@ class Reader:
         """Read a hyperparameter that is a whole number of at least 1.
 
         Returns:
-            The number; None if it is absent or empty, and if it is wrong, which is then a problem.
+            The number; None if it is absent or empty, and after a problem.
         """
         value = self.reserved.get(name)
         if value is None or value == "":
@@ -80,13 +80,12 @@ class Reader:
         value = self.variables.get(name, "").strip()
         if value and value not in words:
             self.refuse(f"{value!r} is not understood", f"variable {name}", nearest(value, words))
-        return value if value in words else words[0]
+        if value not in words:
+            return words[0]
+        return value
 
     def seconds(self, name: str, default: float) -> float:
-        """Read a number of seconds, more than 0, from a variable.
-
-        The default if it is absent or wrong.
-        """
+        """Read a positive number of seconds from a variable; the default if absent or wrong."""
         value = self.variables.get(name, "").strip()
         if not value:
             return default
@@ -104,24 +103,29 @@ class Reader:
 def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Json:
     """Return the log level for the script: the hyperparameter, else the variable, else 20.
 
-    None if it is not one.
+    None if the value is not a level.
     """
     value = reserved.get(names.LOG_LEVEL)
     if value is None or value == "":
-        given = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
-        value = (
-            int(given)
-            if given.isdecimal() and len(given) < 10
-            else given or names.LOG_LEVEL_DEFAULT
-        )
+        word = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
+        if not word:
+            return names.LOG_LEVEL_DEFAULT
+        if word.isdecimal() and len(word) < 10:
+            return int(word)
+        return LEVELS.get(word)
     if isinstance(value, str):
         return LEVELS.get(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        return None
+    return value
 
 
 def region_of(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Return the region: the job's hyperparameter, else the first variable that
-    is set, else ``""``.
-    """
-    given = text(reserved.get(names.REGION))
-    return given or next(filter(None, map(variables.get, names.REGION_VARIABLES)), "") or ""
+    """Return the region: the hyperparameter, else the first variable with a value, else ""."""
+    region = text(reserved.get(names.REGION))
+    if region:
+        return region
+    for name in names.REGION_VARIABLES:
+        if variables.get(name):
+            return variables[name]
+    return ""

@@ -1,4 +1,4 @@
-"""The launcher's reaction to each signal, and signals that come before a job is planned.
+"""The launcher's reaction to each signal, and handlers of signals before a job is planned.
 
 | signal | what it does |
 |---|---|
@@ -13,10 +13,10 @@
 | ABRT, BUS, FPE, ILL, SEGV, SYS, TRAP | are faults of the launcher, which they end |
 | KILL | ends the launcher; its guard ends the job |
 
-For process 1 of a container the kernel drops a signal that has no handler (pid_namespaces(7)), so
-handlers are the first thing that ``train`` sets. Until ``hold`` a stop signal ends the reading at
-once, also where it waits for a program or for the resolution of a name. After ``hold`` it is only
-noted, and the supervisor takes it up. A signal that is passed on is always only noted.
+For process 1 of a container the kernel drops a signal without a handler (pid_namespaces(7)), so
+handlers are the first thing that ``train`` sets. Until ``hold`` a stop signal ends the reading of
+the job at once, even during a wait for a program or for the resolution of a name. After ``hold``
+the signal is only noted, for the supervisor. A signal that is passed on is always only noted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOP_SIGNALS: Mapping[int, signal.Signals] = {
     signal.SIGHUP: signal.SIGTERM,
     signal.SIGQUIT: signal.SIGTERM,
 }
-"""Signals by which a platform, or a person, stops a job -> what the ranks get."""
+"""Signal by which a platform, or a person, stops a job -> the signal for the ranks."""
 
 _NAMED = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT", "XCPU")
 PASSED_ON = frozenset(
@@ -40,26 +40,19 @@ PASSED_ON = frozenset(
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     )
 )
-"""Signals that end a process which does not know them, and mean something to a
-script: for its ranks.
-"""
+"""Signals for ranks. They end a process without a handler, and mean something to a script."""
 
 
 def handled() -> tuple[int, ...]:
-    """Return the signals that the launcher has a handler for.
-
-    Not HUP where it is ignored already (nohup(1)).
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(
-        int(number)
-        for number in (*STOP_SIGNALS, *PASSED_ON)
-        if not (ignored and number == signal.SIGHUP)
-    )
+    """Return the signals that the launcher handles; not HUP if it is ignored (nohup(1))."""
+    numbers = [int(number) for number in (*STOP_SIGNALS, *PASSED_ON)]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers = [number for number in numbers if number != signal.SIGHUP]
+    return tuple(numbers)
 
 
 def name_of(number: int) -> str:
-    """Return the name of a signal; a real-time signal has none but its number."""
+    """Return the name of a signal, for example ``SIGTERM``, or ``signal 40`` of a real-time one."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -67,16 +60,16 @@ def name_of(number: int) -> str:
 
 
 class StoppedError(BaseException):
-    """A stop signal came while the job was read. No ``except Exception`` may swallow it."""
+    """A stop signal came while the job was read. No ``except Exception`` may catch this."""
 
     def __init__(self, number: int) -> None:
-        """Keep the number of the signal."""
+        """Hold the number of the signal."""
         super().__init__(number)
         self.number = number
 
 
 class EarlyStops:
-    """Handlers from entering to leaving; leaving restores those that were there before.
+    """Signal handlers of a ``with`` block, after which the earlier ones are restored.
 
     Attributes:
         numbers: Signals that came, in order.
@@ -100,12 +93,12 @@ class EarlyStops:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore what was there before."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def hold(self) -> None:
-        """From now on only note what comes."""
+        """Only note signals from now on."""
         self._held = True
 
     def _came(self, number: int, frame: object) -> None:

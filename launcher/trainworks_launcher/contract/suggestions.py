@@ -1,4 +1,4 @@
-"""Find the known name that a person meant by an unknown one."""
+"""Find the known name that is nearest to an unknown one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ WORDS = {
     "mpirun": "mpi",
     "dry-run": "plan",
 }
-"""Words that people use for a name that is written otherwise, both as ``_plain`` returns them."""
+"""Words that people use -> the name instead; both in the form of ``_plain``."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known name that is meant by a word; ``""`` if none is near enough."""
+    """Return the known name nearest to a word; ``""`` if none is near enough."""
     import difflib  # takes time, and only an error needs it
 
     names = {_plain(name): name for name in known}
-    asked = WORDS.get(_plain(word), _plain(word))
-    near = [asked] if asked in names else difflib.get_close_matches(asked, names, 1, 0.65)
-    near += [name for name in names if len(asked) > 3 and asked in name]
-    return names[near[0]] if near else ""
+    plain = WORDS.get(_plain(word), _plain(word))
+    if plain in names:
+        return names[plain]
+    near = difflib.get_close_matches(plain, names, 1, 0.65)
+    if len(plain) > 3:
+        near += [name for name in names if plain in name]
+    if not near:
+        return ""
+    return names[near[0]]
 
 
 def _plain(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract import files, names, suggestions
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
-from trainworks_launcher.contract.inspection import looking_at
+from trainworks_launcher.contract.inspection import inspecting
 from trainworks_launcher.contract.json_values import (
     NOTHING,
     Json,
@@ -237,7 +237,7 @@ def read_environment(
     invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = directories.home_of(variables)
     temporary, said_of_temporary = directories.temporary_of(variables)
-    with looking_at("the directory of the results", base):
+    with inspecting("the directory of the results", base):
         results, refusals = _results(base, variables, platform, checkpoints)
     locale, said_of_locale = directories.locale_of(variables)
     warnings = [
@@ -347,7 +347,7 @@ class _Documents:
         """
         path = Path(self.base, name)
         try:
-            with looking_at("the configuration", str(path)):
+            with inspecting("the configuration", str(path)):
                 # Files written by hand may begin with a byte order mark.
                 value = decode(files.read_text(path, "utf-8-sig"))
         except FileNotFoundError:
@@ -400,7 +400,7 @@ def _look_for_code(
     """
     problems: list[Problem] = []
     if invocation.program:
-        with looking_at("the code", str(Path.cwd())):
+        with inspecting("the code", str(Path.cwd())):
             words, code = look_at_program(
                 str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath)
             )
@@ -412,7 +412,7 @@ def _look_for_code(
         location = entry_point.code_location(base, variables, reserved)
         if not _can_be_path(location):  # ``job`` reports the hyperparameter
             location = f"{base}/{names.CODE_DIRECTORY}"
-        with looking_at("the code", "" if "://" in location else location):
+        with inspecting("the code", "" if "://" in location else location):
             code, problems = look_at_code(
                 base, location, entry_point.program_name(variables, reserved)
             )
@@ -431,7 +431,7 @@ def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -
     default = f"{documents.base}/{names.CHECKPOINTS}"
     if given and _can_be_path(given):
         return str(Path(given).absolute())
-    with looking_at("the checkpoints", default):
+    with inspecting("the checkpoints", default):
         return default if Path(default).is_dir() else ""
 
 
@@ -439,7 +439,7 @@ def _newest_checkpoint(directory: str) -> str:
     """Return the newest complete checkpoint; the module is needed only where there may be one."""
     if not directory:
         return ""
-    with looking_at("the checkpoints", directory):
+    with inspecting("the checkpoints", directory):
         if not Path(directory).is_dir():
             return ""
         from trainworks_launcher.contract.checkpoints import newest_complete
@@ -588,7 +588,7 @@ def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
     try:
-        with looking_at("the image's manifest", str(path)):
+        with inspecting("the image's manifest", str(path)):
             words = path.read_text(encoding="utf-8")
         return parse_manifest(words, str(path)), []
     except FileNotFoundError:
@@ -762,7 +762,7 @@ def _probe(
     if len(hosts) > 1:
         from trainworks_launcher.environment import network_routes
 
-        with looking_at(
+        with inspecting(
             f"the look-up of host names (DNS) for {', '.join(dict.fromkeys((hosts[0], own_name)))}"
         ):
             reaching, own_address, routed, own_route = network_routes.look_at_network(

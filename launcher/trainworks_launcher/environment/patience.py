@@ -38,7 +38,7 @@ def read_patiently(
         RefusalError: A file system or a name server did not answer within the limit.
     """
     try:
-        look = inspection.Look(lambda: read_environment(variables, invocation))
+        look = inspection.Inspection(lambda: read_environment(variables, invocation))
     except RuntimeError:  # no further thread may be started on this host
         return read_environment(variables, invocation)
     waited = 0.0
@@ -48,19 +48,19 @@ def read_patiently(
         if over:
             break
         log(f"still reading this host after {waited:.0f} s: {_what_is_silent()}")
-    if look.failed:
-        raise look.failed[0]
-    if not look.found:
+    if look.errors:
+        raise look.errors[0]
+    if not look.results:
         advice = "unmount or mend it, or start the job without it"
         raise RefusalError(
             [Problem(f"{_what_is_silent()} within {limit:g} s", "this host", advice)]
         )
-    return look.found[0]
+    return look.results[0]
 
 
 def _what_is_silent() -> str:
     """Return what is being looked at, with the file system that it is on."""
-    looked = inspection.now()
+    looked = inspection.current()
     if not looked.path:
         return f"{looked.what} does not answer"
     kind = directories.kind_of_mount(looked.path, text_of(directories.MOUNTS))

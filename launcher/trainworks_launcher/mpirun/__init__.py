@@ -1,1 +1,1 @@
-"""mpirun's words: its options, and how each version of Open MPI spells them. Pure."""
+"""mpirun's command line: its options, and their spelling in each version of Open MPI. Pure."""

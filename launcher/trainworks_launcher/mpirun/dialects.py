@@ -1,13 +1,12 @@
-"""How each major line of Open MPI spells its command line: names of parameters, and every option
-with its values. Data.
+"""The command lines of the major versions of Open MPI: names of parameters, and every option with
+its number of values. Data.
 
-Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE) and took some options away. A
-user's words were often written for the other line than the image has; so names are made canonical
-for the installed one.
+Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE) and removed some options. Users
+often have words of the other version than the image's, so names are converted to the installed one.
 
 Sources: ``mpirun --help full`` and ``ompi_info --all`` of 4.1; of 5.0 ``ompi_info --all``,
 ``prte_info --all`` (they list the synonyms) and the option table of its command line. An engine
-test asks both programs about every option.
+test tries every option with both programs.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from typing import Mapping, NamedTuple
 
 
 class Dialect(NamedTuple):
-    """One major line of Open MPI.
+    """One major version of Open MPI.
 
     Attributes:
         major: 4 or 5.
         runtime_option: Option for parameters of the run-time.
-        runtime_prefixes: How the names of those parameters begin.
-        options: Option without its dashes -> the number of words that follow it.
-        optional: Options whose value, if any, is written behind ``=``.
-        renamed: Old name of a parameter -> the name in this line.
-        gone: Parameter without a successor -> why it may be dropped.
-        socket: What this line calls a processor package.
-        own_classes: Whether parameters of the run-time, of PMIx and of MPI have
-            options of their own.
-        renamed_prefixes: Old beginning of parameters' names -> the beginning in this line.
+        runtime_prefixes: Prefixes of those parameters.
+        options: Option without its dashes -> the number of words that follow.
+        optional: Options with an optional value, which is written after ``=``.
+        renamed: Old name of a parameter -> the name in this version.
+        gone: Parameter without a successor -> the reason for which it may be dropped.
+        socket: This version's word for a processor package.
+        own_classes: Whether parameters of the run-time, of PMIx and of MPI have options of their
+            own.
+        renamed_prefixes: Old prefix of parameters -> the prefix in this version.
     """
 
     major: int
@@ -45,7 +44,7 @@ class Dialect(NamedTuple):
     renamed_prefixes: tuple[tuple[str, str], ...] = ()
 
     def canonical(self, name: str) -> str:
-        """Return the name of an MCA parameter as this dialect has it."""
+        """Return the name of an MCA parameter in this version."""
         if name in self.renamed:
             return self.renamed[name]
         for old, new in self.renamed_prefixes:
@@ -54,15 +53,18 @@ class Dialect(NamedTuple):
         return name
 
     def option(self, name: str) -> str:
-        """Return the option that introduces the (canonical) parameter."""
-        return self.runtime_option if name.startswith(self.runtime_prefixes) else "--mca"
+        """Return the option for a (canonical) parameter."""
+        if name.startswith(self.runtime_prefixes):
+            return self.runtime_option
+        return "--mca"
 
 
 def _counted(none: str, one: str, two: str) -> Mapping[str, int]:
-    """Names of options, by the number of words that follow each."""
-    return MappingProxyType(
-        {name: count for count, names in enumerate((none, one, two)) for name in names.split()}
-    )
+    """Return option -> number of words that follow. Arguments: options with none, one and two."""
+    counts: dict[str, int] = {}
+    for count, names in enumerate((none, one, two)):
+        counts.update(dict.fromkeys(names.split(), count))
+    return MappingProxyType(counts)
 
 
 _BOTH_NONE = """
@@ -162,18 +164,17 @@ OPEN_MPI_5 = Dialect(
 
 
 def dialect_of(version: str) -> Dialect:
-    """Return the dialect of an installed version such as "5.0.8".
-
-    An unknown version is taken for the older line.
-    """
+    """Return the dialect of an installed version such as "5.0.8"; the older one if unknown."""
     major = version.split(".", 1)[0]
-    return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
+    if major.isdecimal() and int(major) >= OPEN_MPI_5.major:
+        return OPEN_MPI_5
+    return OPEN_MPI_4
 
 
 MCA_OPTIONS = _MCA_CLASSES
-"""Options that give a parameter: a name and a value.
+"""Options for a parameter: a name and a value.
 
-Open MPI 5 tells the classes apart; 4 has ``mca`` and ``gmca``.
+Open MPI 5 separates the classes; 4 has ``mca`` and ``gmca``.
 """
 
 KEYED: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -200,7 +201,7 @@ KEYED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bind-to-socket": ("bind-to", "{socket}"),
     }
 )
-"""Options that can stand once -> (the option, the value) that both lines take without complaint.
+"""Option that may be given once -> (the option, the value) that both versions accept.
 
 "" for no value.
 """
@@ -217,8 +218,8 @@ INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hwloc_default_binding_policy": ("bind-to",),
     }
 )
-"""Options and parameters that cannot stand beside, or say the same as, an
-option that we give: it is left out then.
+"""Option or parameter of the user -> options of the launcher that conflict with it, or mean the
+same, and are left out.
 """
 
 _COUNTED = (
@@ -241,7 +242,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "hnp": "each job has its own run-time",
     }
 )
-"""Options that the launcher decides -> why a user cannot."""
+"""Option that the launcher decides -> why a user cannot."""
 
 FOREIGN: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
@@ -263,4 +264,4 @@ FOREIGN: Mapping[str, tuple[int, str]] = MappingProxyType(
         "prepend-rank": (0, "each line is prefixed with its host and rank already"),
     }
 )
-"""Options of MPICH and Intel MPI -> (words that follow, what to do in this image)."""
+"""Option of MPICH and Intel MPI -> (number of words that follow, the remedy in this image)."""

@@ -1,10 +1,10 @@
 """mpirun's options as keyed maps with an origin (``origins``). Pure.
 
-Open MPI refuses a command line that has one MCA parameter twice with two values (4.x: even with the
-same value). So parameters are merged by name before the line is written: the stronger origin wins,
-the same value is written once, and two values from the user are an error that shows both.
-``dialects`` has the spelling of the installed Open MPI: a user's words for the other line become
-this one's, so that an old name and our new name are the same parameter.
+Open MPI refuses a command line with one MCA parameter twice and two values (4.x: even with the same
+value). So parameters are merged by name before the line is written: the stronger origin wins, the
+same value is written once, and two values of the user are an error that shows both. ``dialects``
+has the spelling of the installed Open MPI. A user's names of the other major version are converted,
+so that an old name and the launcher's new name are the same parameter.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Setting(NamedTuple):
     Attributes:
         name: Name of the parameter.
         value: Its value.
-        origin: Who decided on it.
-        why: The reason; ``""`` where none is needed.
-        option: The option that introduces it; ``""`` for the dialect's.
+        origin: Origin of the value.
+        why: The reason; ``""`` for none.
+        option: The option for the parameter; ``""`` for the dialect's.
     """
 
     name: str
@@ -36,20 +36,28 @@ class Setting(NamedTuple):
     option: str = ""
 
 
+class UserParameter(NamedTuple):
+    """An MCA parameter of the user; option: ``""`` for the dialect's."""
+
+    name: str
+    value: str
+    option: str
+
+
 class UserOptions(NamedTuple):
-    """The user's words, sorted.
+    """The parsed options of the user.
 
     Attributes:
-        parameters: MCA parameters in the order given: name, value, option.
+        parameters: MCA parameters in the user's order.
         exports: Variables with a value: name, value.
-        forwarded: Variables without a value; a ``*`` at the end stands for any ending.
-        keyed: Options that can stand once: canonical option, its words.
-        left_out: Options of ours that cannot stand beside the user's.
-        rest: Everything else, in order.
+        forwarded: Variables without a value; a ``*`` at the end matches any ending.
+        keyed: Options that may be given once: canonical option, its words.
+        left_out: Options of the launcher that conflict with the user's.
+        rest: All other words, in order.
         warnings: Lines for the log.
     """
 
-    parameters: tuple[tuple[str, str, str], ...] = ()
+    parameters: tuple[UserParameter, ...] = ()
     exports: tuple[tuple[str, str], ...] = ()
     forwarded: tuple[str, ...] = ()
     keyed: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -67,9 +75,15 @@ _VARIABLE_LIST = "mca_base_env_list"
 def parse_user_options(
     words: Sequence[str], dialect: Dialect, where: str
 ) -> tuple[UserOptions, list[Problem]]:
-    """Sort the user's words (already split by shell rules).
+    """Parse the user's words, which are already split by shell rules.
 
-    ``where`` names their source in the problems.
+    Args:
+        words: The words.
+        dialect: The spelling of the installed Open MPI.
+        where: Source of the words, for problems.
+
+    Returns:
+        The options, and the problems in the words.
     """
     if any("\0" in word for word in words):
         return UserOptions(), [
@@ -83,7 +97,7 @@ def parse_user_options(
 
 
 class _Parser:
-    """Goes through the words once. Every method takes its words off the front of ``words``."""
+    """Parses the words in order. Every method removes its words from the front of ``words``."""
 
     def __init__(self, words: Sequence[str], dialect: Dialect, where: str) -> None:
         self.words = list(words)
@@ -100,12 +114,12 @@ class _Parser:
         self._warnings: list[str] = []
 
     def options(self) -> UserOptions:
-        """Return what was found."""
+        """Return the parsed options."""
+        parameters = []
+        for name, value in self._parameters.items():
+            parameters.append(UserParameter(name, value, self._classes.get(name, "")))
         return UserOptions(
-            parameters=tuple(
-                (name, value, self._classes.get(name, ""))
-                for name, value in self._parameters.items()
-            ),
+            parameters=tuple(parameters),
             exports=tuple(self._exports.items()),
             forwarded=tuple(self._forwarded),
             keyed=tuple(self._keyed.items()),
@@ -115,14 +129,14 @@ class _Parser:
         )
 
     def take_option(self) -> None:
-        """One option with its values."""
+        """Parse one option with its values."""
         word = self.words.pop(0)
         option, equals, value = word.lstrip("-").partition("=")
         if not option or not word.startswith("-"):
             self._stray(word)
             return
         if equals and option not in self._dialect.optional:
-            # Both programs refuse --OPTION=VALUE, and for both it can mean one thing only.
+            # Both versions refuse --OPTION=VALUE, which can only mean the value.
             self.words.insert(0, value)
         if option in MCA_OPTIONS:
             self._take_parameter(word, option)
@@ -146,7 +160,7 @@ class _Parser:
             self._take_unknown(word, option)
 
     def check_exports(self) -> None:
-        """A variable that is given both ways, or is ours."""
+        """Add a problem for each variable that is given in both ways, or is the launcher's."""
         for name in self._forwarded:
             if name in self._exports:
                 self._problem(f"-x {name} is given with a value and without", "give it once")
@@ -168,22 +182,21 @@ class _Parser:
         """Return the next ``count`` words; None, with a problem, if there are too few."""
         if len(self.words) < count:
             self.words.clear()
-            self._problem(
-                f"{word} needs {'a name and a value' if count > 1 else 'a value'}",
-                f"for example: {example}",
-            )
+            example_of = "a name and a value" if count > 1 else "a value"
+            self._problem(f"{word} needs {example_of}", f"for example: {example}")
             return None
         taken = tuple(self.words[:count])
         del self.words[:count]
         return taken
 
-    def _keep(self, into: dict[str, str], kind: str, name: str, value: str) -> None:
-        if into.get(name, value) != value:
+    def _set_once(self, values: dict[str, str], kind: str, name: str, value: str) -> None:
+        """Set a value; add a problem if the name has another value already."""
+        if values.get(name, value) != value:
             self._problem(
-                f"{kind} {name} is given as {into[name]!r} and as {value!r}", "give it once"
+                f"{kind} {name} is given as {values[name]!r} and as {value!r}", "give it once"
             )
         else:
-            into[name] = value
+            values[name] = value
 
     def _take_parameter(self, word: str, option: str) -> None:
         example = f"--{option} NAME VALUE"
@@ -196,41 +209,43 @@ class _Parser:
                 f"{name!r} is not the name of an MCA parameter", f"for example: {example}"
             )
         elif name == _VARIABLE_LIST:
-            # Open MPI 4 refuses this parameter beside -x, which the ranks' own
-            # variables may come with.
+            # Open MPI 4 refuses this parameter beside -x, which the launcher may need for the
+            # ranks' own variables.
             for entry in filter(None, value.split(";")):
                 self._export(f"--{option} {name}", entry)
         else:
-            self._keep(self._parameters, "MCA parameter", name, value)
+            self._set_once(self._parameters, "MCA parameter", name, value)
             self._left_out.update(INSTEAD.get(name, ()))
             if self._dialect.own_classes and option not in ("mca", "gmca"):
                 self._classes[name] = f"--{option}"
 
     def _take_export(self, word: str, option: str) -> None:
-        taken = self._values(word, 1, "-x NAME=VALUE" if option == "x" else f"{word} INFO")
+        example = "-x NAME=VALUE" if option == "x" else f"{word} INFO"
+        taken = self._values(word, 1, example)
         if taken is None:
             return
         if option == "x":
             self._export("-x", taken[0])
         else:
-            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of
-            # mpirun; it means the variable.
-            self._keep(self._exports, "-x", option, taken[0])
+            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of mpirun, and sets
+            # the variable.
+            self._set_once(self._exports, "-x", option, taken[0])
 
-    def _export(self, said: str, entry: str) -> None:
+    def _export(self, source: str, entry: str) -> None:
         name, equals, value = entry.partition("=")
-        if not (_VARIABLE if equals else _VARIABLES).fullmatch(name):
+        pattern = _VARIABLE if equals else _VARIABLES
+        if not pattern.fullmatch(name):
             self._problem(
-                f"{said} {entry!r} does not begin with the name of a variable",
+                f"{source} {entry!r} does not begin with the name of a variable",
                 "for example: -x NAME=VALUE",
             )
         elif equals:
-            self._keep(self._exports, "-x", name, value)
+            self._set_once(self._exports, "-x", name, value)
         else:
             self._forwarded.setdefault(name)
 
     def _take_keyed(self, word: str, option: str) -> None:
-        """An option that can stand once, by any of its names."""
+        """Parse an option that may be given once, under any of its names."""
         canonical, pattern = KEYED[option]
         example = f"--{option} {'none' if option == canonical else '2'}"
         taken = self._values(word, pattern.count("{}"), example)
@@ -241,17 +256,21 @@ class _Parser:
             return
         value = pattern.replace("{socket}", self._dialect.socket).format(*taken)
         values = (value,) if value else ()
-        if self._keyed.get(canonical, values) != values:
-            text = f"--{canonical} is given as {self._keyed[canonical][0]!r} and as {value!r}"
-            self._problem(text + (f" ({word})" if option != canonical else ""), "give it once")
+        earlier = self._keyed.get(canonical, values)
+        if earlier != values:
+            text = f"--{canonical} is given as {earlier[0]!r} and as {value!r}"
+            if option != canonical:
+                text += f" ({word})"
+            self._problem(text, "give it once")
         self._keyed[canonical] = values
         if canonical == "map-by" and "pe=" in value.lower():
-            # PE=N binds each process to N cores; Open MPI 5 refuses both.
+            # PE=N binds each process to N cores; Open MPI 5 refuses that beside bind-to.
             self._left_out.add("bind-to")
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
-        """An option of the installed mpirun: two dashes, which both lines take for every name
-        longer than a letter.
+        """Parse an option of the installed mpirun.
+
+        Written with two dashes, which both versions accept for every name longer than a letter.
         """
         self._left_out.update(INSTEAD.get(option, ()))
         dashed = f"-{option}" if len(option) == 1 else f"--{option}"
@@ -267,7 +286,7 @@ class _Parser:
         self._rest += (dashed, *(taken or ()))
 
     def _take_unknown(self, word: str, option: str) -> None:
-        """Passed on: the image may have a newer mpirun than we know.
+        """Pass an unknown option on: the image may have a newer mpirun.
 
         The words up to the next option are its values.
         """
@@ -282,7 +301,7 @@ class _Parser:
             self._rest.append(self.words.pop(0))
 
     def _stray(self, word: str) -> None:
-        """A word that mpirun would take for the program."""
+        """Add a problem for a word that mpirun would take for the program."""
         advice = "options start with -; quote a value that has a space"
         name, equals, _ = word.partition("=")
         if equals and _VARIABLE.fullmatch(name):
@@ -294,15 +313,15 @@ class _Parser:
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """One setting per name: the strongest origin wins, the first place in the order is kept.
+    """Return one setting per name: the strongest origin wins, in the place of the first one.
 
-    Two values of one origin cannot occur: the user's were checked by
-    ``parse_user_options``, and ours are code.
+    Two values of one origin cannot occur: ``parse_user_options`` has checked the user's, and the
+    launcher's are code.
     """
     merged: dict[str, Setting] = {}
     for setting in settings:
-        held = merged.get(setting.name)
-        if held is None or setting.origin >= held.origin:
+        earlier = merged.get(setting.name)
+        if earlier is None or setting.origin >= earlier.origin:
             merged[setting.name] = setting
     return tuple(merged.values())
 
@@ -314,83 +333,73 @@ def merge_parameters(
     variables: Mapping[str, str],
     where: str,
 ) -> tuple[tuple[Setting, ...], tuple[tuple[str, str], ...], list[Problem]]:
-    """Merge our MCA parameters with the user's and the container's.
+    """Merge the launcher's MCA parameters with the user's and the container's.
 
-    A ``*_if_exclude`` removes our ``*_if_include`` and the reverse: Open MPI
-    accepts only one of the two.
+    A ``*_if_exclude`` removes the launcher's ``*_if_include`` and the reverse: Open MPI accepts
+    only one of the two.
 
     Args:
         ours: Parameters of the launcher.
         user: The user's options.
-        dialect: How the installed Open MPI spells them.
-        variables: The container's environment. ``OMPI_MCA_NAME`` in it wins over ours; the user's
-            options win over it.
-        where: The setting that the user's options come from.
+        dialect: The spelling of the installed Open MPI.
+        variables: The container's environment. ``OMPI_MCA_NAME`` in it wins over the launcher's;
+            the user's options win over both.
+        where: Source of the user's options, for problems.
 
     Returns:
-        The parameters of the line; what was left out and why; problems.
+        The parameters of the line; the parameters that were left out, with reasons; problems.
     """
     problems: list[Problem] = []
     left_out: list[tuple[str, str]] = []
-    theirs: dict[str, Setting] = {}
+    user_settings: dict[str, Setting] = {}
     for name, value, option in user.parameters:
         if name in dialect.gone:
             left_out.append((f"--mca {name} {value}", dialect.gone[name]))
             continue
         canonical = dialect.canonical(name)
-        renamed = (
-            f"{name} is called {canonical} in Open MPI {dialect.major}" if canonical != name else ""
-        )
-        held = theirs.get(canonical)
-        if held and held.value != value:
-            text = (
-                f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
-            )
-            problems.append(Problem(text, where, "give it once"))
+        why = "from the job's custom_mpi_options"
+        if canonical != name:
+            why = f"{name} is called {canonical} in Open MPI {dialect.major}"
+        earlier = user_settings.get(canonical)
+        if earlier and earlier.value != value:
+            text = f"MCA parameter {canonical} is given as {earlier.value!r} and, as {name},"
+            problems.append(Problem(f"{text} as {value!r}", where, "give it once"))
             continue
-        theirs[canonical] = Setting(
-            canonical, value, Origin.USER, renamed or "from the job's custom_mpi_options", option
-        )
-    problems.extend(
-        Problem(
-            f"MCA parameters {name} and {_opposite(name)} are both given",
-            where,
-            "Open MPI accepts one of them",
-        )
-        for name in theirs
-        if name.endswith("_if_include") and _opposite(name) in theirs
-    )
+        user_settings[canonical] = Setting(canonical, value, Origin.USER, why, option)
+    for name in user_settings:
+        opposite = _opposite(name)
+        if name.endswith("_if_include") and opposite in user_settings:
+            text = f"MCA parameters {name} and {opposite} are both given"
+            problems.append(Problem(text, where, "Open MPI accepts one of them"))
     image = _from_environment(variables, dialect)
-    kept: list[Setting] = []
+    remaining: list[Setting] = []
     for setting in ours:
         opposite = _opposite(setting.name)
-        if opposite and opposite in theirs:
-            left_out.append((f"{setting.name} {setting.value}", f"the job gives {opposite}"))
-        elif opposite and opposite in image and setting.name not in theirs:
-            left_out.append(
-                (f"{setting.name} {setting.value}", f"the container's environment gives {opposite}")
-            )
+        shown = f"{setting.name} {setting.value}"
+        if opposite and opposite in user_settings:
+            left_out.append((shown, f"the job gives {opposite}"))
+        elif opposite and opposite in image and setting.name not in user_settings:
+            left_out.append((shown, f"the container's environment gives {opposite}"))
         else:
-            kept.append(image.get(setting.name, setting))
-    return merge([*kept, *theirs.values()]), tuple(left_out), problems
+            remaining.append(image.get(setting.name, setting))
+    return merge([*remaining, *user_settings.values()]), tuple(left_out), problems
 
 
 def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[str, Setting]:
-    """Parameters that the container's environment sets, by their canonical names."""
-    found: dict[str, Setting] = {}
+    """Return the parameters in the container's environment, by their canonical names."""
+    settings: dict[str, Setting] = {}
     for variable, value in sorted(variables.items()):
         for prefix in ("OMPI_MCA_", "PRTE_MCA_"):
             name = variable[len(prefix) :]
             if variable.startswith(prefix) and name not in dialect.gone:
                 name = dialect.canonical(name)
-                found[name] = Setting(
-                    name, value, Origin.IMAGE, f"the container's environment sets {variable}"
-                )
-    return found
+                why = f"the container's environment sets {variable}"
+                settings[name] = Setting(name, value, Origin.IMAGE, why)
+    return settings
 
 
 def _opposite(name: str) -> str:
-    """Return the parameter that excludes this one, "" if there is none."""
+    """Return the parameter that excludes this one, "" for none."""
     for one, other in (("_if_include", "_if_exclude"), ("_if_exclude", "_if_include")):
         if name.endswith(one):
             return name[: -len(one)] + other

@@ -1,5 +1,4 @@
-"""Small programs of their own, run by path: the launcher starts them, and
-imports none of them to run it.
+"""Programs that the launcher starts by path, and does not import to run them.
 
-Each one says in its first lines which Python runs it and what it is given.
+The first lines of each say which Python runs it, and with which arguments.
 """

@@ -1,16 +1,16 @@
-"""Started by mpirun on the leader to run words on another host: ``agent.py HOST WORDS...``.
+"""mpirun's agent on the leader, which runs words on another host: ``agent.py HOST WORDS...``.
 
-It asks the launcher of this host, over a socket in the job's runtime directory. That one asks the
-launcher of HOST to start the words, over the channel between them. Under the launcher's own mpirun
-it answers at once: HOST's launcher tells what becomes of them. Under a mpirun that a program calls
-it answers when they have ended, with their status.
+The agent asks the launcher of this host, over a socket in the job's runtime directory. That
+launcher asks the launcher of HOST to start the words, over the control channel. Under the
+launcher's own mpirun the answer comes at once: HOST's launcher reports the end of the words. Under
+a mpirun that a program calls the answer comes when the words have ended, with their status.
 
-HOST is a name that the job has for a host, or another name or address of it.
+HOST is the job's name of a host, or another name or address of that host.
 
-Where an operator has mounted keys, and no launcher runs on the other hosts, it
-becomes ssh with those keys.
+If an operator has mounted keys, and no launcher runs on the other hosts, the agent becomes ssh with
+those keys.
 
-A program of its own so that mpirun's command line, and with it the plan, does not hold the random
+A program of its own, so that mpirun's command line, and with it the plan, does not hold the random
 name of the runtime directory. Neither a user's ssh configuration nor any key in the image is read.
 """
 
@@ -22,16 +22,17 @@ import socket
 import sys
 from typing import Any
 
-# The names stand in contract/names.py, too: this file imports nothing of ours.
+# As in contract/names.py, which this file does not import.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
-_SOCKET = "agents"  # agents.SOCKET
+_SOCKET = "agents"  # mpirun_agents.SOCKET
 _FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Ask for the words to be started.
+    """Request the start of the words.
 
-    Returns the status that the launcher answers, or 255 where none does.
+    Returns:
+        The status in the launcher's answer; 255 without an answer.
     """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
@@ -42,9 +43,9 @@ def main(arguments: list[str]) -> int:
             os.execv(program, [program, "-F", configuration, *arguments])
         host, line = arguments[0], " ".join(arguments[1:])
         answer = _ask(directory, host, line)
-        known = _same(host, answer.get("others") or {})
-        if known:
-            answer = _ask(directory, known, line)
+        name = _name_of_host(host, answer.get("others") or {})
+        if name:
+            answer = _ask(directory, name, line)
     except (OSError, ValueError, IndexError) as error:
         sys.stderr.write(
             f"trainworks: mpirun's agent cannot reach {' '.join(arguments[:1])}: {error}\n"
@@ -54,13 +55,23 @@ def main(arguments: list[str]) -> int:
     return int(answer["status"])
 
 
-def _same(host: str, others: dict[str, str]) -> str:
-    """Return the name of the one with an address to which the host's name
-    leads, "" if there is none.
+def _name_of_host(host: str, others: dict[str, str]) -> str:
+    """Return the job's name for a host, by its addresses; "" for none.
+
+    Args:
+        host: Another name or an address of the host.
+        others: The job's names -> addresses of their connections.
     """
-    asked = _addresses(host) if others else set()
-    spoken = (name for name, address in others.items() if address in asked)
-    return next(spoken, "") or next((name for name in others if asked & _addresses(name)), "")
+    if not others:
+        return ""
+    addresses = _addresses(host)
+    for name, address in others.items():
+        if address in addresses:
+            return name
+    for name in others:
+        if addresses & _addresses(name):
+            return name
+    return ""
 
 
 def _addresses(host: str) -> set[str]:
@@ -71,18 +82,17 @@ def _addresses(host: str) -> set[str]:
 
 
 def _ask(directory: str, host: str, line: str) -> dict[str, Any]:
-    """Return the launcher's answer. Raises OSError or ValueError if there is none."""
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    """Return the launcher's answer. Raises OSError or ValueError without one."""
+    runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        # By way of the descriptor: a path of more than 107 bytes does not fit
-        # into a socket's address.
-        connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
+        # Through the descriptor, because a socket's address holds at most 107 bytes of path.
+        connection.connect(f"/proc/self/fd/{runtime}/{_SOCKET}")
         connection.sendall(json.dumps({"host": host, "line": line}).encode() + b"\n")
         with connection.makefile("rb") as answers:
-            said = answers.readline()
-    if not said:
+            document = answers.readline()
+    if not document:
         raise ConnectionError("the launcher of this host has ended")
-    answer: dict[str, Any] = json.loads(said)
+    answer: dict[str, Any] = json.loads(document)
     return answer
 
 

@@ -1,8 +1,8 @@
-"""Checks this host before the job starts: ``check.py CHECKS``, a JSON object
-with the fields of ``checks.Checks``.
+"""Check this host before the job starts: ``check.py CHECKS``, a JSON object with the fields of
+``checks.Checks``.
 
 A process of its own, because a driver may never answer, while the launcher's heartbeats and stop
-signals go on. Findings are lines on standard error; the status is names.EXIT_CHECK if one of them
+signals go on. Findings are lines on standard error. The status is names.EXIT_CHECK if one of them
 failed.
 """
 
@@ -16,20 +16,23 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
 from trainworks_launcher.checks import FAILED, Checks
-from trainworks_launcher.checks.run import line_of, run
+from trainworks_launcher.checks.run import line_of, run_checks
 from trainworks_launcher.contract import names
 
 
 def main(document: str) -> int:
-    """Run the checks; the exit status."""
+    """Run the checks; return the exit status."""
     fields: dict[str, Any] = json.loads(document)
-    fields.update({name: tuple(value) for name, value in fields.items() if isinstance(value, list)})
-    asked = Checks(**fields)
-    found = run(asked)
-    for finding in found:
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
+    status = 0
+    for finding in run_checks(Checks(**fields)):
         sys.stderr.write(f"trainworks: {line_of(finding)}\n")
         sys.stderr.flush()
-    return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
+        if finding.severity == FAILED:
+            status = names.EXIT_CHECK
+    return status
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Runs pip with a private index of AWS CodeArtifact; a program of its own.
+"""Run pip with a private index of AWS CodeArtifact.
 
 Run as ``python -I codeartifact.py REGION OWNER DOMAIN REPOSITORY CLI -- PIP...``: with the user's
-Python and its boto3 where CLI is "", else with the aws command line at CLI. It asks for a token and
-for the address of the repository, writes the token into a netrc file that only this user can read,
-in the host's runtime directory, runs pip with the address as its index, and removes the file. So
-the token is in no argument of any process (a URL with it in pip's options is handed on to pip's own
+Python and its boto3 if CLI is "", else with the aws command line at CLI. The program gets a token
+and the address of the repository, writes the token into a netrc file in the host's runtime
+directory that only this user can read, runs pip with the address as its index, and removes the
+file. So the token is in no argument of a process (pip would hand a URL in its options on to its own
 children) and in no output.
 """
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The name stands in contract/names.py, too: this file imports nothing of ours.
+# As in contract/names.py: a file that the user's Python runs imports no other module of ours.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _USER = "aws"  # the name that goes with a token; source: CodeArtifact user guide, "Configure pip"
 _CONNECT_SECONDS = 10
@@ -23,7 +23,7 @@ _ATTEMPTS = 5
 
 
 class CodeArtifactError(Exception):
-    """The token or the address could not be had."""
+    """The token or the address could not be read."""
 
 
 def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[str, str]:
@@ -37,13 +37,11 @@ def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[st
     )
     try:
         client = boto3.client("codeartifact", region_name=region, config=config)
-        token = client.get_authorization_token(domain=domain, domainOwner=owner)[
-            "authorizationToken"
-        ]
-        place = client.get_repository_endpoint(
+        authorization = client.get_authorization_token(domain=domain, domainOwner=owner)
+        endpoint = client.get_repository_endpoint(
             domain=domain, domainOwner=owner, repository=repository, format="pypi"
         )
-        return token, place["repositoryEndpoint"]
+        return authorization["authorizationToken"], endpoint["repositoryEndpoint"]
     except (BotoCoreError, ClientError, ValueError) as error:
         raise CodeArtifactError(f"{type(error).__name__}: {error}") from error
 
@@ -60,30 +58,24 @@ def ask_cli(region: str, owner: str, domain: str, repository: str, program: str)
 
 
 def _answer(*words: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command. Raises CodeArtifactError."""
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise CodeArtifactError(f"{words[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        said = [
-            line.strip()
-            for line in done.stderr.decode("utf-8", "replace").splitlines()
-            if line.strip()
-        ]
-        raise CodeArtifactError(
-            said[-1] if said else f"{words[0]} ended with status {done.returncode}"
-        )
+        lines = done.stderr.decode("utf-8", "replace").splitlines()
+        reasons = [line.strip() for line in lines if line.strip()]
+        reasons = reasons or [f"{words[0]} ended with status {done.returncode}"]
+        raise CodeArtifactError(reasons[-1])
     return done.stdout.decode().strip()
 
 
 def write_netrc(path: Path, host: str, token: str) -> None:
-    """Write the token for one host, and below it what the user's own netrc file
-    says about others.
-    """
-    theirs = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    """Write the token for one host, followed by the content of the user's own netrc file."""
+    own = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
-        rest = theirs.read_text(encoding="utf-8")
+        rest = own.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         rest = ""
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -92,17 +84,16 @@ def write_netrc(path: Path, host: str, token: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pip; its status, or 1 with one line on standard error."""
+    """Run pip; return its status, or 1 with one line on standard error."""
     from urllib.parse import urlsplit
 
     region, owner, domain, repository, program = arguments[:5]
     pip = arguments[6:]
     try:
-        token, address = (
-            ask_cli(region, owner, domain, repository, program)
-            if program
-            else ask_boto3(region, owner, domain, repository)
-        )
+        if program:
+            token, address = ask_cli(region, owner, domain, repository, program)
+        else:
+            token, address = ask_boto3(region, owner, domain, repository)
     except CodeArtifactError as error:
         place = f"{domain}/{repository} of account {owner} in {region}"
         sys.stderr.write(f"trainworks: CodeArtifact gives no access to {place}: {error}\n")

@@ -1,5 +1,4 @@
-"""Started by ssh as its ProxyCommand: connects to a host that may come up
-later, and gives ssh the connection.
+"""ssh's ProxyCommand: connect to a host that may start later, and hand ssh the connection.
 
 ``python3 -I connect.py SECONDS HOST PORT``. On Kubernetes a pod's name resolves only once the pod
 runs, and its sshd listens later still; ssh itself gives up on a name at once. The connection goes
@@ -18,11 +17,11 @@ _CONNECT_SECONDS = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    """Connect within the limit; 1 if that fails, with the reason."""
+    """Connect within the limit; else return 1, with the reason on standard error."""
     seconds, host, port = float(arguments[0]), arguments[1], int(arguments[2])
     deadline = time.monotonic() + seconds
     pause = 0.1
-    said = False
+    is_reported = False
     while True:
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
@@ -33,17 +32,17 @@ def main(arguments: list[str]) -> int:
                     client.detach()
                 return 0
         except OSError as error:
-            why = str(error.strerror or error)
+            reason = str(error.strerror or error)
         if time.monotonic() + pause >= deadline:
             sys.stderr.write(
                 f"trainworks: cannot reach sshd on {host},"
-                f" port {port}, within {seconds:g} s: {why}\n"
+                f" port {port}, within {seconds:g} s: {reason}\n"
             )
             return 1
-        if not said:
-            said = True
-            sys.stderr.write(f"trainworks: waiting for sshd on {host}, port {port}: {why}\n")
-        if select.select([1], [], [], pause)[0]:  # ssh has closed its end: it was stopped
+        if not is_reported:
+            is_reported = True
+            sys.stderr.write(f"trainworks: waiting for sshd on {host}, port {port}: {reason}\n")
+        if select.select([1], [], [], pause)[0]:  # ssh was stopped, and has closed its end
             return 1
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 

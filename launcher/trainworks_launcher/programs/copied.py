@@ -1,15 +1,15 @@
-"""Runs the command of an installation with a copy of the project: ``copied.py
-COMMAND... -- . WORDS...``.
+"""Run the command of an installation with a copy of the project: ``copied.py COMMAND... -- .
+WORDS...``.
 
 pip and uv build a project in its own folder. Hosts that share the folder would build into each
-other, what is built would stay in the user's checkout, and a read-only mount cannot be built in. So
-the project, ``.`` in the current directory, is copied to the job's private directory first;
-``install.py`` does so with folders that a requirements file names. Versions may come from git, so
-``.git`` is a link there.
+other, the build would stay in the user's checkout, and a read-only mount cannot be built in. So the
+project, ``.`` in the current directory, is first copied to the job's private directory.
+``install.py`` copies folders in a requirements file in the same way. Versions may come from git, so
+the copy has a link to ``.git``.
 
-Everything but source is left out: builds, caches, environments, and the directories in which this
-job keeps results. A project that is too large to be copied, or that cannot be, is installed where
-it is, and a line says so.
+Only source is copied, without builds, caches, environments, and the directories with results of
+this job. A project that is too large, or that cannot be copied, is installed without a copy, and a
+line says so.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import stat
 import sys
 import zlib
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; nothing of ours is imported
-)
+# As names.RUNTIME_DIRECTORY_VARIABLE, which this file does not import.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 _RESULTS = (
     "SM_MODEL_DIR",
     "SM_OUTPUT_DIR",
@@ -36,7 +35,7 @@ _LIMIT_BYTES = 1 << 30
 
 
 class _Copying:
-    """One copy: what is left out, and how many bytes it has so far."""
+    """One copy: decides about each entry, and counts the bytes."""
 
     def __init__(self, top: str) -> None:
         self._top = top
@@ -44,7 +43,7 @@ class _Copying:
             os.path.realpath(os.environ[name]) for name in _RESULTS if os.environ.get(name)
         }
         self._bytes = 0
-        self.links: list[str] = []  # links that lead out of the project, left out too
+        self.links: list[str] = []  # links that lead out of the project, not copied
 
     def leave_out(self, folder: str, names: list[str]) -> list[str]:
         """Return the names in a folder that are not copied."""
@@ -53,24 +52,21 @@ class _Copying:
     def _is_no_source(self, folder: str, name: str) -> bool:
         path = os.path.join(folder, name)  # noqa: PTH118
         is_package = os.path.exists(os.path.join(path, "__init__.py"))  # noqa: PTH110, PTH118
-        made = folder == self._top and name in _NO_SOURCE and not is_package
-        if made or name == "__pycache__" or name.endswith(".egg-info"):
+        is_result_of_build = folder == self._top and name in _NO_SOURCE and not is_package
+        if is_result_of_build or name == "__pycache__" or name.endswith(".egg-info"):
             return True
-        if (
-            os.path.exists(os.path.join(path, "pyvenv.cfg"))  # noqa: PTH110, PTH118
-            or os.path.realpath(path) in self._results
-        ):
+        is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))  # noqa: PTH110, PTH118
+        if is_environment or os.path.realpath(path) in self._results:
             return True
         kind = os.lstat(path).st_mode
-        if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(
-            f"{os.path.realpath(self._top)}/"
-        ):
+        top = f"{os.path.realpath(self._top)}/"
+        if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(top):
             self.links.append(path)
             return True
         return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind))
 
     def copy(self, source: str, target: str) -> str:
-        """Copy a file, as ``shutil.copy2``. Raises OSError if there is too much."""
+        """Copy a file, as ``shutil.copy2``. Raises OSError above the limit of bytes."""
         self._bytes += os.stat(source).st_size  # noqa: PTH116
         if self._bytes > _LIMIT_BYTES:
             raise OSError(f"it has more than {_LIMIT_BYTES >> 30} GiB")
@@ -80,11 +76,11 @@ class _Copying:
 def copy_of_folder(folder: str, around: str) -> str:
     """Return the path of a copy of a folder, as ``private_copy``.
 
-    What lies around it, up to ``around``, is linked.
+    Entries of the folders above, up to ``around``, are linked beside the copy.
     """
     if folder == around or not folder.startswith(f"{around}/"):
         return private_copy(folder)
-    # Each has a place of its own: what is linked there for one folder may be copied for another.
+    # A root for each folder: an entry that is linked for one folder may be copied for another.
     place = above = private_copy(folder, f"folders/{zlib.crc32(os.fsencode(folder)):x}")
     while folder not in (place, around):
         folder, above = os.path.dirname(folder), os.path.dirname(above)  # noqa: PTH120
@@ -95,9 +91,11 @@ def copy_of_folder(folder: str, around: str) -> str:
 
 
 def private_copy(top: str, root: str = "project") -> str:
-    """Return the path of a copy of the project in ``top``; ``top`` itself where it cannot be made.
+    """Copy the project in ``top``, and return the path of the copy; ``top`` itself if that fails.
 
-    root: a folder for copies in the private directory.
+    Args:
+        top: The project's folder.
+        root: A folder for copies in the private directory.
     """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     place = os.path.join(directory, root, top.strip("/"))  # noqa: PTH118
@@ -130,13 +128,12 @@ def private_copy(top: str, root: str = "project") -> str:
 
 
 def main(words: list[str]) -> int:
-    """Become the command."""
-    at = words.index("--") + 1
-    words = [
-        *words[:at],
-        *(private_copy(os.getcwd()) if word == "." else word for word in words[at:]),  # noqa: PTH109
-    ]
-    os.execv(words[0], words)
+    """Copy the project, and become the command."""
+    after_command = words.index("--") + 1
+    command = words[:after_command]
+    for word in words[after_command:]:
+        command.append(private_copy(os.getcwd()) if word == "." else word)  # noqa: PTH109
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

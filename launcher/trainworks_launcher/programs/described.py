@@ -1,5 +1,6 @@
-"""An exception that ends a Python of a job, as the fields of its record:
-``python/sitecustomize.py`` runs it then.
+"""Describe an exception that ends a Python of a job, as the fields of its record.
+
+``python/sitecustomize.py`` runs this file when such an exception comes.
 """
 
 import json
@@ -8,17 +9,23 @@ import sys
 import traceback
 
 
-def described(error: BaseException, thread: str) -> str:
-    """Return an exception as further fields of a JSON object."""
+def describe_exception(error: BaseException, thread: str) -> str:
+    """Return an exception as further fields of a JSON object.
 
-    def first_line(of: BaseException) -> str:
-        return "".join(traceback.format_exception_only(type(of), of)).partition("\n")[0]
+    Args:
+        error: The exception.
+        thread: Name of the thread that it ends; ``""`` for the whole program.
+    """
+
+    def first_line(exception: BaseException) -> str:
+        lines = traceback.format_exception_only(type(exception), exception)
+        return "".join(lines).partition("\n")[0]
 
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith("<frozen") and "/site-packages/mpi4py/" not in file:
-            break  # before it: what runs the script, as python -m and mpi4py do
+            break  # the frames before are of python -m or mpi4py, which run the script
         trace = trace.tb_next
     origin, members, inner = "", getattr(error, "exceptions", ()), ""
     if members and isinstance(members[0], BaseException):
@@ -27,12 +34,11 @@ def described(error: BaseException, thread: str) -> str:
         origin = f"caused by {first_line(_root_of(error))}"
     elif error.__context__ is not None and not error.__suppress_context__:
         origin = f"while handling {first_line(error.__context__)}"
-    message = [*traceback.format_exception_only(type(error), error)]
-    message += [
-        f"  {first_line(member)}\n" for member in members if isinstance(member, BaseException)
-    ]
+    message = list(traceback.format_exception_only(type(error), error))
+    exceptions = [member for member in members if isinstance(member, BaseException)]
+    message += [f"  {first_line(member)}\n" for member in exceptions]
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "")
-    found = {
+    fields = {
         "message": _cut("".join(message)),
         "frames": _cut("".join(traceback.format_tb(trace))),
         "origin": _cut(origin),
@@ -41,7 +47,7 @@ def described(error: BaseException, thread: str) -> str:
         "rank": int(rank) if rank.isdecimal() else -1,
         "argv": _cut(" ".join(sys.argv)),
     }
-    return f", {json.dumps(found)[1:-1]}"
+    return f", {json.dumps(fields)[1:-1]}"
 
 
 def _first_of_group(error: BaseException) -> BaseException:
@@ -55,7 +61,7 @@ def _first_of_group(error: BaseException) -> BaseException:
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """Return the first exception of a chain of direct causes, which may be a circle."""
+    """Return the first exception in a chain of direct causes, which may be a circle."""
     for _ in range(_DEEPEST):
         if error.__cause__ is None:
             break
@@ -68,4 +74,6 @@ _DEEPEST = 32
 
 def _cut(text: str) -> str:
     """Return a text, or its first and last 8 KiB."""
-    return text if len(text) <= 16384 else f"{text[:8192]}\n[...]\n{text[-8192:]}"
+    if len(text) <= 16384:
+        return text
+    return f"{text[:8192]}\n[...]\n{text[-8192:]}"

@@ -1,9 +1,9 @@
-"""Fetches the archive of code from S3 into the host's runtime directory; a program of its own.
+"""Fetch the archive of code from S3 into the host's runtime directory.
 
-Run as ``python -I fetch.py ADDRESS ENDPOINT REGION CLI``: with the user's Python and its boto3
-where CLI is "", else with the aws command line at CLI. ENDPOINT and REGION may be "". Credentials
-come from where these two look for them (variables, the task's or the instance's role) and are never
-an argument.
+Run as ``python -I fetch.py ADDRESS ENDPOINT REGION CLI``: with the user's Python and its boto3 if
+CLI is "", else with the aws command line at CLI. ENDPOINT and REGION may be "". Credentials come
+from the usual places of these two (variables, the task's or the instance's role), never from an
+argument.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-# The names stand in contract/names.py, too: this file imports nothing of ours.
+# As in contract/names.py, which this file does not import.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _ARCHIVE = "code.tar.gz"  # names.FETCHED_ARCHIVE
 _CONNECT_SECONDS = 10
@@ -20,7 +20,7 @@ _ATTEMPTS = 5
 
 
 def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> str:
-    """Fetch; "" or why it cannot be done."""
+    """Fetch the archive; return "", or the reason of a failure."""
     import boto3  # type: ignore[import-not-found, unused-ignore]
     from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
@@ -40,7 +40,10 @@ def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> s
 
 
 def fetch_with_cli(address: str, endpoint: str, region: str, target: str, program: str) -> str:
-    """Fetch; "" or why it cannot be done. What the program prints goes to the log as it is."""
+    """Fetch the archive; return "", or the reason of a failure.
+
+    The program's own output goes to the log.
+    """
     words = [program, "s3", "cp", address, target, "--only-show-errors"]
     words += ["--cli-connect-timeout", str(_CONNECT_SECONDS)]
     if endpoint:
@@ -60,7 +63,7 @@ def fetch_with_cli(address: str, endpoint: str, region: str, target: str, progra
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch; 0, or 1 with one line on standard error."""
+    """Fetch the archive; return 0, or 1 with one line on standard error."""
     address, endpoint, region, program = arguments
     target = os.path.join(os.environ.get(_RUNTIME_DIRECTORY, ""), _ARCHIVE)  # noqa: PTH118
     if program:
@@ -70,7 +73,9 @@ def main(arguments: list[str]) -> int:
     if reason:
         at = f" at {endpoint}" if endpoint else ""
         sys.stderr.write(f"trainworks: cannot fetch {address}{at}: {reason}\n")
-    return 1 if reason else 0
+    if reason:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Prints the use of the GPUs now and then: ``gpu_use.py FIRST LONGEST
-[GPU...]``, until its input ends.
+"""Print the use of the GPUs until the input ends: ``gpu_use.py FIRST LONGEST [GPU...]``.
 
 Each line is a JSON list with [index, percent of the time, bytes of memory] of each GPU. FIRST and
-LONGEST are seconds between two lines; each pause is twice the one before. GPU: those that the job
-may use, by number or UUID; default all.
+LONGEST are seconds between two lines; each pause is twice the one before. GPU: the GPUs that the
+job may use, by number or UUID; default all.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
-from trainworks_launcher.checks.gpus import uses
+from trainworks_launcher.checks.gpus import read_use
 
 _LIMIT = 60.0
-"""Seconds for one answer: a driver that starts its GPUs takes a while, and the
-job does not wait for it.
-"""
+"""Seconds for one answer: a driver that starts its GPUs takes a while."""
 
 
 def main(first: str, longest: str, *visible: str) -> int:
-    """Print until the input ends, which it does with the launcher, or nothing is known."""
+    """Print until the input ends with the launcher, or the GPUs do not report their use."""
     pause = float(first)
-    while rows := uses(visible or None, _LIMIT):
+    while rows := read_use(visible or None, _LIMIT):
         sys.stdout.write(f"{json.dumps(rows)}\n")
         sys.stdout.flush()
         if select.select((sys.stdin,), (), (), pause)[0]:

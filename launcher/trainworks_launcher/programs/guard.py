@@ -1,14 +1,14 @@
-"""Ends the processes of a job when its launcher has died without doing so:
-killed, or for lack of memory.
+"""End the processes of a job whose launcher died without ending them: killed, or for lack of
+memory.
 
 Started by the launcher as ``python3 -IS guard.py MARK DIRECTORY``, with a pipe as its input that
 only the launcher holds. The launcher writes the process id of each command that it starts, a line
-each; the end of the pipe is the end of the launcher. Then these commands, what they have started,
-the sessions that these lead, and every process with the mark are killed, and the directory of the
-job is removed. A launcher that ends in order ends its guard.
+each. The end of the pipe is the end of the launcher. Then the guard kills these commands, their
+children, the sessions of both, and every process with the mark, and removes the directory of the
+job. A launcher that ends in order ends its guard.
 
 The mark is a limit of resources that all processes of the job have inherited (``processes.guard``);
-0 if they have none.
+0 for none.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def main(mark: str, directory: str) -> int:
     commands = set()
     for line in sys.stdin:
         pid = int(line)
-        commands.add((pid, _stat(pid)[1]))
+        commands.add((pid, _stat(pid).started))
     sessions: set[str] = set()
     deadline = time.monotonic() + _LIMIT_SECONDS
     killed = 0
     while time.monotonic() < deadline:
-        found = _belonging(commands, mark, sessions)
-        if not found:
+        pids = _processes_of_job(commands, mark, sessions)
+        if not pids:
             break
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        killed += len(found)
+        killed += len(pids)
         select.select((), (), (), _BETWEEN_SECONDS)
     if killed:
         with contextlib.suppress(OSError):
@@ -59,50 +59,63 @@ def main(mark: str, directory: str) -> int:
     return 0
 
 
-def _belonging(commands: set[tuple[int, str]], mark: str, sessions: set[str]) -> set[int]:
-    """Return the processes of the job that run. sessions: those that they lead; it grows."""
+class _Stat:
+    """A process by proc(5), ``stat``; the state is X if it is gone."""
+
+    def __init__(self, parent: int, started: str, session: str, state: str) -> None:
+        self.parent = parent
+        self.started = started
+        self.session = session
+        self.state = state
+
+
+def _processes_of_job(commands: set[tuple[int, str]], mark: str, sessions: set[str]) -> set[int]:
+    """Return the running processes of the job.
+
+    Args:
+        commands: Process id and start time of each command.
+        mark: The mark of the job.
+        sessions: Sessions that processes of the job lead; new ones are added.
+    """
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     table = {pid: _stat(pid) for pid in pids if pid != os.getpid()}
-    found = {
-        pid
-        for pid, row in table.items()
-        if (pid, row[1]) in commands or row[2] in sessions or _has(pid, mark)
-    }
+    of_job = set()
+    for pid, row in table.items():
+        if (pid, row.started) in commands or row.session in sessions or _has_mark(pid, mark):
+            of_job.add(pid)
+    # Add children until no process is new.
     size = 0
-    while size != len(found):
-        size = len(found)
-        found |= {pid for pid, row in table.items() if row[0] in found}
-    found = {pid for pid in found if table[pid][3] not in "ZX"}
-    sessions |= {table[pid][2] for pid in found if table[pid][2] == str(pid)}
-    return found
+    while size != len(of_job):
+        size = len(of_job)
+        of_job |= {pid for pid, row in table.items() if row.parent in of_job}
+    running = {pid for pid in of_job if table[pid].state not in "ZX"}
+    sessions |= {table[pid].session for pid in running if table[pid].session == str(pid)}
+    return running
 
 
-def _stat(pid: int) -> tuple[int, str, str, str]:
-    """Return a process's parent, start time, session and state, of proc(5).
-
-    The state is X if it is gone.
-    """
+def _stat(pid: int) -> _Stat:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             fields = opened.read().rpartition(")")[2].split()
     except OSError:
-        return 0, "", "", "X"
-    return int(fields[1]), fields[19], fields[3], fields[0]
+        return _Stat(0, "", "", "X")
+    return _Stat(int(fields[1]), fields[19], fields[3], fields[0])
 
 
-def _has(pid: int, mark: str) -> bool:
+def _has_mark(pid: int, mark: str) -> bool:
     """Return whether a process has inherited the mark.
 
-    Not by its environment: one that hangs in a driver may hold the lock that such a read waits for.
+    The environment is not read: a process that hangs in a driver may hold the lock for that.
     """
     try:
         with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             lines = opened.read().splitlines()
     except OSError:
         return False
-    return mark != "0" and any(
-        line.startswith(_LIMIT) and line[len(_LIMIT) :].split()[0] == mark for line in lines
-    )
+    for line in lines:
+        if line.startswith(_LIMIT):
+            return mark != "0" and line[len(_LIMIT) :].split()[0] == mark
+    return False
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
-"""Installs requirements with uv and keeps what the image was built around: one program, for a job
-and for an extension.
+"""Install requirements with uv, and keep the packages for which the image was built: one program,
+for a job and for an extension.
 
 Run as ``python -I install.py [--manifest FILE] [--strict] [--keep NAME==VERSION]... -- WORDS``,
-with the Python that it installs for. ``--keep`` stands in for ``protected`` where an image has no
+with the Python that gets the packages. ``--keep`` replaces ``protected`` for an image without a
 manifest. WORDS are those of ``pip install``: folders, ``-r FILE``, options that uv has too. The
-image's manifest says what is kept (``protected``), what is compiled against that (``companions``),
-what other builds of it need (``libraries``), what compiles with a component that the image lacks:
-later (``compiled_by``), or while it is installed (``needs``); and what is built with the image's
-packages in sight (``built_whole``).
+image's manifest lists packages that are kept (``protected``), that are compiled against those
+(``companions``), or that only other builds of those need (``libraries``). It also lists packages
+that compile with a component that the image lacks, later (``compiled_by``) or while they are
+installed (``needs``), and packages that are built with the image's packages in sight
+(``built_whole``).
 
-Its parts are in ``installing``.
-1. The files are read: those of pip's line by line, projects, locks and scripts by uv. What asks for
-   an older or another build of what is kept is answered with what the image has, and printed; a
-   newer one is refused.
-2. uv gets the other lines, with what is kept as constraints and with pip's
-   settings. It resolves and installs.
-3. What of the image lost a requirement is asked for in a second call.
-4. What must fit what is kept, or what went back, is imported once; what moved is printed.
+The parts are in ``installing``.
+1. Read the files: pip's line by line; projects, locks and scripts with uv. A line for an older or
+   another build of a kept package is replaced by the image's own, and printed. A line for a newer
+   one is refused.
+2. Call uv with the other lines, with the kept packages as constraints, and with pip's settings. uv
+   resolves and installs.
+3. Call uv again for packages of the image that lost a requirement.
+4. Import companions, and packages beside a downgraded one. Print the changes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ try:
         RefusedError,
         ThisPython,
     )
-    from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
-    from trainworks_launcher.programs.installing.reading import refuse_python
+    from trainworks_launcher.programs.installing.inputs import refuse_python
+    from trainworks_launcher.programs.installing.installation import Task, for_uv, settings_of_pip
 except ModuleNotFoundError as error:
     if error.name not in ("packaging", "tomli"):
         raise
@@ -57,7 +58,7 @@ __all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install; the installer's status, or 1 with one line on standard error."""
+    """Install; return the installer's status, or 1 with one line on standard error."""
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser()
     parser.add_argument(
@@ -65,11 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--keep", action="append", default=[], metavar="NAME==VERSION")
-    given = parser.parse_args(arguments[:split])
+    options = parser.parse_args(arguments[:split])
     python = ThisPython()
     with tempfile.TemporaryDirectory(dir=os.environ.get(RUNTIME_DIRECTORY)) as folder:
         try:
-            return Task(python, given, arguments[split + 1 :], Path(folder)).run()
+            return Task(python, options, arguments[split + 1 :], Path(folder)).run()
         except RefusedError as error:
             python.say(str(error))
             return 1

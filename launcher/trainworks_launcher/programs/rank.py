@@ -1,25 +1,24 @@
-"""Started by mpirun or torchrun once per rank: reports to the launcher of its
-host and becomes the user's program.
+"""Start one rank, for mpirun or torchrun: report to the launcher of the host, then become the
+user's program.
 
-A program of its own, run as ``python3 -I rank.py [--size N] [--keep A,B] -- PROGRAM...`` with only
-the standard library's smallest modules, because it starts once per rank. No shell, no copy of the
-output, no process in between.
+A program of its own, run as ``python3 -I rank.py [--size N] [--keep A,B] -- PROGRAM...``. It
+imports only the smallest modules of the standard library, because it starts once per rank. There is
+no shell, no copy of the output, and no process in between.
 
-It connects to the launcher's socket in the runtime directory, makes two pipes, sends the read ends
-with the rank's numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and
-error: real pipes, for scripts open /dev/stdout again. Where no launcher answers, the program runs
-with the output that it was given.
+The rank connects to the launcher's socket in the runtime directory, makes two pipes, sends the read
+ends with the rank's numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output
+and error. Real pipes, because scripts open /dev/stdout again. If no launcher answers, the program
+runs with the inherited output.
 
-With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of this host, with what
-mpirun set (by prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it,
-so that nothing host-specific comes from the leader. Without it (torchrun) the environment is the
-inherited one.
+With ``--keep`` (mpirun) the environment is that of ``environment.json`` on this host, with
+variables that mpirun set (by prefix) and that the user exported with ``-x`` (the names after
+``--keep``). So no variable of the leader's host gets here. Without ``--keep`` (torchrun) the
+environment is the inherited one.
 
-Where no launcher runs on this host, nobody else has made the directories that
-the program is told to write to.
+If no launcher runs on this host, this program makes the directories for the user's results.
 
-With ``--size`` the number of ranks that mpirun says it started has to be the planned one: a part of
-a job that trains on fewer processes than were paid for must not end in success.
+With ``--size`` the number of ranks that mpirun started has to be the planned one: a part of a job
+that trains on fewer processes than were paid for must not end in success.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ import socket
 import sys
 from typing import Mapping
 
-# The names stand in contract/names.py, too: this file imports nothing of ours.
+# As in contract/names.py, which this file does not import.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
-# places.RESULTS
+# directories.RESULTS
 _PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
@@ -50,7 +49,7 @@ _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; returns only if that fails, with a shell's status for it."""
+    """Become the program; return only if that fails, with a shell's status."""
     options = {}
     while len(arguments) > 2 and arguments[0] in ("--size", "--keep"):
         options[arguments[0]] = arguments[1]
@@ -58,17 +57,16 @@ def main(arguments: list[str]) -> int:
     if len(arguments) < 2 or arguments[0] != "--":
         sys.stderr.write("usage: rank.py [--size N] [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
         return 64
-    keep = frozenset(options["--keep"].split(",")) if "--keep" in options else None
+    keep = None
+    if "--keep" in options:
+        keep = frozenset(options["--keep"].split(","))
     program = arguments[1:]
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     if directory:
         attach(directory)
     else:
         try:
-            for place in filter(None, map(os.environ.get, _PLACES)):
-                os.makedirs(place, exist_ok=True)  # noqa: PTH103
-                if not os.access(place, os.W_OK | os.X_OK):
-                    raise PermissionError(f"it may not be written: {place}")
+            _make_places()
         except OSError as error:
             sys.stderr.write(
                 f"trainworks: a directory that the script writes to cannot be used: {error}\n"
@@ -80,46 +78,52 @@ def main(arguments: list[str]) -> int:
             f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n"
         )
         return 66
-    environment: Mapping[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
-    place = os.curdir
+    environment: dict[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
+    cwd = os.curdir
     try:
         if keep is not None:
             with open(os.path.join(directory, "environment.json"), encoding="utf-8") as opened:  # noqa: PTH118, PTH123
                 host = json.load(opened)
-            environment = {
-                **host["env"],
-                **{
-                    name: value
-                    for name, value in os.environ.items()
-                    if name.startswith(_FROM_MPIRUN) or name in keep
-                },
-                **place_in_the_plan(),
-                _RUNTIME_DIRECTORY: directory,
-            }
-            place = host["cwd"]
+            environment = {**host["env"], **_inherited(keep), **place_in_the_plan()}
+            environment[_RUNTIME_DIRECTORY] = directory
+            cwd = host["cwd"]
     except (OSError, ValueError) as error:
         sys.stderr.write(
             f"trainworks: this rank cannot read the environment of its host: {error}\n"
         )
         return 70
     try:
-        os.chdir(place)
+        os.chdir(cwd)
         try:
             os.execvpe(program[0], program, environment)
         except OSError as error:
             if error.errno != errno.ENOEXEC or not program[0].endswith(".sh"):
                 raise
-            # A script without #!, as a shell does it.
+            # A script without #! is run by sh, as a shell does it.
             os.execve("/bin/sh", ("/bin/sh", *program), environment)
     except OSError as error:
-        sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {place!r}: {error}\n")
+        sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {cwd!r}: {error}\n")
         return 126 if isinstance(error, PermissionError) else 127
 
 
-def attach(directory: str) -> None:
-    """Give this process's output to the launcher.
+def _make_places() -> None:
+    """Make the directories for the user's results. Raises OSError."""
+    for place in filter(None, map(os.environ.get, _PLACES)):
+        os.makedirs(place, exist_ok=True)  # noqa: PTH103
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(f"it may not be written: {place}")
 
-    Where it does not answer, the output stays, and a line says so.
+
+def _inherited(keep: frozenset[str]) -> dict[str, str]:
+    """Return the variables of this process that mpirun set, and those to keep."""
+    names = [name for name in os.environ if name.startswith(_FROM_MPIRUN) or name in keep]
+    return {name: os.environ[name] for name in names}
+
+
+def attach(directory: str) -> None:
+    """Hand this process's output to the launcher.
+
+    Without an answer the output stays as it is, and a line says so.
     """
     try:
         _report(directory)
@@ -128,7 +132,7 @@ def attach(directory: str) -> None:
 
 
 def _report(directory: str) -> None:
-    """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2.
+    """Send the launcher the read ends of two new pipes, and put the write ends on fd 1 and 2.
 
     Raises OSError.
     """
@@ -138,14 +142,13 @@ def _report(directory: str) -> None:
         "local_rank": _number(_LOCAL_RANK),
         "errors": errors if len(errors) < 2048 else "",
     }
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     pipes = (*os.pipe(), *os.pipe())
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_ANSWER_SECONDS)
-            # By way of the descriptor: a path of more than 107 bytes does not
-            # fit into a socket's address.
-            connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
+            # Through the descriptor, because a socket's address holds at most 107 bytes of path.
+            connection.connect(f"/proc/self/fd/{runtime}/{_SOCKET}")
             rights = b"".join(end.to_bytes(4, sys.byteorder) for end in pipes[::2])
             message = json.dumps(header).encode() + b"\n"
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -155,23 +158,22 @@ def _report(directory: str) -> None:
         os.dup2(pipes[1], 1)
         os.dup2(pipes[3], 2)
     finally:
-        for descriptor in (place, *pipes):
+        for descriptor in (runtime, *pipes):
             os.close(descriptor)
 
 
 def restarted() -> Mapping[str, str]:
-    """Return what a rank that torchrun starts again is told: how often, and the
-    checkpoint to go on from.
+    """Return variables for a rank that torchrun restarts: the count, and the newest checkpoint.
 
-    torchrun counts on each host the failures of that host, but starts the ranks of all hosts again:
-    so the starts are counted here, too.
+    torchrun on each host counts the failures of that host, but restarts the ranks of all hosts. So
+    the starts are counted here, too.
     """
-    again = _number((_FAILURES,))
-    if again >= 0:
-        again = max(again, _starts_before())
-    if again <= 0:
+    restarts = _number((_FAILURES,))
+    if restarts >= 0:
+        restarts = max(restarts, _starts_before())
+    if restarts <= 0:
         return {}
-    found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
+    variables = {_RESTARTS: str(restarts + max(_number((_RESTARTS,)), 0))}
     if _CHECKPOINTS in os.environ:
         sys.path.insert(
             0,
@@ -179,42 +181,50 @@ def restarted() -> Mapping[str, str]:
         )
         from trainworks_launcher.contract.checkpoints import newest_complete
 
-        found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
-    return {name: value for name, value in found.items() if value}
+        newest = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
+        if newest:
+            variables[_RESUME] = newest
+    return variables
 
 
 def place_in_the_plan() -> Mapping[str, str]:
-    """Return the variable by which each Python below this rank can tell whether
-    another starter has started it.
+    """Return the variable with the rank in the plan.
+
+    By it each Python below this rank can detect another starter in between.
     """
     rank, world = _number(_RANK), _number((*_SIZE, "WORLD_SIZE"))
-    return {_PLACE: f"{rank} of {world}"} if rank >= 0 and world > 0 else {}
+    if rank < 0 or world <= 0:
+        return {}
+    return {_PLACE: f"{rank} of {world}"}
 
 
 def _starts_before() -> int:
-    """Count this start of the rank in the host's runtime directory, and return how many there were
-    before; 0 if that cannot be.
+    """Count this start of the rank in the host's runtime directory.
+
+    Returns:
+        The number of earlier starts; 0 if they cannot be counted.
     """
     directory, place = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
     if not directory:
         return 0
     try:
-        counted = os.open(
+        counter = os.open(
             f"{directory}/starts-{place}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
         )
     except OSError:
         return 0
     try:
-        os.write(counted, b".")
-        return os.fstat(counted).st_size - 1
+        # A byte for each start, so that the file's size is the count.
+        os.write(counter, b".")
+        return os.fstat(counter).st_size - 1
     except OSError:
         return 0
     finally:
-        os.close(counted)
+        os.close(counter)
 
 
 def _number(variables: tuple[str, ...]) -> int:
-    """Return the number in the first of the variables that is set; -1 if none is."""
+    """Return the number in the first variable with one; -1 for none."""
     for name in variables:
         value = os.environ.get(name, "")
         if value.isdecimal():

@@ -1,17 +1,14 @@
-"""Becomes a program of a job with Ray, once what that needs is there: Ray's
-head, its workers, or all of its hosts.
+"""Become a program of a job with Ray, after a wait for the part of Ray that the program needs.
 
-Run as ``python3 -I ray_node.py LEADER PORT SECONDS WHAT -- PROGRAM...``. LEADER and PORT are where
-Ray's head listens. WHAT is what PROGRAM is:
+Run as ``python3 -I ray_node.py LEADER PORT SECONDS WHAT -- PROGRAM...``. Ray's head listens at
+LEADER and PORT. WHAT is the kind of PROGRAM:
 
-``head``     ``ray start --head``: it is told this host's own address, the one by which the others
-             reach it.
+``head``     ``ray start --head``: gets this host's own address, at which the others reach Ray.
 ``worker``   ``ray start --address``: starts when the head listens; Ray itself would print each try.
-a number     the job's program, on the leader: starts when Ray has so many hosts, and finds it by
+a number     the job's program, on the leader: starts when Ray has so many hosts, and finds Ray by
              RAY_ADDRESS. Run by the Python that has Ray.
 
-The limit is SECONDS. What happens to the head and the workers meanwhile is not
-watched here: the launcher does that.
+The limit is SECONDS. The launcher, not this program, watches the head and the workers.
 """
 
 from __future__ import annotations
@@ -27,46 +24,43 @@ _ADDRESS = "RAY_ADDRESS"
 _BETWEEN_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _ANYWHERE = ("192.0.2.1", 9)
-"""An address of documentation (RFC 5737): to connect a datagram socket sends
-nothing, and tells the way there.
+"""An address of documentation (RFC 5737). Connecting a datagram socket sends nothing, and shows the
+route.
 """
 
 
 def main(arguments: list[str]) -> int:
     """Become the program.
 
-    Returns only if that fails, with a shell's status for it, or 66 after the limit.
+    Returns only if that fails, with a shell's status, or 66 after the limit.
     """
     if len(arguments) < 6 or arguments[4] != "--":
         sys.stderr.write(
             "usage: ray_node.py LEADER PORT SECONDS head|worker|HOSTS -- PROGRAM [ARGUMENT...]\n"
         )
         return 64
-    leader, port, limit, what, program = (
-        arguments[0],
-        int(arguments[1]),
-        arguments[2],
-        arguments[3],
-        arguments[5:],
-    )
+    leader, port, limit = arguments[0], int(arguments[1]), arguments[2]
+    kind, program = arguments[3], arguments[5:]
     deadline, env = time.monotonic() + float(limit), dict(os.environ)
-    if what == "head":
+    if kind == "head":
         own = own_address(leader)
-        program += [f"--node-ip-address={own}"] if own else []
-    elif what == "worker":
-        why = _listening(leader, port, deadline)
-        if why:
+        if own:
+            program.append(f"--node-ip-address={own}")
+    elif kind == "worker":
+        error = _wait_for_port(leader, port, deadline)
+        if error:
             return _too_late(
-                f"Ray's head on {leader}, port {port}, cannot be reached within {limit} s: {why}"
+                f"Ray's head on {leader}, port {port}, cannot be reached within {limit} s: {error}"
             )
     else:
         own = own_address(leader) or leader
-        why = _listening(own, port, deadline)
-        seen = 0 if why else _hosts(f"{own}:{port}", int(what), deadline)
-        if seen < int(what):
-            return _too_late(
-                f"{seen} of {what} hosts joined Ray within {limit} s{f': {why}' if why else ''}"
-            )
+        required, present = int(kind), 0
+        error = _wait_for_port(own, port, deadline)
+        if not error:
+            present = _wait_for_hosts(f"{own}:{port}", required, deadline)
+        if present < required:
+            reason = f": {error}" if error else ""
+            return _too_late(f"{present} of {kind} hosts joined Ray within {limit} s{reason}")
         env[_ADDRESS] = f"{own}:{port}"
     try:
         os.execvpe(program[0], program, env)
@@ -76,63 +70,65 @@ def main(arguments: list[str]) -> int:
 
 
 def own_address(name: str) -> str:
-    """Return this host's address by its name, or where that is loopback or
-    another host's, by its way to others.
+    """Return this host's address by its name, else by its route to others.
 
-    ``""`` where neither is known: Ray then looks itself.
+    Not loopback, and not another host's. ``""`` if neither is known: Ray then chooses an address.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     with contextlib.suppress(OSError):
-        found += [
-            str(row[4][0])
-            for row in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)
-        ]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect(_ANYWHERE)
-        found.append(str(way.getsockname()[0]))
-    return next(
-        (address for address in found if not address.startswith("127.") and _is_own(address)), ""
-    )
+        rows = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)
+        addresses += [str(row[4][0]) for row in rows]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_ANYWHERE)
+        addresses.append(str(probe.getsockname()[0]))
+    for address in addresses:
+        if not address.startswith("127.") and _is_own(address):
+            return address
+    return ""
 
 
 def _is_own(address: str) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tried:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            tried.bind((address, 0))
+            probe.bind((address, 0))
         except OSError:
             return False
         return True
 
 
-def _listening(host: str, port: int, deadline: float) -> str:
-    """Wait until something listens there. Returns ``""``, or after the limit why nothing does."""
+def _wait_for_port(host: str, port: int, deadline: float) -> str:
+    """Wait until a program listens at a port.
+
+    Returns:
+        ``""``, or after the limit the reason of the last failure.
+    """
     while True:
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
             return ""
         except OSError as error:
-            why = str(error.strerror or error)
+            reason = str(error.strerror or error)
         if time.monotonic() + _BETWEEN_SECONDS > deadline:
-            return why
+            return reason
         select.select((), (), (), _BETWEEN_SECONDS)
 
 
-def _hosts(address: str, wanted: int, deadline: float) -> int:
-    """Wait, bounded, for so many hosts of Ray. Returns how many there are."""
-    # A connection as ray.init() makes it takes seconds, and registers a job.
+def _wait_for_hosts(address: str, required: int, deadline: float) -> int:
+    """Wait, bounded, for the hosts of Ray; return their number."""
+    # A connection by ray.init() would take seconds, and register a job.
     from ray._raylet import GcsClient
 
     client = GcsClient(address=address)
     while True:
         # GcsNodeInfo.ALIVE.
         alive: int = sum(row.state == 0 for row in client.get_all_node_info().values())
-        if alive >= wanted or time.monotonic() + _BETWEEN_SECONDS > deadline:
+        if alive >= required or time.monotonic() + _BETWEEN_SECONDS > deadline:
             return alive
         select.select((), (), (), _BETWEEN_SECONDS)
 
 
-def _too_late(what: str) -> int:
-    sys.stderr.write(f"trainworks: {what}\n")
+def _too_late(message: str) -> int:
+    sys.stderr.write(f"trainworks: {message}\n")
     return 66
 
 

@@ -1,8 +1,7 @@
-"""Becomes another program, with one variable's host name replaced by its IPv4 address.
+"""Become another program, with the host name in one variable replaced by its IPv4 address.
 
-A program of its own, run as ``python3 -I resolve.py NAME -- PROGRAM...``. For programs that listen
-on an address which they are told by name: where the name leads to is known on the host, and not yet
-when the job is planned.
+Run as ``python3 -I resolve.py NAME -- PROGRAM...``, for programs that listen at an address in a
+variable. The address is known on the host, and not yet when the job is planned.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; returns only if that fails, with a shell's status for it."""
+    """Become the program; return only if that fails, with a shell's status."""
     if len(arguments) < 3 or arguments[1] != "--":
         sys.stderr.write("usage: resolve.py NAME -- PROGRAM [ARGUMENT...]\n")
         return 64

@@ -1,7 +1,6 @@
-"""A TensorFlow server of the cluster that TF_CONFIG describes; serves until it is ended.
+"""A TensorFlow server of the cluster in TF_CONFIG, which serves until it is killed.
 
-A program of its own, run by the image's Python as ``python
-tensorflow_server.py``: TensorFlow is the image's.
+Run by the image's Python as ``python tensorflow_server.py``: TensorFlow is the image's.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import sys
 
 
 def main() -> int:
-    """Serve; returns only if TF_CONFIG is not one of a cluster."""
-    del sys.path[0]  # this file's own directory, whose names TensorFlow must not find
+    """Serve; return only if TF_CONFIG does not describe a cluster."""
+    del sys.path[0]  # this file's own directory, in which TensorFlow must not find modules
     try:
         document = json.loads(os.environ.get("TF_CONFIG", ""))
         cluster, task = document["cluster"], document["task"]
@@ -23,7 +22,7 @@ def main() -> int:
         sys.stderr.write(f"trainworks: TF_CONFIG does not describe a server: {error!r}\n")
         return 64
     tensorflow = importlib.import_module("tensorflow")
-    # The first line of TensorFlow has the same class under another name.
+    # TensorFlow 1 has the same class under another name.
     server = getattr(tensorflow.distribute, "Server", None) or tensorflow.train.Server
     server(tensorflow.train.ClusterSpec(cluster), job_name=kind, task_index=index).join()
     return 0

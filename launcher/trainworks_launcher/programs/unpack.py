@@ -1,14 +1,13 @@
-"""Unpacks an archive of code, safely.
+"""Unpack an archive of code safely.
 
 A program of its own, so that a large archive does not stop the heartbeats.
 
 Run as ``python3 -I unpack.py ARCHIVE DIRECTORY``; a relative ARCHIVE is in the host's runtime
-directory. Files of the archive take the place of files of the same name: an upload wins over what
-the image has.
+directory. Files of the archive replace files of the same name: an upload wins over the image.
 
-Two defences, one behind the other. The whole archive is judged before anything is written
-(``environment.source_archive``): one bad member, and nothing is unpacked. And what writes never
-follows a link: every directory on the way is opened by itself.
+There are two defences. All members are checked before the first write
+(``environment.source_archive``): after one bad member no file is unpacked. And no write follows a
+link: every directory on the way is opened by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from trainworks_launcher.environment.source_archive import judge, members_of
 
 
 class _Tree:
-    """Writes below one directory without ever following a link in it."""
+    """Writes below one directory, and never follows a link in it."""
 
     def __init__(self, directory: str) -> None:
         os.makedirs(directory, exist_ok=True)  # noqa: PTH103
@@ -39,7 +38,7 @@ class _Tree:
         os.close(self._root)
 
     def open_directory(self, parts: tuple[str, ...]) -> int:
-        """Return a descriptor of a directory, made if need be; valid until the next call."""
+        """Return a descriptor of a directory, made if missing; valid until the next call."""
         if parts != self._parts:
             current = os.dup(self._root)
             for part in parts:
@@ -57,9 +56,10 @@ class _Tree:
         return self._opened
 
     def clear(self, path: tuple[str, ...]) -> tuple[int, str]:
-        """Remove what stands at a path, a file or a link.
+        """Remove the file or link at a path.
 
-        (descriptor of its directory, its name).
+        Returns:
+            The descriptor of its directory, and its name.
         """
         parent = self.open_directory(path[:-1])
         with suppress(FileNotFoundError):
@@ -68,19 +68,20 @@ class _Tree:
 
 
 def unpack(archive: str, directory: str) -> None:
-    """Unpack.
+    """Unpack an archive.
 
-    Raises ValueError for an archive that may not be, and whatever tarfile raises for a broken one.
+    Raises:
+        ValueError: A member is not allowed. tarfile raises other errors for a broken archive.
     """
     with tarfile.open(archive, "r:*") as opened:
         contents = judge(members_of(opened), directory)
         tree = _Tree(directory)
         try:
-            needed = sum(member.size for member in contents.files.values())
+            required = sum(member.size for member in contents.files.values())
             free = shutil.disk_usage(directory).free
-            if needed > free:
+            if required > free:
                 raise ValueError(
-                    f"its files have {needed:,} bytes, and {free:,} are free in {directory}"
+                    f"its files have {required:,} bytes, and {free:,} are free in {directory}"
                 )
             for path in sorted(contents.directories):
                 tree.open_directory(path)
@@ -98,7 +99,7 @@ def unpack(archive: str, directory: str) -> None:
 def _write(
     opened: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree, path: tuple[str, ...]
 ) -> None:
-    """Write one regular file, with the execute bits and the time that it has in the archive."""
+    """Write one regular file, with the execute bits and the time of the archive."""
     parent, name = tree.clear(path)
     descriptor = os.open(
         name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
@@ -114,7 +115,7 @@ def _write(
 
 
 def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
-    """Make a hard link to a file that was just written."""
+    """Make a hard link to a file that was written before."""
     above = os.dup(tree.open_directory(source[:-1]))
     try:
         parent, name = tree.clear(path)
@@ -124,7 +125,7 @@ def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Unpack; 0, or 1 with one line on standard error."""
+    """Unpack; return 0, or 1 with one line on standard error."""
     archive, directory = arguments
     try:
         runtime_directory = os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, "")

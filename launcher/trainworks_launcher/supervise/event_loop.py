@@ -69,10 +69,10 @@ class Loop:
                 returned in time, or no thread can be started.
         """
         # Its threads cost a start that needs none.
-        from trainworks_launcher.contract.inspection import Look
+        from trainworks_launcher.contract.inspection import Inspection
 
         receiver, sender = os.pipe()
-        made: list[Look[Seen]] = []
+        made: list[Inspection[Seen]] = []
         waits = [True]
 
         def over(_: int = 0) -> None:
@@ -81,11 +81,11 @@ class Loop:
             waits.clear()
             self.unwatch(receiver)
             os.close(receiver)
-            then(made[0].found[0] if made and made[0].found else None)
+            then(made[0].results[0] if made and made[0].results else None)
 
         self.watch(receiver, READ, over)
         try:
-            made.append(Look(look, ended=lambda: os.close(sender)))
+            made.append(Inspection(look, ended=lambda: os.close(sender)))
         except RuntimeError:
             os.close(sender)
         self.after(seconds, over)

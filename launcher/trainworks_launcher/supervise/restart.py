@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Tuple
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.checkpoints import newest_complete, state_of, step_in
 from trainworks_launcher.contract.files import text_of, written_at
-from trainworks_launcher.contract.inspection import in_time
+from trainworks_launcher.contract.inspection import run_in_time
 from trainworks_launcher.contract.json_values import Json, number, texts
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -138,7 +138,7 @@ class Tries:
             return files, written_at(self._heartbeat) if self._heartbeat else 0
 
         unknown: State = (None, None)
-        return in_time(look, unknown)
+        return run_in_time(look, unknown)
 
     def count(self, outcome: Outcome, began: float) -> str:
         """Another try begins. Returns the line that says so.
@@ -150,7 +150,7 @@ class Tries:
             self._began, self._ended = began, time.time()
             self._step = -1
             if self._heartbeat:
-                beat = in_time(lambda: self._said_since(began), "")
+                beat = run_in_time(lambda: self._said_since(began), "")
                 if beat.isdecimal() and len(beat) < _DIGITS:
                     self._step = int(beat)
             self._counted = False
@@ -169,7 +169,7 @@ class Tries:
     def note_shared_memory(self) -> None:
         """Note what is in /dev/shm before the first try: it is not of this job."""
         if self._restarts_ranks and self._shared_memory is None:
-            self._shared_memory = in_time(lambda: frozenset(shared_memory.files()), None)
+            self._shared_memory = run_in_time(lambda: frozenset(shared_memory.files()), None)
 
     def clean_up_shared_memory(self, until: float = 0.0) -> str:
         """Remove what dead ranks have left in /dev/shm.
@@ -181,7 +181,9 @@ class Tries:
         before = self._shared_memory
         if before is None:
             return ""
-        line = in_time(lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS)
+        line = run_in_time(
+            lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS
+        )
         return str(line) if line is not None else ""
 
     def keep_signals(self, numbers: Sequence[int]) -> None:

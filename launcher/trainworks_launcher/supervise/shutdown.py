@@ -10,7 +10,7 @@ nothing: Slurm sends TERM again before KILL. KILL comes from here only
 - where this host's platform has sent no signal, and the host that was stopped is gone.
 
 What does not end after KILL is left behind. The starters of the ranks do not shorten the time
-either (``processes.kept_descriptors``).
+either (``processes.stopped_starters``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome
 from trainworks_launcher.supervise.phase import Phase
-from trainworks_launcher.supervise.processes.command import Running
-from trainworks_launcher.supervise.processes.kept_descriptors import Held, have_left_the_script
+from trainworks_launcher.supervise.processes.command import HostCommand
+from trainworks_launcher.supervise.processes.stopped_starters import (
+    StoppedStarters,
+    have_left_the_script,
+)
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Rank
@@ -74,7 +77,7 @@ class Stopping:
         self,
         loop: Loop,
         plan: NodePlan,
-        running: Running,
+        running: HostCommand,
         verdict: Verdict,
         runtime: Path,
         events: Events,
@@ -100,7 +103,7 @@ class Stopping:
         self._only_told = False
         self._interrupts = 0
         self._killing = False
-        self._held = Held()
+        self._held = StoppedStarters()
         self._has_told = False
 
     @property

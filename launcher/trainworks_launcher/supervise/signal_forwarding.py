@@ -15,7 +15,7 @@ from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.processes import processes
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 
 _LOOK_SECONDS = 0.5
 
@@ -30,7 +30,7 @@ class PassingOn:
         self,
         loop: Loop,
         plan: NodePlan,
-        running: Running,
+        running: HostCommand,
         phase: Callable[[], Phase],
         log: Callable[[str], None],
     ) -> None:
@@ -62,7 +62,7 @@ class PassingOn:
         given, ranks = self._given[number], self._ranks()
         sent: list[int] = []
         for rank in ranks:
-            takers = processes.takers(rank, number) if rank not in given else []
+            takers = processes.signal_receivers(rank, number) if rank not in given else []
             for pid in takers:
                 processes.send(pid, number)
                 given.add(rank)

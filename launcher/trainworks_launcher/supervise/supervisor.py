@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.inspection import LOOK_SECONDS, Look, in_time
+from trainworks_launcher.contract.inspection import LOOK_SECONDS, Inspection, run_in_time
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
@@ -39,7 +39,7 @@ from trainworks_launcher.supervise.attribution.failure import (
 from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.event_loop import READ, Loop
 from trainworks_launcher.supervise.hang import activation
-from trainworks_launcher.supervise.hang.activation import Lookout
+from trainworks_launcher.supervise.hang.activation import HangActivation
 from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
@@ -52,11 +52,11 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.processes import output, processes
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 from trainworks_launcher.supervise.processes.guard import Guard
-from trainworks_launcher.supervise.processes.job_directory import NoRuntime, Runtime
+from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
 from trainworks_launcher.supervise.processes.processes import Child
-from trainworks_launcher.supervise.processes.sidecars import Auxiliaries
+from trainworks_launcher.supervise.processes.sidecars import Sidecars
 from trainworks_launcher.supervise.restart import KIND, Tries
 from trainworks_launcher.supervise.shutdown import Stopping
 from trainworks_launcher.supervise.signal_forwarding import PassingOn
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
     from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
     from trainworks_launcher.supervise.control.data_path import DataPath
-    from trainworks_launcher.supervise.processes.attempts import Rounds
+    from trainworks_launcher.supervise.job_summary import JobSummary
+    from trainworks_launcher.supervise.processes.attempts import Attempts
     from trainworks_launcher.supervise.processes.mpirun_agents import Agents, Daemons
     from trainworks_launcher.supervise.processes.ranks import Rank
-    from trainworks_launcher.supervise.summary.account import Account
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
@@ -116,8 +116,8 @@ def _try(
     tries: Tries,
 ) -> Outcome | None:
     """Run the plan once, as ``run_plan``. Returns the outcome; None if none is known."""
-    runtime: Runtime | NoRuntime = NoRuntime()
-    written: output.Output = output.Plain()
+    runtime: JobDirectory | NoJobDirectory = NoJobDirectory()
+    written: output.Output = output.SynchronousOutput()
     made: tuple[str, ...] = ()
     try:
         inherited = {
@@ -126,14 +126,16 @@ def _try(
             if name not in plan.left_out
         }
         own_ranks = bool(plan.ranks_by) and plan.shell is None
-        runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks)
+        runtime = JobDirectory(
+            inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks
+        )
         made = () if refusal is not None else _make_places(environment, tries)
         written = output.Output()
     except RefusalError as refused:
         runtime.remove()
         directories.take_back(made)
         output.log(str(refused))
-        runtime, made = NoRuntime(), ()
+        runtime, made = NoJobDirectory(), ()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
@@ -149,7 +151,7 @@ def _make_places(environment: Environment, tries: Tries) -> tuple[str, ...]:
     """
     if not tries.restarts:
         return directories.make(environment.places, environment.home)
-    return in_time(lambda: directories.make(environment.places, environment.home), ())
+    return run_in_time(lambda: directories.make(environment.places, environment.home), ())
 
 
 class _Supervisor:
@@ -160,7 +162,7 @@ class _Supervisor:
         plan: NodePlan,
         environment: Environment,
         refusal: Outcome | None,
-        runtime: Runtime | NoRuntime,
+        runtime: JobDirectory | NoJobDirectory,
         written: output.Output,
         made: Sequence[str],
         tries: Tries,
@@ -179,7 +181,7 @@ class _Supervisor:
         self._reports = self._base if refusal is None else environment.refusals
         self._loop = Loop()
         self._runtime = runtime
-        self._family = processes.Family()
+        self._orphans = processes.Orphans()
         self._guardian = Guard()
         self._output = written
         self._redactor = Redactor(environment.variables, plan.env, environment.hyperparameters)
@@ -188,15 +190,15 @@ class _Supervisor:
             several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         )
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
-        self._running = Running(plan.ranks_by)
+        self._running = HostCommand(plan.ranks_by)
         self._verdict = Verdict(plan, self._base, self._redactor, self._runtime.path)
         self._reported: Outcome | None = None
         self._reported_code = 0
         self._noted_by: set[int] = set()
         self._when_ended: Callable[[int], None] = lambda _: None
-        self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
+        self._auxiliaries = Sidecars(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
-        self._lookout = Lookout(
+        self._lookout = HangActivation(
             self._loop, plan, environment, told, self._report, self._log, self._redactor.text
         )
         self._inquiry = inquiry.Inquiry(
@@ -206,12 +208,12 @@ class _Supervisor:
             is_certain=self._verdict.is_certain,
         )
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {
-            activation.MESSAGE: self._lookout.told,
+            activation.MESSAGE: self._lookout.receive,
             inquiry.KIND: self._inquiry.heard,
         }
-        self._rounds: Rounds | None = None
+        self._rounds: Attempts | None = None
         self._overdue: StuckStarter | None = None
-        self._account: Account | None = None
+        self._account: JobSummary | None = None
         self._giving_up: CrashLoop | None = None
         self._role: control.Role | None = None
         self._agents: Agents | None = None
@@ -333,14 +335,14 @@ class _Supervisor:
                 )
 
         try:
-            look = Look(write)
+            look = Inspection(write)
         except RuntimeError:  # no further thread may be started
             write()
             return
         if not look.wait(seconds):
             self._log(f"cannot write below {self._reports}: the file system does not answer")
-        if look.failed:
-            raise look.failed[0]
+        if look.errors:
+            raise look.errors[0]
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused.
@@ -475,7 +477,7 @@ class _Supervisor:
             self._daemons = mpirun_agents.Daemons(
                 self._start_daemon,
                 has_ranks=lambda: ranks is not None and bool(ranks.all),
-                may_start_ranks=lambda: self._family.has_others(self._own_pids()),
+                may_start_ranks=lambda: self._orphans.has_others(self._own_pids()),
                 tell=role.tell,
             )
             self._heard[mpirun_agents.START] = self._asked_for_daemon
@@ -562,10 +564,12 @@ class _Supervisor:
         """Ask the leader for the time, where hosts are checked."""
         if self._plan.checks is None or self._plan.control is None or self._role is None:
             return
-        from trainworks_launcher.supervise.control.clock_offset import KIND, Clocks
+        from trainworks_launcher.supervise.control.clock_offset import KIND, ClockComparison
 
-        clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
-        self._heard[KIND] = clocks.heard
+        clocks = ClockComparison(
+            self._role, self._plan.host, self._plan.role == "leader", self._log
+        )
+        self._heard[KIND] = clocks.receive
         clocks.ask()
 
     def _prepared(self, plan: NodePlan) -> None:
@@ -609,7 +613,7 @@ class _Supervisor:
             variables = {**self._environment.variables, **plan.env}
             port = variables.get(names.MASTER_PORT_VARIABLE, "")
             needs_path = plan.mode not in _INDEPENDENT
-            own = data_path.Own(
+            own = data_path.LocalHost(
                 host=plan.member or plan.host,
                 place=data_path.place_of(variables, self._environment.devices),
                 store=(
@@ -628,7 +632,7 @@ class _Supervisor:
                 ),
             )
             self._data_path = data_path.DataPath(self._loop, own, plan.control.hosts, role, events)
-            self._heard[data_path.KIND] = self._data_path.heard
+            self._heard[data_path.KIND] = self._data_path.receive
         self._data_path.begin()
 
     # --- running ----------------------------------------------------------------------------------
@@ -721,12 +725,12 @@ class _Supervisor:
         if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
             return
         # The program has the first milliseconds.
-        from trainworks_launcher.supervise.summary import account
+        from trainworks_launcher.supervise import job_summary
 
         member = self._plan.member or self._plan.host
         hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
-        self._account = account.Account(self._loop, member, hosts, self._log)
-        self._heard[account.MESSAGE] = self._account.told
+        self._account = job_summary.JobSummary(self._loop, member, hosts, self._log)
+        self._heard[job_summary.MESSAGE] = self._account.receive
         devices, launcher = self._environment.devices, self._environment.launcher_directory
         program = (self._environment.launcher_python, "-I", f"{launcher}/programs/gpu_use.py")
         if devices.gpus > 0 and devices.visible_gpus != ():
@@ -848,12 +852,12 @@ class _Supervisor:
     def _count_rounds(self) -> None:
         """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
         from trainworks_launcher.supervise.attribution import crash_loop
-        from trainworks_launcher.supervise.processes.attempts import Rounds
+        from trainworks_launcher.supervise.processes.attempts import Attempts
 
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._rounds = Rounds(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        self._rounds = Attempts(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
             self._giving_up = crash_loop.CrashLoop(
                 plan.member or plan.host,
@@ -1014,7 +1018,7 @@ class _Supervisor:
             # Judge again, with messages that came from other hosts since.
             outcome = self._of_command(self._reported_code)
         judged = self._verdict.judge(outcome)
-        where = self._redactor.text(self._lookout.of_start)
+        where = self._redactor.text(self._lookout.rendezvous_state)
         if where and judged.kind != SUCCEEDED:
             self._log(where)
             judged = judged._replace(notes=(*judged.notes, where))
@@ -1065,7 +1069,7 @@ class _Supervisor:
             self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
-        orphans = self._family.reap(self._own_pids())
+        orphans = self._orphans.reap(self._own_pids())
         if self._daemons is not None:
             self._daemons.orphans_ended(orphans)
         if command is not None and ended:
@@ -1110,7 +1114,7 @@ class _Supervisor:
         if not self._outcome.again:
             self._outcome = self._tries.of_job(self._outcome)
         self._phase = Phase.ENDING
-        asked = self._daemons is not None and self._daemons.were_asked
+        asked = self._daemons is not None and self._daemons.were_requested
         if self._is_copy and not asked and self._outcome.kind == SUCCEEDED:
             self._log(
                 "warning: mpirun was called on this host alone, not on the first one: it has"
@@ -1150,9 +1154,9 @@ class _Supervisor:
         else:
             self._loop.stop()
 
-    def _tell_figures(self, account: Account) -> None:
+    def _tell_figures(self, account: JobSummary) -> None:
         """Nothing runs here any more: tell the leader what this host took."""
-        from trainworks_launcher.supervise.summary.account import MESSAGE
+        from trainworks_launcher.supervise.job_summary import MESSAGE
 
         if self._running.ranks is None:
             tails = [self._running.tail]
@@ -1190,7 +1194,7 @@ class _Supervisor:
             FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known"
         )
         limit = names.KILL_LIMIT_SECONDS if outcome.again else processes.REAP_SECONDS
-        left = self._family.end(self._guardian.pids, limit)
+        left = self._orphans.end(self._guardian.pids, limit)
         self._guardian.end()
         if self._running.ranks is not None:
             self._running.ranks.close()

@@ -1,3 +1,1 @@
-"""The parts of ``install.py``: reading what is asked for, answering lines of
-another build, moving what is there.
-"""
+"""The parts of ``install.py``: read the requirements, adapt them to the image, install with uv."""

@@ -1,6 +1,6 @@
-"""The Python that is installed for: what it has, and how it is asked.
+"""The Python that gets the packages: its distributions, and queries of it.
 
-The builder puts another one in its place.
+The builder uses another object in place of ``ThisPython``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from trainworks_launcher.programs.installing.standards import Requirement, Versi
 
 RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 MANIFEST_VARIABLE, MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
-"""Those of contract/names.py: the user's Python runs this, and it imports nothing else of ours."""
+"""As in contract/names.py, which a file that the user's Python runs does not import."""
 
 _IMPORT_SECONDS = 300
 
 
 class RefusedError(Exception):
-    """Why nothing is installed, for a person.
+    """Nothing is installed, for a reason.
 
-    ``newer``: what another image would have to have, name to specifier.
+    Attributes:
+        problems: The reasons for people.
+        newer: Requirements that another image would fulfil: name -> specifier.
     """
 
     def __init__(self, *problems: str, newer: Mapping[str, str] | None = None) -> None:
-        """problems: a line each."""
+        """Hold the reasons, one line each."""
         super().__init__("; ".join(problems))
         self.problems, self.newer = problems, dict(newer or {})
 
@@ -43,14 +45,14 @@ def normalised(name: str) -> str:
 
 
 class ThisPython:
-    """The Python that is installed for: the one that runs this file.
+    """The Python that gets the packages and runs this file.
 
-    The builder installs for a Python that it may not run. It hands in an object of its own with
-    these methods (``trainworks.extend.resolve.Session``).
+    The builder installs for a Python that it may not run, with an object of its own that has these
+    methods (``trainworks.extend.resolve.Session``).
     """
 
     words: tuple[str, ...] = ("--python", sys.executable)
-    """What names it for uv."""
+    """Options that select this Python for uv."""
 
     def say(self, text: str) -> None:
         """Print a line for the log."""
@@ -58,20 +60,20 @@ class ThisPython:
         sys.stderr.flush()
 
     def uv(self) -> str:
-        """Return the path of uv: beside this Python, or on PATH; ``""`` where there is none."""
+        """Return the path of uv, beside this Python or on PATH; ``""`` without uv."""
         places = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
         return shutil.which("uv", path=os.pathsep.join(places)) or ""
 
     def distributions(self) -> Iterable[metadata.Distribution]:
-        """Return what it has, in the order of its search path."""
+        """Return the installed distributions, in the order of the search path."""
         return metadata.distributions()
 
     def markers(self) -> dict[str, str]:
-        """Return what environment markers are compared with, beside what this process knows."""
+        """Return values for environment markers that differ from this process's."""
         return {}
 
     def tags(self) -> Iterable[Any]:
-        """Return the tags of wheels that fit."""
+        """Return the tags of wheels for this Python."""
         return sys_tags()  # type: ignore[no-any-return, unused-ignore]
 
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:
@@ -79,7 +81,7 @@ class ThisPython:
         return int(installation.call("pip", "install", *self.words, *words, quiet=quiet).returncode)
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
-        """Return what uv takes of a lock: name to version, ``""`` where it says none.
+        """Return the packages that uv selects from a lock: name -> version, ``""`` without one.
 
         Raises RefusedError.
         """
@@ -89,22 +91,21 @@ class ThisPython:
             "pip", "install", *self.words, *form, *words, quiet=True, stdout=subprocess.PIPE
         )
         if done.returncode:
-            raise RefusedError(
-                f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}"
-            )
-        return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
+            reason = done.stderr.decode("utf-8", "replace").strip()
+            raise RefusedError(f"uv cannot use {words[1]}: {reason}")
+        rows = json.loads(done.stdout)["changes"]
+        return {row["name"]: row.get("version", "") for row in rows}
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
-        """Whether no wheel fits what words ask for.
+        """Return whether no wheel fits a requirement.
 
-        An index that does not answer is no such answer.
+        False if an index does not answer.
         """
-        return bool(
-            installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1
-        )
+        done = installation.call("pip", "install", *self.words, *words, quiet=True)
+        return bool(done.returncode == 1)
 
     def import_error(self, modules: Sequence[str]) -> str:
-        """Import modules as a script would, and return the last words of it; ``""`` for success."""
+        """Import modules as a script would; return the last line of the error, ``""`` for none."""
         return import_error(*modules)
 
 
@@ -112,7 +113,7 @@ def distributions(python: Any) -> dict[str, metadata.Distribution]:
     """Return the installed distributions by name; of two with one name the one that is imported.
 
     Args:
-        python: The Python that is installed for: ``ThisPython``, or the builder's own.
+        python: The Python that gets the packages: ``ThisPython``, or the builder's own object.
     """
     installed: dict[str, metadata.Distribution] = {}
     for distribution in python.distributions():
@@ -128,10 +129,10 @@ def versions(python: Any) -> dict[str, str]:
     return {name: distribution.version for name, distribution in installed.items()}
 
 
-def applying(python: Any, text: str) -> Any:
-    """Return a requirement whose marker is true for a Python.
+def parse_applicable(python: Any, text: str) -> Any:
+    """Parse a requirement, if its marker is true for a Python.
 
-    None for one that is for another system, and for a text that is no requirement.
+    None for a requirement of another system, and for a text that is no requirement.
     """
     try:
         requirement = Requirement(text)
@@ -140,45 +141,47 @@ def applying(python: Any, text: str) -> Any:
     if requirement.marker is None:
         return requirement
     applies = requirement.marker.evaluate({**python.markers(), "extra": ""})
-    return requirement if applies else None
+    if not applies:
+        return None
+    return requirement
 
 
 def needs_of(python: Any, distribution: metadata.Distribution) -> Iterator[Any]:
-    """Yield what a distribution requires for a Python."""
+    """Yield the requirements of a distribution that apply to a Python."""
     for text in distribution.requires or ():
-        requirement = applying(python, text)
+        requirement = parse_applicable(python, text)
         if requirement is not None:
             yield requirement
 
 
-def losing(python: Any) -> dict[str, Any]:
-    """Return the distributions that lack a requirement, or have it in a version that they refuse.
+def unmet_requirements(python: Any) -> dict[str, Any]:
+    """Return the distributions with a requirement that is missing, or has a wrong version.
 
     Returns:
-        Name to the first requirement that is not met.
+        Name -> the first such requirement.
     """
     installed = distributions(python)
-    lacking: dict[str, Any] = {}
+    unmet: dict[str, Any] = {}
     for name, distribution in installed.items():
         for requirement in needs_of(python, distribution):
             other = installed.get(normalised(requirement.name))
             if other is None or not requirement.specifier.contains(other.version, prereleases=True):
-                lacking.setdefault(name, requirement)
-    return lacking
+                unmet.setdefault(name, requirement)
+    return unmet
 
 
-def is_later(version: str, have: str) -> bool:
-    """Whether a version is of a later release than another; its build does not count."""
+def is_later(version: str, present: str) -> bool:
+    """Return whether a version is of a later release than another, without regard to builds."""
     try:
-        return bool(Version(version.replace(".*", "")).release > Version(have).release)
+        return bool(Version(version.replace(".*", "")).release > Version(present).release)
     except ValueError:
         return False
 
 
 def build_of(python: Any, name: str, version: str) -> str:
-    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``.
+    """Return a module's own version with its build, such as ``VERSION+cu121``.
 
-    The version alone, where the module says none.
+    The version alone, if the module has no build.
     """
     try:
         distribution = distributions(python)[name]
@@ -192,17 +195,16 @@ def build_of(python: Any, name: str, version: str) -> str:
     return version
 
 
-def elsewhere(home: str) -> Mapping[str, str]:
-    """Return an environment for imports: what packages write when they are
-    first imported goes to this folder.
-    """
+def variables_for_imports(home: str) -> Mapping[str, str]:
+    """Return variables for imports, so that packages write their first files to ``home``."""
     return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
 
 
 def import_error(*modules: str) -> str:
-    """Import modules in a process of their own, as a script would, and return its last words.
+    """Import modules in a process of their own, as a script would.
 
-    ``""`` for success.
+    Returns:
+        The last line of the error; ``""`` for success.
     """
     command = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
     try:
@@ -212,7 +214,7 @@ def import_error(*modules: str) -> str:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_IMPORT_SECONDS,
-                env=elsewhere(home),
+                env=variables_for_imports(home),
                 check=False,
             )
     except (OSError, subprocess.TimeoutExpired) as error:

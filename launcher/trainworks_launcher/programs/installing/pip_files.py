@@ -1,12 +1,10 @@
-"""pip's settings and requirements files, as pip documents them.
+"""Read pip's settings and requirements files, by pip's documentation, without a module of pip.
 
-``install.py`` loads it; it needs no module of pip's.
+``install.py`` imports this module. The builder runs it as a program, which prints the settings as
+JSON.
 
-Run as a program it prints the settings as JSON: so the builder asks for them.
-
-Settings come from ``pip config list``, a command of pip's: it finds the files and variables, and
-merges the files. Of a requirements file the lines and options are read; what a requirement means is
-uv's to say.
+The command ``pip config list`` finds the files and variables of settings, and merges them. Of a
+requirements file the lines and options are parsed; uv interprets the requirements.
 """
 
 from __future__ import annotations
@@ -33,19 +31,19 @@ _YES, _NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off
 
 
 class SettingsError(Exception):
-    """pip cannot read its settings, or a file of requirements; the reason."""
+    """pip cannot read its settings, or a file of requirements; with the reason."""
 
 
 class Settings(NamedTuple):
-    """What ``pip install`` would use, from files and ``PIP_*``.
+    """The settings of ``pip install``, from files and ``PIP_*``.
 
     Attributes:
         index_url: ``""`` for PyPI.
         extra_index_urls: Further indexes.
         find_links: Folders and pages.
-        no_index: Whether no index is asked.
-        trusted_hosts: Hosts whose certificates are not checked.
-        pre: Whether pre-releases are taken.
+        no_index: Whether no index is used.
+        trusted_hosts: Hosts without a check of certificates.
+        pre: Whether pre-releases are allowed.
         cert: A bundle of certificates; ``""`` for none.
         client_cert: A file; ``""`` for none.
         timeout: Seconds; ``""`` for pip's own.
@@ -85,7 +83,7 @@ class Settings(NamedTuple):
 
     @property
     def names_a_source(self) -> bool:
-        """Whether packages come from anywhere else than PyPI alone."""
+        """Whether packages come from another source than PyPI."""
         return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
 
 
@@ -117,7 +115,7 @@ _KEYS = {
 
 
 def read_settings() -> Settings:
-    """Return what ``pip install`` of this Python would use. Raises SettingsError."""
+    """Read the settings of this Python's ``pip install``. Raises SettingsError."""
     by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
     has_pip = importlib.util.find_spec("pip") is not None
     listed = _ask_pip("list") if has_pip else _variables_of_pip()
@@ -128,22 +126,22 @@ def read_settings() -> Settings:
             continue
         text = str(ast.literal_eval(value))
         if by_section[section].get(key, text) != text:
-            # Two files say it. They are listed by their names: which of them
-            # counts is pip's to say.
+            # Two files set the key. They are listed by their names, not in order: only pip knows
+            # which one counts.
             text = _ask_pip("get", name).rstrip("\n")
         by_section[section][key] = text
     values: dict[str, Any] = {}
     for section in _ORDER:
         for key, value in by_section[section].items():
-            if value:  # pip leaves out what is empty
+            if value:  # pip ignores empty values
                 _set(values, key, value)
     return Settings(**values)
 
 
 def _variables_of_pip() -> str:
-    """Return pip's variables as ``pip config list`` prints them, for a Python without pip.
+    """Return pip's variables in the form of ``pip config list``, for a Python without pip.
 
-    Its files are not read: only pip knows which of them count.
+    pip's files are not read: only pip knows which of them count.
     """
     prefix = "PIP_"
     rows = []
@@ -155,20 +153,18 @@ def _variables_of_pip() -> str:
 
 
 def _ask_pip(*words: str) -> str:
-    """Return what ``pip config`` prints. Raises SettingsError."""
+    """Return the output of ``pip config``. Raises SettingsError."""
     command = (sys.executable, "-I", "-m", "pip", "config", *words, "--disable-pip-version-check")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        said = (
-            " ".join(done.stderr.decode("utf-8", "replace").split())
-            or f"pip ended with {done.returncode}"
-        )
-        raise SettingsError(f"pip cannot read its settings: {said}")
+        errors = done.stderr.decode("utf-8", "replace")
+        reason = " ".join(errors.split()) or f"pip ended with {done.returncode}"
+        raise SettingsError(f"pip cannot read its settings: {reason}")
     return done.stdout.decode("utf-8", "replace")
 
 
 def _set(values: dict[str, Any], key: str, value: str) -> None:
-    """Set a value of pip's settings: its later value wins, but names of formats are added."""
+    """Set a value of pip's settings, in place of an earlier one; lists of formats are extended."""
     name = _KEYS[key]
     default = Settings._field_defaults[name]
     if isinstance(default, bool):
@@ -178,7 +174,8 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
             )
         values[name] = value.lower() in _YES
     elif name in ("no_binary", "only_binary"):
-        values[name] = [*values.get(name, ()), *(each for each in value.split(",") if each)]
+        formats = [name_ for name_ in value.split(",") if name_]
+        values[name] = [*values.get(name, ()), *formats]
     elif isinstance(default, tuple):
         values[name] = value.split()
     else:
@@ -195,12 +192,12 @@ class Row(NamedTuple):
     """A line of a requirements file.
 
     Attributes:
-        file: Where it stands.
-        number: Of its first line.
-        place: What says where it stood before it was written anew; ``""`` for here.
+        file: The file.
+        number: Number of its first line.
+        place: Origin of the line, if a program wrote the file; else ``""``.
         requirement: The requirement; ``""`` for a line of options.
         options: Its options.
-        constraint: It only limits.
+        constraint: Whether the requirement only constrains.
     """
 
     file: Path
@@ -212,15 +209,15 @@ class Row(NamedTuple):
 
 
 class _Options(argparse.ArgumentParser):
-    """Options of a line: an error names the line."""
+    """Parses the options of a line; an error becomes a SettingsError."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
 
 def _options_of_lines() -> argparse.ArgumentParser:
-    made = _Options(add_help=False, allow_abbrev=False, argument_default=None)
-    made.add_argument("-i", "--index-url", "--pypi-url")
+    parser = _Options(add_help=False, allow_abbrev=False, argument_default=None)
+    parser.add_argument("-i", "--index-url", "--pypi-url")
     for name in (
         "--extra-index-url",
         "--trusted-host",
@@ -229,7 +226,7 @@ def _options_of_lines() -> argparse.ArgumentParser:
         "--use-feature",
         "--hash",
     ):
-        made.add_argument(name, action="append", default=[])
+        parser.add_argument(name, action="append", default=[])
     for names in (
         ("-r", "--requirement"),
         ("-c", "--constraint"),
@@ -238,10 +235,10 @@ def _options_of_lines() -> argparse.ArgumentParser:
         ("-C", "--config-settings", "--config-setting"),
         ("--global-option",),
     ):
-        made.add_argument(*names, action="append", default=[])
+        parser.add_argument(*names, action="append", default=[])
     for name in ("--no-index", "--pre", "--prefer-binary", "--require-hashes"):
-        made.add_argument(name, action="store_true")
-    return made
+        parser.add_argument(name, action="store_true")
+    return parser
 
 
 def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = ()) -> Iterator[Row]:
@@ -249,49 +246,58 @@ def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = (
 
     Args:
         file: The file.
-        constraint: Whether its requirements only limit.
-        above: Files that include it.
+        constraint: Whether its requirements only constrain.
+        above: Files that include this one.
 
     Raises:
         SettingsError: A file or a line cannot be read.
         UnicodeDecodeError: A file is not UTF-8.
-        OSError: A file is not there.
+        OSError: A file does not exist.
     """
     if file.resolve() in above:
         raise SettingsError(f"{file} includes itself")
-    options = _options_of_lines()
+    parser = _options_of_lines()
     for number, text, place in _logical_lines(_text_of(file)):
-        words = text.split(" ")
-        first = next(
-            (index for index, word in enumerate(words) if word.startswith("-")), len(words)
-        )
+        requirement, option_words = _split_options(text)
         try:
-            found = options.parse_args(shlex.split(" ".join(words[first:])))
+            options = parser.parse_args(shlex.split(option_words))
         except (SettingsError, ValueError) as error:
             raise SettingsError(f"{file} line {number}: {error}") from error
-        requirement = " ".join(words[:first]).strip()
-        nested = [(each, False) for each in found.requirement] + [
-            (each, True) for each in found.constraint
-        ]
-        if requirement or not nested:
-            yield Row(file, number, place, requirement, found, constraint)
+        if requirement or not (options.requirement or options.constraint):
+            yield Row(file, number, place, requirement, options, constraint)
             continue
-        for name, limits in nested:
+        included = [(name, False) for name in options.requirement]
+        included += [(name, True) for name in options.constraint]
+        for name, only_constrains in included:
             if "://" in name:
-                yield Row(file, number, place, "", found, constraint)
+                yield Row(file, number, place, "", options, constraint)
             else:
-                inner = file.parent / name
-                yield from read_rows(inner, constraint=limits, above=(*above, file.resolve()))
+                files = (*above, file.resolve())
+                yield from read_rows(file.parent / name, constraint=only_constrains, above=files)
+
+
+def _split_options(text: str) -> tuple[str, str]:
+    """Split a line before its first option: ``numpy --hash=x`` into ``numpy`` and ``--hash=x``."""
+    words = text.split(" ")
+    first_option = len(words)
+    for index, word in enumerate(words):
+        if word.startswith("-"):
+            first_option = index
+            break
+    return " ".join(words[:first_option]).strip(), " ".join(words[first_option:])
 
 
 def _text_of(file: Path) -> str:
     content = file.read_bytes()
-    return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return content.decode("utf-16")
+    return content.decode("utf-8-sig")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield number, text and origin of lines: a backslash joins, comments go,
-    and variables get their values.
+    """Yield number, text and origin of each logical line.
+
+    A backslash joins lines, comments are removed, and variables are replaced by their values.
     """
     parts: list[str] = []
     start = 1
@@ -302,9 +308,9 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
         if line.endswith("\\") and not is_comment:
             parts.append(line.rstrip("\\"))
             continue
-        whole = "".join([*parts, f" {line}" if is_comment else line])
+        joined = "".join([*parts, f" {line}" if is_comment else line])
         parts = []
-        yield from _without_comment(start, whole)
+        yield from _without_comment(start, joined)
     if parts:
         yield from _without_comment(start, "".join(parts))
 
@@ -319,13 +325,13 @@ def _without_comment(number: int, line: str) -> Iterator[tuple[int, str, str]]:
 
 
 def main() -> int:
-    """Print pip's settings as JSON; return a status."""
+    """Print pip's settings as JSON; return the exit status."""
     try:
-        found = read_settings()
+        settings = read_settings()
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{json.dumps(found._asdict())}\n")
+    sys.stdout.write(f"{json.dumps(settings._asdict())}\n")
     return 0
 
 

@@ -1,7 +1,6 @@
-"""The parsers of Python's packaging standards, from whichever library the
-Python that is installed for has.
+"""Parsers of Python's packaging standards, from a library that the user's Python has.
 
-pip carries them. An environment that uv made has no pip, and often the distribution ``packaging``.
+pip carries them. An environment made by uv has no pip, and often the distribution ``packaging``.
 """
 
 # mypy sees one of the two libraries, and which one depends on the Python that it runs with.

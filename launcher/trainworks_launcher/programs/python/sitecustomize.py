@@ -1,26 +1,25 @@
-"""What the launcher adds to every Python of a job, without a change of the
-script: it is on PYTHONPATH.
+"""Hooks of the launcher in every Python of a job, without a change of the script: this file is on
+PYTHONPATH.
 
-TRAINWORKS_PYTHON_HOOKS says what:
+TRAINWORKS_PYTHON_HOOKS lists the active hooks:
 
 - ``stacks``: the process writes its stacks when the launcher asks, where there is no py-spy.
 - ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last
-  collective's tensors after the collective has ended, and needs the interpreter for that. If that
-  has gone, the process is aborted after the last line of its script ("terminate called without an
-  active exception", pytorch issue 190489).
-- ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the
-  process, or that none did, and what ``sys.exit`` was told; and one for each exception that ended a
-  thread. ``supervise/outcome/records.py`` reads it.
-- ``leave``: one more line as soon as the program is left, before other threads are waited for and
-  before any function at exit. A rank closes its connections there, and its starter may end it
-  before it has ended itself.
-- ``world``: a process whose RANK and WORLD_SIZE are not those of its rank in the plan was started
-  by another starter, in the script: the first one of a host says it.
+  collective's tensors after the collective has ended, and needs the interpreter for that. Without
+  the interpreter, the process is aborted after the last line of its script ("terminate called
+  without an active exception", pytorch issue 190489).
+- ``end``: a line in the file ``ends`` of the job's runtime directory tells which exception ended
+  the process, if one did, and the argument of ``sys.exit``. Each exception that ends a thread gets
+  a line, too. ``supervise/outcome/records.py`` reads the file.
+- ``leave``: one more line as soon as the program is left, before the wait for other threads and
+  before any function at exit. A rank closes its connections there, and its starter may end the rank
+  before its own end.
+- ``world``: a process with another RANK and WORLD_SIZE than its rank in the plan was started by
+  another starter, in the script: the first such process of a host prints a warning.
 - ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and
   warns where there is none (Ray 2.60 has no setting for it): only its errors are logged.
 
-Python imports the first ``sitecustomize`` that it finds, so the next one on the
-path is imported here.
+Python imports the first ``sitecustomize`` on the path, so this file imports the next one.
 """
 
 import os
@@ -34,10 +33,10 @@ _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imp
 _LIMIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _MOST_THREADS = 64
-"""Exceptions of threads that are noted of one process."""
+"""Limit of records for exceptions of threads in one process."""
 
 _MOST_TEXT = 4096
-"""Characters of a text that ``sys.exit`` was told, and of an exception's first, brief record."""
+"""Characters of a text given to ``sys.exit``, and of an exception's first, brief record."""
 
 _OF_SIGTERM = ', "of_sigterm": true'
 
@@ -47,7 +46,7 @@ _GLOO_THREAD = "pt_gloo_runloop"
 def _listen() -> None:
     import faulthandler
 
-    # hang/signals.py has the same name and number; this file imports nothing of ours
+    # The same name and number as in hang/signals.py, which this file does not import.
     descriptor = os.memfd_create("trainworks-stacks")
     faulthandler.register(50, file=descriptor, all_threads=True)
 
@@ -55,11 +54,11 @@ def _listen() -> None:
 def _wait_at_exit() -> None:
     import atexit
 
-    atexit.register(_wait_for_gloo)  # the first to be registered is the last to be called
+    atexit.register(_wait_for_gloo)  # the first registered function is called last
 
 
 def _wait_for_gloo() -> None:
-    """Wait, bounded, until gloo's threads sleep and have not run between two looks.
+    """Wait, bounded, until gloo's threads sleep and have not run between two samples.
 
     They may take the GIL meanwhile.
     """
@@ -82,9 +81,10 @@ def _wait_for_gloo() -> None:
 
 
 def _gloo_threads() -> "list[str]":
-    """Return the thread ids, in order.
+    """Return the ids of gloo's threads, in order.
 
-    Those without a name in a job on CPUs, where torch gives gloo's none.
+    In a job on CPUs torch gives them no name: then all threads with the main thread's name that
+    Python does not know.
     """
     names = {
         thread: _read(thread, "comm").strip()
@@ -106,11 +106,10 @@ def _gloo_threads() -> "list[str]":
 
 
 def _activity(thread: str) -> "tuple[str, tuple[str, ...]]":
-    """Return a thread's state and how often it was switched; source: proc(5), status."""
+    """Return a thread's state and its numbers of switches; source: proc(5), status."""
     fields = dict(line.partition(":")[::2] for line in _read(thread, "status").splitlines())
-    return fields.get("State", "S").strip()[:1], tuple(
-        fields[name] for name in fields if name.endswith("switches")
-    )
+    switches = tuple(value for name, value in fields.items() if name.endswith("switches"))
+    return fields.get("State", "S").strip()[:1], switches
 
 
 def _read(thread: str, name: str) -> str:
@@ -126,8 +125,8 @@ def _note_the_end() -> None:
     import atexit
     import time
 
-    # CPython sets it for an exception that ends the program, and for no other;
-    # whoever has replaced sys.excepthook.
+    # CPython sets this for an exception that ends the program, and for no other, also where the
+    # program has replaced sys.excepthook.
     last = "last_exc" if sys.version_info >= (3, 12) else "last_value"
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/ends"  # names.RUNTIME_DIRECTORY_VARIABLE
     began, clock = time.monotonic(), time.monotonic
@@ -135,39 +134,36 @@ def _note_the_end() -> None:
     compiled: list[Any] = []
     has_peers = "leave" in os.environ.get(_HOOKS, "").split()
     threads_noted: list[int] = []
-    told_to_exit = _watch_exits()
+    exits = _watch_exits()
 
     def write(fields: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(
-            opened,
-            f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode(),
-        )
+        fields = f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'
+        os.write(opened, fields.encode())
         os.close(opened)
 
     def note(error: "BaseException", thread: str = "", more: str = "") -> None:
         library = os.path.dirname(os.__file__)  # noqa: PTH120
-        sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
+        sys.path.insert(0, library)  # the user may have a module with the name of one of Python's
         try:
             noted.append(os.getpid())
             if type(error) is KeyboardInterrupt:
-                # What is imported may eval(), after which Python ends with 1, not 130.
+                # The import may call eval(), after which Python ends with 1, not 130.
                 write(', "message": "KeyboardInterrupt"')
                 return
             if not thread and _is_of_sigterm(_frames_of(error)):
                 more += _OF_SIGTERM
             if has_peers and not thread:
-                # They have missed it already, and its starter may end it before more is noted.
-                write(
-                    f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])},'
-                    f' "brief": true{more}'
-                )
+                # The peers have missed this process already, and its starter may end the process
+                # before more is noted.
+                brief = _quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
+                write(f', "message": {brief}, "brief": true{more}')
             if not compiled:
-                found: dict[str, Any] = {}
+                namespace: dict[str, Any] = {}
                 path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
                 with open(path, encoding="utf-8") as opened:  # noqa: PTH123
-                    exec(compile(opened.read(), path, "exec"), found)  # noqa: S102
-                compiled.append(found["described"])
+                    exec(compile(opened.read(), path, "exec"), namespace)  # noqa: S102
+                compiled.append(namespace["describe_exception"])
             write(compiled[0](error, thread) + more)
         except BaseException:  # noqa: BLE001  (never in the way of the script)
             pass
@@ -175,24 +171,22 @@ def _note_the_end() -> None:
             sys.path.remove(library)
 
     def note_an_end(more: str = "") -> None:
-        """No exception has come to the hook: note what ``sys.exit`` was told,
-        or that the program came to its end.
-        """
+        """Note an end without an exception: the argument of ``sys.exit``, or the program's end."""
         try:
             error = getattr(sys, last, None)
             if os.getpid() in noted:
                 return
-            if told_to_exit and told_to_exit[-1][0] == os.getpid():
-                _, code, of_sigterm = told_to_exit[-1]
+            if exits and exits[-1][0] == os.getpid():
+                _, code, of_sigterm = exits[-1]
                 more += _OF_SIGTERM if of_sigterm else ""
                 if isinstance(code, str):
                     more += f', "exit": 1, "said": {_quoted(code[:_MOST_TEXT])}'
                 else:
                     status = code & 0xFF if isinstance(code, int) else int(code is not None)
                     more += f', "exit": {status}'
-            # The hook has seen every exception that ended the program. pytest, IPython and code set
-            # the variable for those that they handle; it counts only where the program has put
-            # another hook in the place of this one.
+            # The hook has noted every exception that ended the program. pytest, IPython and code
+            # set the variable for exceptions that they handle. So the variable counts only where
+            # the program has replaced this hook.
             elif isinstance(error, BaseException) and sys.excepthook is not excepthook:
                 note(error, more=', "guessed": true')
                 return
@@ -201,36 +195,36 @@ def _note_the_end() -> None:
             pass
 
     def at_leaving() -> None:
-        if os.getpid() == started:  # a forked child of multiprocessing comes here too
+        if os.getpid() == started:  # a forked child of multiprocessing gets here, too
             note_an_end(', "left": true')
 
     def excepthook(kind: "type[BaseException]", error: "BaseException", trace: "Any") -> None:
         if error is getattr(sys, last, None):
-            note(error)  # now: who is dying may be killed before it ends
+            note(error)  # at once: the process may be killed before its end
         shown(kind, error, trace)
 
-    def of_thread(given: "_thread._ExceptHookArgs") -> None:
-        if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
+    def of_thread(arguments: "_thread._ExceptHookArgs") -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
             threads_noted.append(os.getpid())
             if len(threads_noted) > _MOST_THREADS:  # a pusher of metrics may fail in each step
-                shown_of_thread(given)
+                shown_of_thread(arguments)
                 return
             threads = len(noted)
-            note(given.exc_value, getattr(given.thread, "name", "") or "?")
+            note(arguments.exc_value, getattr(arguments.thread, "name", "") or "?")
             del noted[threads:]
-        shown_of_thread(given)
+        shown_of_thread(arguments)
 
     shown, shown_of_thread = sys.excepthook, _thread._excepthook  # noqa: SLF001
     if shown is sys.__excepthook__:
         sys.excepthook = sys.__excepthook__ = excepthook
     threading: Any = sys.modules.get("threading")
     if threading is None:
-        _thread._excepthook = of_thread  # noqa: SLF001  (it takes its own from there)
+        _thread._excepthook = of_thread  # noqa: SLF001  (threading takes its own from there)
     elif threading.excepthook is threading.__excepthook__:
         threading.excepthook = threading.__excepthook__ = of_thread
     atexit.register(note_an_end)
     if has_peers:
-        import threading as waited_for  # every rank imports it sooner or later
+        import threading as waited_for  # every rank imports this sooner or later
 
         started = os.getpid()
         register = getattr(waited_for, "_register_atexit", None)  # Python 3.9
@@ -239,33 +233,33 @@ def _note_the_end() -> None:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as JSON has it.
+    """Return a text as JSON.
 
-    The module for that takes time, and the process may have none left.
+    The json module takes time, and the process may have none left.
     """
-    found = []
+    pieces = []
     for character in text:
         number = ord(character)
         if number > 0xFFFF:
-            found.append(f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}")
+            pieces.append(f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}")
         elif character in '"\\' or not 31 < number < 127:
-            found.append(f"\\u{number:04x}")
+            pieces.append(f"\\u{number:04x}")
         else:
-            found.append(character)
-    return '"' + "".join(found) + '"'
+            pieces.append(character)
+    return '"' + "".join(pieces) + '"'
 
 
 def _frames_of(error: BaseException) -> "list[Any]":
-    """Return the frames that an exception has left."""
-    found, trace = [], error.__traceback__
+    """Return the frames of an exception."""
+    frames, trace = [], error.__traceback__
     while trace is not None:
-        found.append(trace.tb_frame)
+        frames.append(trace.tb_frame)
         trace = trace.tb_next
-    return found
+    return frames
 
 
 def _is_of_sigterm(frames: "list[Any]") -> bool:
-    """Return whether one of these frames is that of the program's handler of SIGTERM."""
+    """Return whether one of these frames is the program's handler of SIGTERM."""
     import _signal  # type: ignore[import-not-found]
 
     handler: Any = _signal.getsignal(15)
@@ -275,16 +269,18 @@ def _is_of_sigterm(frames: "list[Any]") -> bool:
 
 
 def _watch_exits() -> "list[tuple[int, object, bool]]":
-    """Return a list that will have what ``sys.exit`` was told, and whether by a handler of SIGTERM,
-    once that has ended the program.
+    """Replace ``sys.exit``, and return a list for its last call.
 
-    Python calls no hook for SystemExit. But it drops the exception before anything else when that
-    has left the program: then no frame is left on the main thread. An exception that the program
+    When that call has ended the program, the list gets (process id, argument, whether a handler of
+    SIGTERM called it).
+
+    Python calls no hook for SystemExit. But Python drops the exception before anything else when
+    it has left the program: then no frame is left on the main thread. An exception that the program
     catches is dropped below one of its frames.
     """
     import _thread
 
-    found: list[tuple[int, object, bool]] = []
+    exits: list[tuple[int, object, bool]] = []
     main = _thread.get_ident()
     original = sys.exit
 
@@ -305,15 +301,15 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
             try:
                 sys._getframe(1)  # noqa: SLF001
             except ValueError:  # no frame is left
-                found.append((os.getpid(), self.code, self.of_sigterm))
+                exits.append((os.getpid(), self.code, self.of_sigterm))
 
         def __reduce__(self) -> "tuple[Any, ...]":
-            # Who sends the exception to another process sends None in its place.
+            # An exception that is sent to another process has None in its place.
             return type(None), ()
 
-    def leave(*given: object) -> None:
+    def leave(*arguments: object) -> None:
         try:
-            original(*given)  # type: ignore[arg-type]
+            original(*arguments)  # type: ignore[arg-type]
         except SystemExit as error:
             error.__dict__["_trainworks_dropped"] = Dropped(error.code, sys._getframe(1))  # noqa: SLF001
             raise
@@ -325,7 +321,7 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
         original.__doc__,
     )
     sys.exit = leave  # type: ignore[assignment]
-    return found
+    return exits
 
 
 def _log_errors_only() -> None:
@@ -339,13 +335,13 @@ def _log_errors_only() -> None:
 
 def _compare_the_world() -> None:
     planned = os.environ["TRAINWORKS_RANK"]  # names.PLACE_VARIABLE
-    found = []
-    if "LOCAL_RANK" in os.environ:  # as every starter of torch sets it
-        found.append((os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")))
-    found.append(
+    pairs = []
+    if "LOCAL_RANK" in os.environ:  # every starter of torch sets it
+        pairs.append((os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")))
+    pairs.append(
         (os.environ.get("OMPI_COMM_WORLD_RANK", ""), os.environ.get("OMPI_COMM_WORLD_SIZE", ""))
     )
-    others = [pair for pair in found if all(pair) and "{} of {}".format(*pair) != planned]
+    others = [pair for pair in pairs if all(pair) and "{} of {}".format(*pair) != planned]
     if not others:
         return
     rank, world = others[0]
@@ -362,7 +358,7 @@ def _compare_the_world() -> None:
 
 def _import_the_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-    kept = sys.path[:]
+    search_path = sys.path[:]
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100
     this = sys.modules.pop("sitecustomize", None)
     try:
@@ -373,7 +369,7 @@ def _import_the_next() -> None:
         if this is not None:
             sys.modules["sitecustomize"] = this
     finally:
-        sys.path[:] = kept
+        sys.path[:] = search_path
 
 
 for _name, _hook in (

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.inspection import in_time
+from trainworks_launcher.contract.inspection import run_in_time
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import directories
 from trainworks_launcher.plan.plan import NodePlan
@@ -51,7 +51,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainworks_launcher.supervise.outcome.cause import Said
+    from trainworks_launcher.supervise.outcome.cause import ProcessEnd
     from trainworks_launcher.supervise.outcome.records import Record
     from trainworks_launcher.supervise.outcome.starter_reports import Report
     from trainworks_launcher.supervise.processes.output import Tail
@@ -137,10 +137,10 @@ class Verdict:
             pid: Its process id.
         """
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of
+        from trainworks_launcher.supervise.outcome.cause import began_at, observe
 
         said = self._of_own(tail, pid, time.monotonic())
-        kind = kind_of(seen_of(said, code, of_memory=bool(outcome.memory)))
+        kind = kind_of(observe(said, code, of_memory=bool(outcome.memory)))
         if tells_of_a_peer(outcome):
             kind = Kind.PEER
         elif kind not in (Kind.RECORDED, Kind.TERMINATED):
@@ -154,22 +154,22 @@ class Verdict:
         """
         return self._suspect(self._of_own(tail, pid, math.inf), None, self._plan.rank)
 
-    def _of_own(self, tail: Tail, pid: int, ended_at: float) -> Said:
+    def _of_own(self, tail: Tail, pid: int, ended_at: float) -> ProcessEnd:
         """Return what is known of the program itself, without what it has started."""
-        from trainworks_launcher.supervise.outcome.cause import Said
+        from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
         own = [row for row in self._records() if row.pid == pid]
-        return Said(tail.read(), tail.errors(), own, pid, ended_at)
+        return ProcessEnd(tail.read(), tail.errors(), own, pid, ended_at)
 
-    def _suspect(self, said: Said, code: int | None, rank: int) -> Suspect | None:
+    def _suspect(self, said: ProcessEnd, code: int | None, rank: int) -> Suspect | None:
         """Return a process as evidence; None if nothing says that it failed or ended."""
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of
+        from trainworks_launcher.supervise.outcome.cause import began_at, observe
 
         if code is None and said.own() is None:
             return None
         failure = self._failure(code, said, rank)
-        kind = kind_of(seen_of(said, code, of_memory=bool(failure.memory)))
+        kind = kind_of(observe(said, code, of_memory=bool(failure.memory)))
         if kind is None:
             return None
         if kind is Kind.LEFT:
@@ -305,7 +305,9 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_unreached
 
             outcome = outcome._replace(cause=mpirun_unreached(tail.read()))
-        written = in_time(lambda: outcome_files.users_own_failure(self._base, self._redactor), "")
+        written = run_in_time(
+            lambda: outcome_files.users_own_failure(self._base, self._redactor), ""
+        )
         if written:
             outcome = outcome._replace(own=written, frames="", message="")
         if stop_signal:
@@ -356,7 +358,7 @@ class Verdict:
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
-        from trainworks_launcher.supervise.outcome.cause import Said
+        from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
         note = ""
         if not self._plan.ranks_by:
@@ -364,15 +366,15 @@ class Verdict:
             if code != report.code:
                 note += f"; {what} itself: {describe_status(code)}"
         records = [row for row in self._records() if report.rank in (-1, row.rank)]
-        said = Said(tail.read(), records=records)
+        said = ProcessEnd(tail.read(), records=records)
         return self._failure(report.code, said, report.rank, what, note=note)
 
     def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
-        from trainworks_launcher.supervise.outcome.cause import Said
+        from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
         is_alone = self.ranks is None and self._plan.processes == 1
-        said = Said(
+        said = ProcessEnd(
             output=tail.read(),
             errors=tail.errors() if is_alone else b"",
             records=self._records(),
@@ -395,9 +397,9 @@ class Verdict:
             cause = mpirun_reason(tail.read())
         return self._failure(code, said, self._plan.rank, what, cause)
 
-    def _of_local(self, rank: Rank, what: str) -> Said:
+    def _of_local(self, rank: Rank, what: str) -> ProcessEnd:
         """Return what is known of a rank of this host, and of what it has started."""
-        from trainworks_launcher.supervise.outcome.cause import Said
+        from trainworks_launcher.supervise.outcome.cause import ProcessEnd
         from trainworks_launcher.supervise.outcome.records import of_torch
 
         records = []
@@ -410,7 +412,7 @@ class Verdict:
             # The rank itself has left none, but maybe torch has.
             records += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
         program = what or name_of_program(self._plan)
-        return Said(
+        return ProcessEnd(
             output=rank.tail.read(),
             errors=rank.tail.errors(),
             records=records,
@@ -452,7 +454,7 @@ class Verdict:
                 return ""
         return self._redactor.text(died.cause)
 
-    def _masked(self, said: Said) -> Said:
+    def _masked(self, said: ProcessEnd) -> ProcessEnd:
         """Return what was printed without secrets: before it is shortened,
         which may cut one in two.
         """
@@ -467,7 +469,7 @@ class Verdict:
                 frames=hide(row.frames),
                 origin=hide(row.origin),
                 inner=hide(row.inner),
-                said=hide(row.said),
+                exit_message=hide(row.exit_message),
             )
             for row in said.records
         ]
@@ -536,7 +538,7 @@ class Verdict:
             return outcome
         from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
 
-        if in_time(lambda: has_younger(directory, self.started_at), True):
+        if run_in_time(lambda: has_younger(directory, self.started_at), True):
             return outcome
         return outcome._replace(
             unsaved=f"no checkpoint was written: no file in {directory} is younger than the job"
@@ -556,7 +558,7 @@ class Verdict:
     def _failure(
         self,
         code: int | None,
-        said: Said,
+        said: ProcessEnd,
         rank: int = -1,
         what: str = "",
         cause: str = "",
@@ -580,11 +582,11 @@ class Verdict:
         else:
             oom_kills = None
         return failure_of(
-            what=what or name_of_program(self._plan),
+            program=what or name_of_program(self._plan),
             host=host,
             mode=self._plan.mode,
             returncode=code,
-            said=self._masked(said),
+            process=self._masked(said),
             cause=cause,
             note=note,
             rank=rank,
@@ -611,7 +613,7 @@ def _full_memory(code: int | None) -> str:
     """
     if code is None or signal_of(code) != signal.SIGBUS:
         return ""
-    from trainworks_launcher.checks.look import size_of
+    from trainworks_launcher.checks.host_state import size_of
     from trainworks_launcher.checks.rules import SHARED_MEMORY_BYTES
 
     size = size_of("/dev/shm")  # noqa: S108  (the kernel's own, not a file of ours)
@@ -627,13 +629,13 @@ def _full_disks(told: Mapping[str, str]) -> str:
     """Return which places of the job have no space left, ``""`` for none. told:
     the job's variables.
     """
-    from trainworks_launcher.checks.look import is_full
+    from trainworks_launcher.checks.host_state import is_full
 
     variables = (*directories.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE)
     places = [told[name] for name in variables if told.get(name)]
     places += directories.TEMPORARY
     nothing: list[str] = []
-    full = in_time(lambda: directories.outermost(filter(is_full, places)), nothing)
+    full = run_in_time(lambda: directories.outermost(filter(is_full, places)), nothing)
     if not full:
         return ""
     return f"no space is left in {' and '.join(full)}"

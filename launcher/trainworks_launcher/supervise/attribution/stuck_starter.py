@@ -15,7 +15,7 @@ from typing import Callable
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.attribution.failure import Verdict
 from trainworks_launcher.supervise.event_loop import Loop
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 
 STARTER_SECONDS = 10.0
 """How long a starter may live after its ranks."""
@@ -31,7 +31,7 @@ class StuckStarter:
         self,
         loop: Loop,
         plan: NodePlan,
-        running: Running,
+        running: HostCommand,
         verdict: Verdict,
         end: Callable[[str], None],
     ) -> None:

@@ -1,7 +1,7 @@
 """The control channel between the hosts of one job: messages, connections, and the roles.
 
-The leader listens, every other host joins. Messages are JSON objects, one per
-line, of bounded size:
+The leader listens, every other host joins. Messages are JSON objects, one per line, of bounded
+size:
 
 =========  =========  ==============================================================================
 message    direction  meaning
@@ -10,14 +10,13 @@ join       to leader  host, its job (``identity``), protocol, a nonce, whether t
                       secret
 challenge  to host    the leader's nonce, protocol, its proof, whether it has a job secret
 answer     to leader  this host's proof
-refused    both       why a host of this job is not let in, or does not believe the leader; it may
-                      try again
-welcome    to host    joined; from the answer on every message has a seal
+refused    both       reason for which a host of this job is not admitted, or does not trust the
+                      leader; the host may try again
+welcome    to host    joined; after the answer every message has a seal
                       (``message_authentication``)
 ready      to leader  code and requirements are prepared
 go         to all     every host is ready: start
-suspect    to leader  a rank of this host ended, or has noted why it will: the evidence, and for how
-                      long
+suspect    to leader  a rank of this host ended, or has noted why it will: the evidence, and its age
 ended      to leader  this host's own command ended, with its outcome
 stopping   to leader  a stop signal came to this host
 stop       to all     some host was stopped: forward the signal to the processes
@@ -29,20 +28,20 @@ alive      both       heartbeat
 probe      both       heartbeat on a connection of its own, while the other one is silent
                       (``keepalive``)
 leads      both       between two hosts that both lead (``rivals``)
-any other  both       what ``Role.tell`` sends and ``Events.told`` gets
+any other  both       sent with ``Role.tell``, received by ``Events.told``
 =========  =========  ==============================================================================
 
 The first failure anywhere, or a lost host, is the outcome of the job, unless the job may go on with
-fewer hosts (``Control.minimum_hosts``). After a stop signal all hosts are given their grace before
-the outcome is told. What comes from a stranger is dropped with a few lines in the log at most
-(``pending_connections``). With a job secret on every host both sides prove that they know it before
-either believes the other (``handshake``). Texts of another host are cleaned where they are read
-(``messages``). What counts when, on either side, is in tables (``phases``).
+fewer hosts (``Control.minimum_hosts``). After a stop signal all hosts get their grace period before
+the outcome is sent. Connections of strangers are dropped, with a few lines in the log at most
+(``pending_connections``). With a job secret on every host both sides prove that they know the
+secret before either trusts the other (``handshake``). Texts of another host are sanitised where
+they are read (``messages``). Tables say which events count in a phase, on either side (``phases``).
 
 A new message needs no change in these files: a part of the supervisor sends it with ``Role.tell``
-under a kind of its own, and gets it by its kind.
+under a kind of its own, and receives it by that kind.
 
-This file holds what every job needs, also one of a single host; jobs of several
+This file holds the parts that every job needs, also a job of a single host. Jobs of several hosts
 load ``leader`` and ``worker`` too.
 """
 
@@ -57,31 +56,31 @@ from trainworks_launcher.supervise.outcome.outcome import Outcome
 HOLD, NO_MORE_TIME = "hold", "no_more_time"
 """Kinds of messages about a stop.
 
-``hold``: a rank has ended badly in it, so each host holds its starter
-(``processes.kept_descriptors``).
-``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every host
-does.
+``hold``: a rank has failed during the stop, so each host stops its starter
+(``processes.stopped_starters``).
+``no_more_time``: hosts that got no stop signal of their own end their ranks now; with ``all`` every
+host does.
 """
 
 
 class Events(NamedTuple):
-    """What a role tells the supervisor.
+    """The supervisor's handlers for events of a role.
 
     Attributes:
-        welcome: The channel stands. On a worker once more if the leader starts
-            anew before the job does.
+        welcome: The channel is open. On a worker called again if the leader restarts before the
+            job starts.
         go: Start.
         stop: Forward a stop signal.
-        restart: A host is lost and the job goes on. This host's ranks must begin again: they may
-            wait for it for ever.
+        restart: A host is lost and the job goes on. End this host's ranks, which may wait for the
+            lost host for ever; new ones start.
         suspect: A rank of some host ended; on the leader.
-        inquire: Some host has failed, with this outcome: gather what all hosts know of it, and call
-            back then; on the leader. It may be called again before that.
-        judge: The leader's last word on a failure or a stop, before the other hosts learn of it; a
-            host's own where the leader is lost.
+        inquire: Some host has failed, with this outcome: collect the evidence of all hosts, then
+            call back; on the leader. May be called again before that.
+        judge: Return the final outcome for a failure or a stop, before the other hosts get it; on
+            the leader, and on a host that has lost the leader.
         finish: The outcome of the job.
-        left: Every host knows the outcome.
-        told: What another host told with ``Role.tell``: its name, the kind, the fields.
+        left: Every host has the outcome.
+        told: Another host sent a message with ``Role.tell``: its name, the kind, the fields.
         log: Print a line.
     """
 
@@ -99,106 +98,103 @@ class Events(NamedTuple):
 
 
 class Role(Protocol):
-    """What the supervisor tells the role that decides the job's end: ``Alone``,
-    ``Leader`` or ``Worker``.
+    """The part of the channel that decides the job's end: ``Alone``, ``Leader`` or ``Worker``.
+
+    The supervisor calls these methods.
     """
 
     def begin(self) -> None:
-        """Open the channel. Raises RefusalError if that cannot be done."""
+        """Open the channel. Raises RefusalError if that fails."""
 
     def ready(self) -> None:
-        """This host is prepared."""
+        """Note that this host is prepared."""
 
     def stopping(self) -> None:
-        """A stop signal came to this host."""
+        """Note a stop signal to this host."""
 
     def suspect(self, suspect: Suspect) -> None:
-        """A rank of this host ended, and perhaps failed."""
+        """Note that a rank of this host ended, and perhaps failed."""
 
     def ended(self, outcome: Outcome) -> None:
-        """This host's own command ended, or never started."""
+        """Note that this host's own command ended, or never started."""
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
         """Send a message of a kind that the channel itself does not know.
 
-        It is lost if the other host is not connected. A worker's goes to the
-        leader, the leader's to one host.
+        A worker sends to the leader. The message is lost if the other host is not connected.
 
         Args:
-            kind: The message; ``Events.told`` of the other host gets it.
-            host: Whom the leader tells; default all hosts but itself.
+            kind: Kind of the message; ``Events.told`` of the other host gets it.
+            host: Receiver, on the leader; default all hosts but itself.
             fields: At most ``messages.MESSAGE_LIMIT`` bytes as JSON.
         """
 
     def others(self) -> Mapping[str, str]:
-        """Return the other hosts that the job still has, each with its address, "" if unknown.
+        """Return the other hosts of the job, without lost ones: name -> address, "" if unknown.
 
         {} on a worker.
         """
 
-    def there(self) -> tuple[Any, ...] | None:
-        """Return the socket address by which a worker has reached the leader.
-
-        None on the leader.
-        """
+    def leader_address(self) -> tuple[Any, ...] | None:
+        """Return the socket address at which a worker reached the leader; None on the leader."""
 
     def name_missing(self) -> None:
-        """Say in the log who has not come, while the hosts gather."""
+        """Log which hosts have not joined yet."""
 
     def leave(self) -> None:
-        """The outcome is known and nothing runs on this host any more."""
+        """Note that no process runs on this host any more, after the outcome."""
 
     def close(self) -> None:
         """Close everything at once."""
 
 
 class Alone:
-    """The role of the only host of a job: everything it reports comes back at once."""
+    """The role of the only host of a job: each report comes back as an event at once."""
 
     def __init__(self, events: Events) -> None:
-        """Nothing to connect to."""
+        """Connect to no host."""
         self._events = events
         self._finished = False
 
     def begin(self) -> None:
-        """There is no other host to wait for."""
+        """Welcome this host: there is no other one to wait for."""
         self._events.welcome()
 
     def ready(self) -> None:
-        """Prepared: start."""
+        """Start."""
         if not self._finished:
             self._events.go()
 
     def stopping(self) -> None:
-        """A stop signal came; the supervisor has forwarded it itself."""
+        """Do nothing: the supervisor has forwarded the signal itself."""
 
     def suspect(self, suspect: Suspect) -> None:
-        """It comes back at once."""
+        """Return the evidence to the supervisor."""
         self._events.suspect(suspect)
 
     def ended(self, outcome: Outcome) -> None:
-        """The command's outcome is the job's."""
+        """Finish the job with the outcome of the command."""
         if not self._finished:
             self._finished = True
             self._events.finish(self._events.judge(outcome))
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
-        """There is no other host."""
+        """Do nothing: there is no other host."""
 
     def others(self) -> Mapping[str, str]:
-        """There is no other host."""
+        """Return none."""
         return {}
 
-    def there(self) -> tuple[Any, ...] | None:
-        """There is no other host."""
+    def leader_address(self) -> tuple[Any, ...] | None:
+        """Return None: there is no leader to reach."""
         return None
 
     def name_missing(self) -> None:
-        """There is no other host."""
+        """Do nothing: no host is missing."""
 
     def leave(self) -> None:
-        """There is no other host to take leave of."""
+        """Leave at once: there is no other host."""
         self._events.left()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""

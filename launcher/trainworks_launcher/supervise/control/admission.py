@@ -1,17 +1,15 @@
-"""The leader's port, and who gets in by it: the hosts of this job that prove
-it, each of them once.
-"""
+"""Admit hosts at the leader's port: those that prove to be of this job, each of them once."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 import socket
-from typing import Callable, Mapping
+from typing import Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.json_values import Json, mapping, text
+from trainworks_launcher.contract.json_values import mapping, text
 from trainworks_launcher.supervise.control import handshake, identity, keepalive
 from trainworks_launcher.supervise.control.connection import Connection, listen
 from trainworks_launcher.supervise.control.hosts import Hosts
@@ -29,42 +27,40 @@ from trainworks_launcher.supervise.control.rivals import KIND as RIVAL
 from trainworks_launcher.supervise.event_loop import READ, Loop
 
 _ACCEPTS = 32
-"""Connections taken in at once, before others of the loop have their turn."""
+"""Connections accepted in one turn of the loop."""
 
 _OTHER_DESCRIPTORS = 256
-"""Files that the launcher has open besides connections of the control channel.
-
-Its ranks' pipes are most of them.
+"""Open files of the launcher besides connections of the control channel; most are pipes of ranks.
 """
+
+_OTHER_SECRET = f"it has another {names.JOB_SECRET_VARIABLE} than the leader"
 
 
 class Admission:
-    """Takes connections in, and lets hosts join.
+    """Accepts connections, and lets hosts join.
 
     Attributes:
-        refused: Hosts that were not let in, with the last reason.
-        rival: Takes what another leader says; False if it is not one of this job.
-        other_launcher: Hears of a host of this job that has another version of the launcher. A
-            stranger who has not the job's secret cannot say so.
+        refused: Hosts that were not admitted, with the last reason.
+        rival: Handles the message of another leader; returns False if it is of another job.
+        other_launcher: Handles a host of this job with another version of the launcher. Not
+            called in a job with a secret, because a stranger may claim to be such a host.
     """
 
     def __init__(
         self,
         loop: Loop,
         hosts: Hosts,
-        job: Mapping[str, Json],
-        secret: str,
+        own: handshake.Credentials,
         let_in: Callable[[Connection], None],
         log: Callable[[str], None],
     ) -> None:
-        """Nothing is opened before ``open``.
+        """Open nothing before ``open``.
 
         Args:
             loop: The loop of the run.
             hosts: The other hosts of the job; those that join are noted there.
-            job: Its identity.
-            secret: Of the job; ``""`` if it has none.
-            let_in: A host has joined by this connection, which has to be handed over.
+            own: Name of this host, identity and secret of the job.
+            let_in: Called for each host that has joined, to take over the connection.
             log: Prints a line.
         """
         self.refused: dict[str, str] = {}
@@ -72,8 +68,8 @@ class Admission:
         self.other_launcher: Callable[[str], None] = lambda _: None
         self._loop = loop
         self._hosts = hosts
-        self._job = job
-        self._secret = secret
+        self._job = own.job
+        self._secret = own.secret
         self._let_in = let_in
         self._strangers = PendingConnections(log, ROOM + hosts.count)
         self._server: socket.socket | None = None
@@ -94,21 +90,19 @@ class Admission:
             raise RefusalError([problem], names.EXIT_HOSTS) from error
         self._loop.watch(self._server, READ, self._accept)
 
-    def came(self) -> str:
-        """Return from where connections came that did not join, for a sentence; "" if none came."""
+    def describe_strangers(self) -> str:
+        """Describe the connections that did not join, for a sentence; "" for none."""
         addresses = self._strangers.named()
-        return (
-            f"connections from {', '.join(addresses)}, which did not join, have come"
-            if addresses
-            else ""
-        )
+        if not addresses:
+            return ""
+        return f"connections from {', '.join(addresses)}, which did not join, have come"
 
     def sweep(self) -> None:
-        """Drop the connections that had time enough to join."""
+        """Close the connections that are too old to join."""
         self._strangers.sweep()
 
     def close(self) -> None:
-        """Close the port, and what has not joined."""
+        """Close the port, and the connections that have not joined."""
         for connection in self._strangers:
             connection.close()
         if self._server is not None:
@@ -125,8 +119,8 @@ class Admission:
             except BlockingIOError:
                 return
             except OSError:
-                # The other end is gone already, or no descriptor is left: then
-                # a stranger has to make room.
+                # The other end is gone already, or no descriptor is left: in that case the
+                # oldest stranger has to go.
                 self._strangers.make_room()
                 return
             try:
@@ -140,45 +134,39 @@ class Admission:
 
     def _message(self, connection: Connection, message: Message) -> None:
         kind = message.get("type")
-        asked, connection.asked = connection.asked, None
-        known = self._hosts.joined.get(text(message.get("host")))
-        if kind == "join" and asked is None:
+        # Each challenge is for one answer.
+        transcript, connection.transcript = connection.transcript, None
+        joined = self._hosts.joined.get(text(message.get("host")))
+        if kind == "join" and transcript is None:
             self._challenge(connection, message)
-        elif kind == "answer" and asked is not None:
-            if handshake.is_proof(self._secret, WORKER, asked, message.get("proof")):
-                connection.use_seal(Seal(handshake.make_key(self._secret, asked), LEADER))
-                self._proved(connection, asked)
+        elif kind == "answer" and transcript is not None:
+            if handshake.is_proof(self._secret, WORKER, transcript, message.get("proof")):
+                connection.use_seal(Seal(handshake.make_key(self._secret, transcript), LEADER))
+                self._proved(connection, transcript)
             else:
-                self._refuse(
-                    connection,
-                    asked.host,
-                    f"it has another {names.JOB_SECRET_VARIABLE} than the leader",
-                )
-        elif kind == "refused" and asked is not None:
-            self._refuse(
-                connection,
-                asked.host,
-                f"it has another {names.JOB_SECRET_VARIABLE} than the leader",
-            )
-        elif kind == "probe" and known is not None and keepalive.answer(known, connection, message):
+                self._refuse(connection, transcript.host, _OTHER_SECRET)
+        elif kind == "refused" and transcript is not None:
+            self._refuse(connection, transcript.host, _OTHER_SECRET)
+        elif (
+            kind == "probe" and joined is not None and keepalive.answer(joined, connection, message)
+        ):
             self._strangers.remove(connection)
             connection.close()
         elif kind == RIVAL and self.rival(connection, message):
-            # Its connection is bounded like each stranger's.
+            # A rival's connection is bounded in number and time like a stranger's.
             if not connection.open:
                 self._strangers.remove(connection)
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
     def _challenge(self, connection: Connection, message: Message) -> None:
-        """Let a host that may join prove that it is of this job, and prove the same to it."""
+        """Check a request to join; ask the host for its proof, and show the leader's."""
         host = text(message.get("host"))
         nonce = handshake.read_nonce(message.get("nonce"))
         different = identity.differences(self._job, message.get("job"))
         if host not in self._hosts:
-            self._strangers.drop(
-                connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}"
-            )
+            shown = one_line(host, 64)
+            self._strangers.drop(connection, f"it is not one of the job's hosts: {shown!r}")
         elif message.get("protocol") != PROTOCOL:
             self._refuse(
                 connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}"
@@ -186,30 +174,30 @@ class Admission:
             if not self._secret:
                 self.other_launcher(host)
         elif different or not nonce:
-            self._refuse(
-                connection,
-                host,
-                f"it belongs to another job: different {different or 'launcher version'}",
-            )
+            different = different or "launcher version"
+            self._refuse(connection, host, f"it belongs to another job: different {different}")
         elif host in self._hosts.joined:
-            joined = self._hosts.joined[host].open
-            self._refuse(connection, host, "it has already joined" if joined else "it was lost")
+            is_open = self._hosts.joined[host].open
+            self._refuse(connection, host, "it has already joined" if is_open else "it was lost")
         elif self._secret and message.get("secret") is not True:
             self._refuse(
                 connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one"
             )
         else:
-            said = identity.as_text(mapping(message.get("job")))
-            asked = handshake.Transcript(said, host, nonce, handshake.make_nonce())
-            connection.asked = asked
-            shown = handshake.make_proof(self._secret, LEADER, asked)
-            known = bool(self._secret)
+            job = identity.as_text(mapping(message.get("job")))
+            transcript = handshake.Transcript(job, host, nonce, handshake.make_nonce())
+            connection.transcript = transcript
             connection.send(
-                "challenge", nonce=asked.leader_nonce, proof=shown, secret=known, protocol=PROTOCOL
+                "challenge",
+                nonce=transcript.leader_nonce,
+                proof=handshake.make_proof(self._secret, LEADER, transcript),
+                secret=bool(self._secret),
+                protocol=PROTOCOL,
             )
 
-    def _proved(self, connection: Connection, asked: handshake.Transcript) -> None:
-        host = asked.host
+    def _proved(self, connection: Connection, transcript: handshake.Transcript) -> None:
+        """Admit a host that has proved that it is of this job."""
+        host = transcript.host
         if host in self._hosts.without:
             connection.send("finish", **outcome_fields(self._hosts.dismissal(host)))
             self._strangers.drop(connection, f"{host} came back after it was lost")
@@ -226,21 +214,20 @@ class Admission:
         self._let_in(connection)
 
     def _refuse(self, connection: Connection, host: str, reason: str) -> None:
-        """Do not let in the connection that claims to be this host, and tell it why."""
+        """Drop a connection that claims to be this host, and send the reason."""
         self.refused[host] = reason
         connection.send("refused", reason=reason)
         self._strangers.drop(connection, f"as {host}, {reason}")
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raise this process's own limit of open files where it is too low for the
-    job's connections, as far as it may.
+    """Raise this process's own limit of open files if it is too low for the job's connections.
 
-    The limit stays as it is where it suffices: what is started inherits it.
+    A sufficient limit stays as it is, because child processes inherit it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < count:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (count if hard < 0 else min(count, hard), hard)
-            )
+    if not 0 <= soft < count:
+        return
+    limit = count if hard < 0 else min(count, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,8 +1,8 @@
-"""The difference between the clocks of two hosts, over the control channel: each host asks the
-leader for the time.
+"""The difference between the clocks of two hosts: each host asks the leader for the time, over the
+control channel.
 
-As NTP does it: the answer is taken for the middle of the way there and back,
-and is wrong by half of that at most.
+As in NTP, the leader's time is compared with the middle of the way there and back. The error is at
+most half of that way.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.control import Role
 
 KIND = "clock"
-"""Kind of the messages: ``sent`` (the asking host's time), and in the answer
-``clock`` (the leader's).
+"""Kind of the messages: ``sent`` (the asking host's time), and in the answer ``clock`` (the
+leader's).
 """
 
 
-class Clocks:
-    """One host's part in it."""
+class ClockComparison:
+    """One host's part in the comparison."""
 
     def __init__(self, role: Role, host: str, leads: bool, log: Callable[[str], None]) -> None:
-        """Nothing is sent before ``ask``. leads: this host is the leader, and answers."""
+        """Send nothing before ``ask``. leads: whether this host is the leader, and answers."""
         self._role = role
         self._host = host
         self._leads = leads
@@ -35,21 +35,22 @@ class Clocks:
         if not self._leads:
             self._role.tell(KIND, sent=time.time())
 
-    def heard(self, host: str, message: Mapping[str, Json]) -> None:
-        """Answer, or compare the leader's clock with this host's."""
-        now, sent, clock = (
-            time.time(),
-            _seconds(message.get("sent")),
-            _seconds(message.get("clock")),
-        )
+    def receive(self, host: str, message: Mapping[str, Json]) -> None:
+        """Answer a question, or compare the leader's clock with this host's."""
+        now = time.time()
+        sent, clock = _seconds(message.get("sent")), _seconds(message.get("clock"))
         if self._leads:
             self._role.tell(KIND, host, sent=sent, clock=now)
             return
-        finding = rules.clock(self._host, (sent + now) / 2 - clock, max(0.0, (now - sent) / 2))
+        offset = (sent + now) / 2 - clock
+        error = max(0.0, (now - sent) / 2)
+        finding = rules.clock(self._host, offset, error)
         if finding is not None:
             self._log(f"warning: {finding}")
 
 
 def _seconds(value: Json) -> float:
-    """Return a time since 1970, from a host that may say anything."""
-    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e11 else 0.0
+    """Read a time since 1970 from another host; 0 if it is not a time."""
+    if not isinstance(value, (int, float)) or not 0 <= value < 1e11:
+        return 0.0
+    return float(value)

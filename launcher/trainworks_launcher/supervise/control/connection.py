@@ -1,5 +1,5 @@
-"""One end of a TCP connection of the control channel, one try to make one, and
-the leader's listening socket.
+"""TCP connections of the control channel: one end of a connection, a try to connect, and the
+leader's listening socket.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.control.handshake import Transcript
     from trainworks_launcher.supervise.control.message_authentication import Seal
 
-_SOON = 0.01
-_BEATS = 6
+_SHORTEST_INTERVAL = 0.01
+_HEARTBEATS_PER_LIMIT = 6
 _READ_BYTES = 16384
 
 
 def heartbeat_interval(limit: float) -> float:
-    """Return the seconds between two signs of life where silence of ``limit``
-    seconds is too long.
-    """
-    return min(names.HEARTBEAT_SECONDS, limit / _BEATS)
+    """Return the seconds between two heartbeats, for a limit of silence in seconds."""
+    return min(names.HEARTBEAT_SECONDS, limit / _HEARTBEATS_PER_LIMIT)
 
 
 class Connection:
@@ -44,22 +42,28 @@ class Connection:
     ) -> None:
         """Take over a connected socket.
 
-        ``on_lost`` is called once, with the reason, unless ``close`` came first.
+        Args:
+            loop: The loop of the run.
+            opened: The socket.
+            on_message: Called for each message.
+            on_lost: Called once with the reason when the connection is lost, unless ``close``
+                came first.
+            limit: Bytes of one message from the other end, until ``trust``.
 
-        limit: bytes of one message from the other end, until ``trust``. Raises
-        OSError if it is connected no more.
+        Raises:
+            OSError: The socket is no longer connected.
         """
         self.host = ""
-        self.asked: Transcript | None = None  # what the leader asked it to prove
+        self.transcript: Transcript | None = None  # the join that the other end has to prove
         self.seal: Seal | None = None
-        self.probes = 0  # questions beside this connection, see ``keepalive``
-        self.strange = (
-            False  # the other end is another program: what it said is no message of a launcher
-        )
-        self.family, self.there = opened.family, opened.getpeername()
-        self.address = _plain(str(self.there[0]))
-        self.local_address = _plain(str(opened.getsockname()[0]))
-        self.opened = self.heard = self.spoke = time.monotonic()  # spoke: on this connection
+        self.probe_count = 0  # probes beside this connection, see ``keepalive``
+        self.is_foreign = False  # the other end is another program than the launcher
+        self.family = opened.family
+        self.peer_address: tuple[Any, ...] = opened.getpeername()
+        self.address = _without_ipv6_form(str(self.peer_address[0]))
+        self.local_address = _without_ipv6_form(str(opened.getsockname()[0]))
+        # The other end was heard on any connection, and spoke on this one.
+        self.opened = self.heard_at = self.spoke_at = time.monotonic()
         self._loop = loop
         self._socket = opened
         self._decoder = Decoder(limit)
@@ -73,11 +77,11 @@ class Connection:
         loop.watch(opened, READ, self._ready)
 
     def use_seal(self, seal: Seal) -> None:
-        """Close and open every message with a seal from now on."""
+        """Use a seal for every message in both directions from now on."""
         self.seal = self._decoder.seal = seal
 
     def trust(self, host: str) -> None:
-        """The other end is this host of the job."""
+        """Accept the other end as this host of the job."""
         self.host = host
         self._decoder.limit = MESSAGE_LIMIT
 
@@ -86,7 +90,7 @@ class Connection:
         on_message: Callable[[Connection, Message], None],
         on_lost: Callable[[Connection, str], None],
     ) -> None:
-        """The other end has joined: what it says, and its loss, go elsewhere from now on."""
+        """Replace the handlers, because the other end has joined."""
         self._on_message = on_message
         self._on_lost = on_lost
 
@@ -94,43 +98,43 @@ class Connection:
         """Queue a message and write what the kernel takes now."""
         if self.open:
             line = json.dumps({"type": kind, **fields}).encode()
-            self._outgoing += (self.seal.closed(line) if self.seal is not None else line) + b"\n"
+            if self.seal is not None:
+                line = self.seal.closed(line)
+            self._outgoing += line + b"\n"
             self._write()
 
     def close(self) -> None:
-        """Close without a word; what was sent before is still delivered."""
+        """Close without a message; the kernel still delivers earlier ones."""
         if self.open:
             self.open = False
             self._loop.unwatch(self._socket)
             self._socket.close()
 
     def silence(self, limit: float) -> float:
-        """Seconds since the other end was heard, where that is more than ``limit``, else 0.
+        """Return the seconds since the other end was heard, if they exceed the limit, else 0.
 
-        0 too if it is lost now.
-
-        What lies unread counts as heard: this host itself may have been paused.
+        First reads data that has come meanwhile, because this host itself may have been paused.
+        0 too if the connection is lost in that read.
         """
-        if time.monotonic() - self.heard > limit:
+        if time.monotonic() - self.heard_at > limit:
             self._read()
-        silent = time.monotonic() - self.heard
-        return silent if self.open and silent > limit else 0.0
+        silent = time.monotonic() - self.heard_at
+        if not self.open or silent <= limit:
+            return 0.0
+        return silent
 
     def is_lost(self, limit: float) -> float:
-        """Return the seconds of silence if they are too many, else 0.
+        """Return the seconds of silence if the other end is lost, else 0.
 
-        They count from the heartbeat that did not come: an outage that is
-        shorter than the limit never ends a job.
+        The limit begins at the heartbeat that did not come, so a shorter outage never ends a job.
         """
         return self.silence(limit + heartbeat_interval(limit))
 
     def next_look(self, limit: float) -> float:
-        """Seconds until one has to look again: for the next heartbeat, or
-        because it is lost then.
-        """
+        """Return the seconds to the next heartbeat, or to the limit if that comes first."""
         interval = heartbeat_interval(limit)
-        left = limit + interval - (time.monotonic() - self.heard)
-        return min(interval, max(_SOON, left))
+        left = limit + interval - (time.monotonic() - self.heard_at)
+        return min(interval, max(_SHORTEST_INTERVAL, left))
 
     def _lose(self, reason: str) -> None:
         if self.open:
@@ -152,10 +156,10 @@ class Connection:
         except OSError as error:
             self._lose(f"connection lost: {error.strerror or error}")
             return
-        wanted = READ | WRITE if self._outgoing else READ
-        if wanted != self._watched:
-            self._watched = wanted
-            self._loop.watch(self._socket, wanted, self._ready)
+        events = READ | WRITE if self._outgoing else READ
+        if events != self._watched:
+            self._watched = events
+            self._loop.watch(self._socket, events, self._ready)
 
     def _read(self) -> None:
         try:
@@ -171,18 +175,19 @@ class Connection:
         try:
             messages = self._decoder.feed(data)
         except ValueError as error:
-            self.strange = True
+            self.is_foreign = True
             self._lose(f"it does not speak the launcher's protocol: {one_reason(error)}")
             return
+        # With a seal, only a complete message shows that the other end itself has sent something.
         if messages or self.seal is None:
-            self.heard = self.spoke = time.monotonic()
+            self.heard_at = self.spoke_at = time.monotonic()
         for message in messages:
             if self.open:
                 self._on_message(self, message)
 
 
 class Attempt:
-    """One try to connect, without waiting for it."""
+    """A try to connect, without waiting for the result."""
 
     def __init__(
         self,
@@ -192,12 +197,15 @@ class Attempt:
         seconds: float,
         done: Callable[[socket.socket | None, str], None],
     ) -> None:
-        """Begin. done: called once, with the connected socket, or with None and the reason.
+        """Begin.
 
-        Not after ``cancel``.
-
-        address: As ``socket.getaddrinfo`` gives it for the family. seconds:
-        after which it is given up.
+        Args:
+            loop: The loop of the run.
+            family: Address family.
+            address: Socket address, as ``socket.getaddrinfo`` returns it for the family.
+            seconds: Limit of the try.
+            done: Called once with the connected socket, or with None and the reason; not after
+                ``cancel``.
         """
         self._loop = loop
         self._done = done
@@ -217,7 +225,7 @@ class Attempt:
         loop.after(seconds, lambda: self._end("it does not answer"))
 
     def cancel(self) -> None:
-        """Forget it."""
+        """End the try without a result."""
         self.running = False
         if self._socket is not None:
             self._loop.unwatch(self._socket)
@@ -231,25 +239,28 @@ class Attempt:
 
     def _answered(self) -> None:
         opened = self._socket
-        code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if opened is not None else 0
+        if opened is None:
+            return
+        code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self._end(os.strerror(code))
-        elif opened is not None:
-            self._loop.unwatch(opened)
-            self.running, self._socket = False, None
-            self._done(opened, "")
+            return
+        self._loop.unwatch(opened)
+        self.running, self._socket = False, None
+        self._done(opened, "")
 
 
 def one_reason(error: ValueError) -> str:
-    """Return why bytes are not a message, without the bytes themselves."""
+    """Describe why bytes are not a message, without the bytes themselves."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text"
     return str(error)[:100]
 
 
 def listen(port: int) -> socket.socket:
-    """Return a listening socket on every address of this host, IPv6 and IPv4
-    where the kernel has both.
+    """Listen on every address of this host, IPv6 and IPv4 if the kernel has both.
+
+    Raises OSError if the port is taken.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
@@ -266,6 +277,12 @@ def listen(port: int) -> socket.socket:
     return opened
 
 
-def _plain(address: str) -> str:
-    """Return an address without the form that a dual-stack socket gives to IPv4."""
-    return address[len("::ffff:") :] if address.startswith("::ffff:") else address
+def _without_ipv6_form(address: str) -> str:
+    """Return an IPv4 address without the prefix that a dual-stack socket adds.
+
+    >>> _without_ipv6_form("::ffff:10.0.0.1")
+    '10.0.0.1'
+    """
+    if address.startswith("::ffff:"):
+        return address[len("::ffff:") :]
+    return address

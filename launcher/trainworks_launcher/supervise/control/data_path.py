@@ -1,22 +1,23 @@
-"""The hosts try their data path before the ranks start.
+"""Test the data path between the hosts before the ranks start.
 
 The control channel has one port. gloo, NCCL and mpirun connect every host with others on ports that
 the kernel chooses, from the interface that their variables name. A firewall that lets only some
-ports through, an overlay network that drops large packets, or an interface without a route, is met
-only by the ranks, which wait for half an hour.
+ports through, an overlay network that drops large packets, or an interface without a route, would
+otherwise show only in the ranks, which wait for half an hour.
 
-So each host listens at its data address, and the neighbours in the ring of hosts connect to it,
-from theirs, and send 9,000 bytes. Both directions of each pair are tried, because only one end of a
-pair connects. The other hosts also try rank 0's store: the leader listens at its port until the
-ranks start.
+So each host listens at its data address. Its neighbours in the ring of hosts connect to that
+address, from theirs, and send 9,000 bytes. The test of each pair covers both directions, because
+only one end of a pair connects. The other hosts also connect to rank 0's store: the leader listens
+at the store's port until the ranks start.
 
-An answer that says no (refused, no route, another host) ends the job where its ranks need the path;
-silence is a warning, because the path may be slow.
+A refusal (refused, no route, another host) ends the job if its ranks need the path. Silence is a
+warning, because the path may be slow.
 
 =====  =========  ==================================================================================
 step   direction  fields
 =====  =========  ==================================================================================
-offer  to leader  address, port, interface, mark: where this host listens, and what it wants to read
+offer  to leader  address, port, interface, mark: where this host listens, and the mark that the
+                  neighbours have to send
 try    to host    peers: the offers of its neighbours and of rank 0's store, each with its host's
                   name
 =====  =========  ==================================================================================
@@ -39,56 +40,67 @@ from trainworks_launcher.supervise.event_loop import READ, WRITE, Loop
 KIND = "data path"
 
 PAYLOAD_BYTES = 9000
-"""More than a packet of any Ethernet without jumbo frames, and as much as one with them."""
+"""More than a packet of any Ethernet without jumbo frames, and one packet with them."""
 
 SILENCE_SECONDS = 5.0
-"""How long a peer may take to answer; after that its silence is a warning."""
+"""Limit of a peer's answer; a slower peer is a warning."""
 
 _MARK_BYTES = 16
 _READ_BYTES = 16384
 _RETRY_SECONDS = 1.0
 
 
-class Place(NamedTuple):
-    """Where a host's data goes in and out.
+class DataInterface(NamedTuple):
+    """The interface through which a host's data goes.
 
     Attributes:
-        address: Of this host; ``""``: any of its addresses.
-        interface: Its network interface; ``""``: not known.
-        why: What chose it: a variable, or this host's own name.
+        address: Address of this host; ``""`` for any of its addresses.
+        interface: Name of the interface; ``""`` if not known.
+        reason: Reason of the choice, for example ``NCCL_SOCKET_IFNAME=eth1``.
     """
 
     address: str
     interface: str
-    why: str
+    reason: str
 
 
 class Store(NamedTuple):
-    """Rank 0's store: the leader's TCP port, and whether the job cannot start without it."""
+    """Rank 0's store on the leader.
+
+    Attributes:
+        port: The TCP port.
+        needed: Whether the job cannot start without the store.
+    """
 
     port: int
     needed: bool
 
 
 class Peer(NamedTuple):
-    """What is tried: a host, where it listens, and the mark that it expects (16 bytes as
-    hexadecimal digits).
+    """The other end of a trial.
+
+    Attributes:
+        host: The host.
+        address: Address at which the host listens; ``""`` for the leader's control address.
+        port: The TCP port.
+        mark: The mark that the host expects: 16 bytes as hexadecimal digits.
+        purpose: ``data`` or ``store``.
     """
 
     host: str
     address: str
     port: int
     mark: str
-    what: str
+    purpose: str
 
 
 class DataPath:
-    """One host's part in the trial."""
+    """One host's part in the test."""
 
     def __init__(
-        self, loop: Loop, own: Own, hosts: Sequence[str], role: Role, events: Events
+        self, loop: Loop, own: LocalHost, hosts: Sequence[str], role: Role, events: Events
     ) -> None:
-        """Nothing is opened before ``begin``. hosts: all members of the job, the leader first."""
+        """Open nothing before ``begin``. hosts: all members of the job, the leader first."""
         self._loop = loop
         self._own = own
         self._hosts = tuple(hosts)
@@ -97,15 +109,15 @@ class DataPath:
         self._events = events
         self._mark = os.urandom(_MARK_BYTES).hex()
         self._listeners: list[_Listener] = []
-        self._tries: list[_Try] = []
+        self._trials: list[_Trial] = []
         self._offers: dict[str, Mapping[str, Json]] = {}
         self._shared = False
         self._began = False
         self.over = False
-        """Whether this host has tried everything that it was told to try."""
+        """Whether all trials of this host have ended."""
 
     def begin(self) -> None:
-        """Listen, and tell the leader where; once more where the leader starts anew."""
+        """Listen, and send the leader an offer; called again if the leader restarts."""
         if not self._began:
             self._began = True
             for problem in _problems_of(self._own.place):
@@ -118,46 +130,45 @@ class DataPath:
             "mark": self._mark,
         }
         if self._leads:
-            self._offered(self._own.host, offer)
+            self._note_offer(self._own.host, offer)
         else:
             self._role.tell(KIND, "", step="offer", **offer)
 
-    def heard(self, host: str, message: Mapping[str, Json]) -> None:
-        """Take a message of the trial."""
+    def receive(self, host: str, message: Mapping[str, Json]) -> None:
+        """Handle a message of the test."""
         if message.get("step") == "offer" and self._leads:
-            self._offered(host, message)
+            self._note_offer(host, message)
         elif message.get("step") == "try" and not self._leads:
             self._try(_peers(message))
         elif message.get("step") == "warning" and self._leads:
             self._events.warn(one_line(message.get("text"), 1000))
 
     def close(self) -> None:
-        """Free the ports: the ranks start."""
+        """Free the ports, before the ranks start."""
         for listener in self._listeners:
             listener.close()
-        for one in self._tries:
-            one.close()
-        self._listeners, self._tries = [], []
+        for trial in self._trials:
+            trial.close()
+        self._listeners, self._trials = [], []
 
     # --- listening --------------------------------------------------------------------------------
     def _listen(self) -> None:
         place = self._own.place
         try:
-            self._listeners.append(
-                _Listener(self._loop, place.address, 0, self._own.host, self._mark)
-            )
+            self._listen_at(place.address, 0)
         except OSError as error:
-            self._warn(
-                f"{self._own.host} cannot listen at {_named(place)}: {error.strerror or error}"
-            )
+            reason = error.strerror or error
+            self._warn(f"{self._own.host} cannot listen at {_named(place)}: {reason}")
         store = self._own.store
         if self._leads and store is not None:
             try:
-                self._listeners.append(
-                    _Listener(self._loop, "", store.port, self._own.host, self._mark)
-                )
+                self._listen_at("", store.port)
             except OSError as error:
                 self._store_is_closed(store, error)
+
+    def _listen_at(self, address: str, port: int) -> None:
+        listener = _Listener(self._loop, address, port, self._own.host, self._mark)
+        self._listeners.append(listener)
 
     def _store_is_closed(self, store: Store, error: OSError) -> None:
         problem = (
@@ -174,59 +185,60 @@ class DataPath:
             self._warn(f"{problem}; if the program uses it, {advice}")
 
     def _warn(self, sentence: str) -> None:
-        """Say it here, and in the leader's log, which people read first."""
+        """Log a warning on this host, and in the leader's log, which people read first."""
         self._events.warn(sentence)
         if not self._leads:
             self._role.tell(KIND, step="warning", text=sentence)
 
-    # --- who tries whom ---------------------------------------------------------------------------
-    def _offered(self, host: str, offer: Mapping[str, Json]) -> None:
+    # --- which host connects to which -------------------------------------------------------------
+    def _note_offer(self, host: str, offer: Mapping[str, Json]) -> None:
         self._offers[host] = offer
         if self._shared:
+            # A late offer changes the ring around its host only.
             ring = self._ring()
-            around = _around(ring, ring.index(host))
-            for each in (host, *around):
-                self._share_with(each, _around(ring, ring.index(each)))
+            neighbours = _neighbours(ring, ring.index(host))
+            for member in (host, *neighbours):
+                self._share_with(member, _neighbours(ring, ring.index(member)))
         elif self._own.may_lose_hosts or len(self._offers) == len(self._hosts):
             self._share()
 
     def _share(self) -> None:
-        """Tell all hosts their peers, once every host that the job still has has made its offer."""
+        """Send all hosts their peers, once every host that the job still has has made an offer."""
         if self._shared or not self._began:
             return
-        here = [self._own.host, *self._role.others()]
-        if not all(host in self._offers for host in here):
+        present = [self._own.host, *self._role.others()]
+        if not all(host in self._offers for host in present):
             if self._own.may_lose_hosts:
                 self._loop.after(_RETRY_SECONDS, self._share)
             return
         self._shared = True
         ring = self._ring()
         for place, host in enumerate(ring):
-            self._share_with(host, _around(ring, place))
+            self._share_with(host, _neighbours(ring, place))
 
     def _ring(self) -> list[str]:
-        """Return the hosts that have made an offer, in the order of the job's."""
-        return [each for each in self._hosts if each in self._offers]
+        """Return the hosts that have made an offer, in the order of the job."""
+        return [host for host in self._hosts if host in self._offers]
 
-    def _share_with(self, host: str, around: Sequence[str]) -> None:
-        """Tell a host of its neighbours, and of rank 0's store."""
-        peers: list[Json] = [self._row(each, "data") for each in around]
+    def _share_with(self, host: str, neighbours: Sequence[str]) -> None:
+        """Send a host its peers: its neighbours, and rank 0's store."""
+        peers: list[Json] = [self._row(neighbour, "data") for neighbour in neighbours]
         if host != self._own.host and self._own.store is not None and len(self._listeners) > 1:
-            peers.append(
-                {**self._row(self._own.host, "store"), "address": "", "port": self._own.store.port}
-            )
+            store = self._row(self._own.host, "store")
+            store.update({"address": "", "port": self._own.store.port})
+            peers.append(store)
         if host == self._own.host:
             self._try(_peers({"peers": peers}))
         else:
             self._role.tell(KIND, host, step="try", peers=peers)
 
-    def _row(self, host: str, what: str) -> dict[str, Json]:
+    def _row(self, host: str, purpose: str) -> dict[str, Json]:
         offer = self._offers[host]
-        # Where a host does not know its own address, the others know from where it has joined.
+        # A host that does not know its own address is reached by that of its control connection.
         address = offer.get("address") or self._role.others().get(host, "")
         return {
             "host": host,
-            "what": what,
+            "what": purpose,
             "address": address,
             "port": offer.get("port"),
             "mark": offer.get("mark"),
@@ -235,31 +247,32 @@ class DataPath:
     # --- trying -----------------------------------------------------------------------------------
     def _try(self, peers: Sequence[Peer]) -> None:
         for peer in peers:
-            there = self._role.there()
+            leader_address = self._role.leader_address()
             address: Any = (peer.address, peer.port)
-            if there is not None and not peer.address:
-                # By the name that led to the leader; only the port is another one.
-                address = (there[0], peer.port, *there[2:])
+            if leader_address is not None and not peer.address:
+                # At the leader's control address, with another port.
+                address = (leader_address[0], peer.port, *leader_address[2:])
             if not (peer.port and address[0] and _is_mark(peer.mark)):
-                continue  # the peer could not listen, and has said so
-            source = self._own.place.address if peer.what == "data" else ""
-            self._tries.append(_Try(self._loop, peer, address, source, self._tried))
-        if all(one.ended for one in self._tries):
+                continue  # the peer could not listen, and has sent a warning itself
+            source = self._own.place.address if peer.purpose == "data" else ""
+            self._trials.append(_Trial(self._loop, peer, address, source, self._note_result))
+        if all(trial.ended for trial in self._trials):
             self._finish()
 
-    def _tried(self, one: _Try) -> None:
-        if one.why:
-            self._say(one)
-        if all(each.ended for each in self._tries):
+    def _note_result(self, trial: _Trial) -> None:
+        if trial.reason:
+            self._report(trial)
+        if all(host.ended for host in self._trials):
             self._finish()
 
-    def _say(self, one: _Try) -> None:
-        place, peer = self._own.place, one.peer
-        connection = "rank 0's store on" if peer.what == "store" else "the data path to"
-        where = f"{one.shown} from {_named(place)}"
-        cause = f"{connection} {peer.host} does not work: {self._own.host} tried {where}: {one.why}"
-        text_ = f"{cause}; {_advice(one, place)}"
-        if one.refused and self._own.needs_path:
+    def _report(self, trial: _Trial) -> None:
+        place, peer = self._own.place, trial.peer
+        connection = "rank 0's store on" if peer.purpose == "store" else "the data path to"
+        where = f"{trial.shown} from {_named(place)}"
+        problem = f"{connection} {peer.host} does not work"
+        tried = f"{self._own.host} tried {where}: {trial.reason}"
+        text_ = f"{problem}: {tried}; {_advice(trial, place)}"
+        if trial.refused and self._own.needs_path:
             self._events.fail(text_)
         else:
             self._warn(text_)
@@ -270,37 +283,37 @@ class DataPath:
             self._events.done()
 
 
-def _around(ring: Sequence[str], place: int) -> list[str]:
-    """Return the hosts before and after one in the ring, without itself."""
-    around = [ring[place - 1], ring[(place + 1) % len(ring)]]
-    return [each for each in dict.fromkeys(around) if each != ring[place]]
+def _neighbours(ring: Sequence[str], place: int) -> list[str]:
+    """Return the hosts before and after a place in the ring, without the host itself."""
+    both = dict.fromkeys((ring[place - 1], ring[(place + 1) % len(ring)]))
+    return [host for host in both if host != ring[place]]
 
 
-class Own(NamedTuple):
-    """What the trial has to know of this host.
+class LocalHost(NamedTuple):
+    """This host, for the test.
 
     Attributes:
         host: Its name among the job's members.
-        place: Where its data goes in and out.
+        place: The interface of its data.
         store: Rank 0's store; None if the mode has none.
-        needs_path: Whether the ranks of the job need each other: what answers no ends the job then.
+        needs_path: Whether the ranks of the job need each other: a refusal ends the job then.
         may_lose_hosts: Whether the job may start with fewer hosts than were planned.
     """
 
     host: str
-    place: Place
+    place: DataInterface
     store: Store | None
     needs_path: bool
     may_lose_hosts: bool
 
 
 class Events(NamedTuple):
-    """What the trial tells the supervisor.
+    """The supervisor's handlers for the test.
 
     Attributes:
-        done: This host has tried everything.
-        warn: A sentence for the log.
-        fail: A sentence: the job cannot start.
+        done: All trials of this host have ended.
+        warn: Log a sentence.
+        fail: End the job, which cannot start, with a sentence.
     """
 
     done: Callable[[], None]
@@ -308,17 +321,19 @@ class Events(NamedTuple):
     fail: Callable[[str], None]
 
 
-def _named(place: Place) -> str:
+def _named(place: DataInterface) -> str:
     words = [word for word in (place.address, place.interface) if word]
-    return f"{' on '.join(words)} ({place.why})" if words else place.why
+    if not words:
+        return place.reason
+    return f"{' on '.join(words)} ({place.reason})"
 
 
-def _advice(one: _Try, place: Place) -> str:
+def _advice(trial: _Trial, place: DataInterface) -> str:
     variables = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-    if one.connected:
+    if trial.connected:
         named = place.interface or "the interface"
         return f"large packets are lost on the way: lower the MTU of {named} to the network's"
-    if one.peer.what == "store":
+    if trial.peer.purpose == "store":
         return (
             "open the port between the hosts,"
             f" or set {names.MASTER_PORT_VARIABLE} to one that is open"
@@ -330,7 +345,7 @@ def _advice(one: _Try, place: Place) -> str:
 
 
 def _peers(message: Mapping[str, Json]) -> list[Peer]:
-    """Return the peers in a message of the leader."""
+    """Read the peers in a message of the leader."""
     rows = message.get("peers")
     if not isinstance(rows, list):
         return []
@@ -343,7 +358,7 @@ def _peer_of(fields: Mapping[str, Json]) -> Peer:
         address=one_line(fields.get("address"), 64),
         port=number(fields.get("port")),
         mark=text(fields.get("mark")),
-        what=text(fields.get("what")),
+        purpose=text(fields.get("what")),
     )
 
 
@@ -354,12 +369,12 @@ def _is_mark(mark: str) -> bool:
         return False
 
 
-def place_of(variables: Mapping[str, str], devices: Devices) -> Place:
-    """Return where the ranks' data goes in and out of this host, as gloo and NCCL choose it.
+def place_of(variables: Mapping[str, str], devices: Devices) -> DataInterface:
+    """Return the interface of the ranks' data on this host, as gloo and NCCL choose it.
 
     Args:
         variables: The environment of the ranks.
-        devices: What this host has.
+        devices: Devices of this host.
     """
     order = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for variable in order[::-1] if devices.gpus else order:
@@ -367,29 +382,33 @@ def place_of(variables: Mapping[str, str], devices: Devices) -> Place:
         interface = _named_interface(value, devices.interfaces)
         if interface:
             address = network_routes.address_of(interface) or network_routes.address6_of(interface)
-            return Place(address, interface, f"{variable}={value}")
+            return DataInterface(address, interface, f"{variable}={value}")
     if devices.own_address:
-        return Place(devices.own_address, devices.routed, "this host's own name")
-    return Place("", devices.routed, "the route to the leader" if devices.routed else "any address")
+        return DataInterface(devices.own_address, devices.routed, "this host's own name")
+    if devices.routed:
+        return DataInterface("", devices.routed, "the route to the leader")
+    return DataInterface("", devices.routed, "any address")
 
 
 def _named_interface(value: str, interfaces: Sequence[str]) -> str:
-    """Return the first interface that a variable names; NCCL takes beginnings of names, too."""
+    """Return the first interface that a variable names; NCCL accepts prefixes of names, too."""
     if value.startswith("^"):
         return ""
     for word in value.lstrip("=").split(","):
-        whole = [name for name in interfaces if name == word.strip()]
-        beginning = [name for name in interfaces if word.strip() and name.startswith(word.strip())]
-        if whole or beginning:
-            return (whole or beginning)[0]
+        name_or_prefix = word.strip()
+        if name_or_prefix in interfaces:
+            return name_or_prefix
+        for interface in interfaces:
+            if name_or_prefix and interface.startswith(name_or_prefix):
+                return interface
     return ""
 
 
-def _problems_of(place: Place) -> list[str]:
-    """Return what is wrong with the interface itself."""
+def _problems_of(place: DataInterface) -> list[str]:
+    """Return the problems of the interface itself."""
     if not place.interface:
         return []
-    named = f"the network interface {place.interface} ({place.why})"
+    named = f"the network interface {place.interface} ({place.reason})"
     if network_routes.has_no_carrier(place.interface):
         return [
             (
@@ -403,7 +422,7 @@ def _problems_of(place: Place) -> list[str]:
 
 
 class _Listener:
-    """Answers the neighbours: reads a mark and the payload, and says which host this is."""
+    """Answers the neighbours: reads a mark and the payload, and sends this host's name."""
 
     def __init__(self, loop: Loop, address: str, port: int, host: str, mark: str) -> None:
         """Listen. Raises OSError."""
@@ -411,15 +430,13 @@ class _Listener:
         self._reply = f"{host}\n".encode()
         self._expected = bytes.fromhex(mark)
         self._open: dict[socket.socket, bytes] = {}
-        family = (
-            socket.AF_INET6
-            if ":" in address or (not address and socket.has_ipv6)
-            else socket.AF_INET
-        )
+        uses_ipv6 = ":" in address or (not address and socket.has_ipv6)
+        family = socket.AF_INET6 if uses_ipv6 else socket.AF_INET
         self._server = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if not address and family == socket.AF_INET6:
+                # One socket for IPv4, too.
                 self._server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             self._server.bind((address, port))
             self._server.listen(1024)
@@ -431,7 +448,7 @@ class _Listener:
         loop.watch(self._server, READ, self._accept)
 
     def close(self) -> None:
-        """Close the port and what has come by it."""
+        """Close the port and its connections."""
         for opened in list(self._open):
             self._drop(opened)
         self._loop.unwatch(self._server)
@@ -454,17 +471,15 @@ class _Listener:
         except OSError:
             data = b""
         if not data:
-            # The other end closes first: then no address of this port stays in TIME_WAIT here.
+            # The neighbour closes first: so no address of this port stays in TIME_WAIT here.
             self._drop(opened)
             return
         self._open[opened] += data
-        whole = self._open[opened]
-        if (
-            whole[:_MARK_BYTES] != self._expected[: len(whole)]
-            or len(whole) > _MARK_BYTES + PAYLOAD_BYTES
-        ):
+        received = self._open[opened]
+        is_foreign = received[:_MARK_BYTES] != self._expected[: len(received)]
+        if is_foreign or len(received) > _MARK_BYTES + PAYLOAD_BYTES:
             self._drop(opened)
-        elif len(whole) == _MARK_BYTES + PAYLOAD_BYTES:
+        elif len(received) == _MARK_BYTES + PAYLOAD_BYTES:
             try:
                 opened.send(self._reply)
             except OSError:
@@ -476,27 +491,32 @@ class _Listener:
         opened.close()
 
 
-class _Try:
+class _Trial:
     """One connection to a peer.
 
     Attributes:
         ended: Whether the result is known.
-        why: Why it does not work; ``""``: it works.
-        refused: Whether something answered no.
+        reason: Why the path does not work; ``""`` if it works.
+        refused: Whether the network or a program answered with a refusal.
         connected: Whether the connection was made.
         shown: The address and port, for people.
     """
 
     def __init__(
-        self, loop: Loop, peer: Peer, address: Any, source: str, done: Callable[[_Try], None]
+        self, loop: Loop, peer: Peer, address: Any, source: str, done: Callable[[_Trial], None]
     ) -> None:
-        """Begin. source: the address of this host that it comes from.
+        """Begin.
 
-        ``""``: the kernel chooses.
+        Args:
+            loop: The loop of the run.
+            peer: The other end.
+            address: Its socket address.
+            source: Address of this host for the connection; ``""`` lets the kernel choose.
+            done: Called at the end.
         """
         self.peer = peer
         self.ended = self.refused = self.connected = False
-        self.why = ""
+        self.reason = ""
         self.shown = f"{address[0]} port {peer.port}"
         self._loop = loop
         self._done = done
@@ -514,13 +534,13 @@ class _Try:
             pass
         except OSError as error:
             self.refused = True
-            why = str(error.strerror or error)
-            loop.after(0.0, lambda: self._end(why))
+            reason = str(error.strerror or error)
+            loop.after(0.0, lambda: self._end(reason))
             return
         loop.watch(self._socket, READ | WRITE, self._ready)
 
     def close(self) -> None:
-        """Forget it."""
+        """End without a result."""
         if not self.ended:
             self.ended = True
             self._loop.unwatch(self._socket)
@@ -556,10 +576,10 @@ class _Try:
             self.refused = host != self.peer.host
             self._end(f"it is {one_line(host, 64)}" if self.refused else "")
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if not self.ended:
             self.ended = True
-            self.why = why
+            self.reason = reason
             self._loop.unwatch(self._socket)
             self._socket.close()
             self._done(self)

@@ -1,16 +1,15 @@
-"""The join: proofs that both ends know the job's secret, without sending it, and the key for what
-they say afterwards.
+"""The handshake of a join: proofs that both ends know the job's secret, without sending it, and the
+key for the messages afterwards.
 
-HMAC-SHA256, challenge and response. A job without a secret joins in the same way with an empty one.
-Its proofs prove nothing, and its key is known to everybody who has read the join, but to nobody who
-has not.
+HMAC-SHA256, challenge and response. A job without a secret uses an empty one. Its proofs prove
+nothing, and its key is known to every program that has read the join, but to no other.
 
-A proof covers everything that the two sides tell each other when a host joins: its name, the job
-and a fresh nonce of each side. A stranger in between can therefore not take a proof to another
-connection, another host or another job.
+A proof covers everything that the two sides send when a host joins: its name, the job and a fresh
+nonce of each side. So a stranger in between cannot use a proof on another connection, for another
+host or another job.
 
-The leader shows its proof first, to every host that asks: from it the secret can only be guessed,
-which a long one (``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
+The leader shows its proof first, to every host that asks. From the proof the secret can only be
+guessed, which a long secret (``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
 """
 
 from __future__ import annotations
@@ -20,18 +19,32 @@ import hmac
 import json
 import os
 import re
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract.json_values import Json, text
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 
-class Transcript(NamedTuple):
-    """What a proof covers.
+class Credentials(NamedTuple):
+    """A host's name and job, and the secret with which it proves them.
 
     Attributes:
-        job: What the host that joins says of its job (``identity``).
+        host: Its name.
+        job: The identity of its job.
+        secret: Of the job; ``""`` for none.
+    """
+
+    host: str
+    job: Mapping[str, Json]
+    secret: str
+
+
+class Transcript(NamedTuple):
+    """The values that a proof covers.
+
+    Attributes:
+        job: Identity of the job, as the joining host has sent it.
         host: Host that joins.
         worker_nonce: 64 hexadecimal digits, fresh for each connection.
         leader_nonce: As ``worker_nonce``.
@@ -49,23 +62,25 @@ def make_nonce() -> str:
 
 
 def read_nonce(value: Json) -> str:
-    """Return the nonce (or proof) in a message, "" if it is none."""
-    return value if isinstance(value, str) and _HEXADECIMAL.fullmatch(value) else ""
+    """Return the nonce (or proof) in a message; "" if it has another form."""
+    if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
+        return ""
+    return value
 
 
 def make_proof(secret: str, side: str, transcript: Transcript) -> str:
-    """That ``side`` knows the secret, for this transcript only."""
-    said = json.dumps([side, *transcript]).encode()
-    return hmac.new(secret.encode("utf-8", "surrogateescape"), said, hashlib.sha256).hexdigest()
+    """Return the proof that ``side`` knows the secret, for this transcript only."""
+    message = json.dumps([side, *transcript]).encode()
+    return hmac.new(secret.encode("utf-8", "surrogateescape"), message, hashlib.sha256).hexdigest()
 
 
 def make_key(secret: str, transcript: Transcript) -> bytes:
-    """Return the key of the connection that was proved so; 32 bytes."""
+    """Return the key of the connection with this transcript; 32 bytes."""
     return bytes.fromhex(make_proof(secret, "key", transcript))
 
 
 def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
-    """Return whether ``shown`` is that proof; takes the same time wherever it is wrong."""
+    """Return whether ``shown`` is that proof; takes the same time for every wrong one."""
     return hmac.compare_digest(
         make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace")
     )

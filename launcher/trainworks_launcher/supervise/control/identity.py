@@ -1,11 +1,11 @@
-"""What the hosts of one job have in common, so that no host of another job, or
-of an earlier attempt, is let in.
+"""The identity of a job: values that all its hosts share, so that no host of another job, or of an
+earlier attempt, can join.
 
-Each part is sent as a short digest, and the refusal names the parts that differ. All of them are
-equal on every host: the platform gives each host the same hyperparameters and job name, and the
-image the same launcher. A script that was edited, or an image that was built anew, makes another
-job of the same name. What differs by host (paths below the base directory, devices, the rest of the
-environment) is not among them.
+Each part is sent as a short digest, and a refusal names the parts that differ. All parts are equal
+on every host: the platform gives each host the same hyperparameters and job name, and the image the
+same launcher. An edited script, or an image that was built again, makes another job of the same
+name. Values that differ by host (paths below the base directory, devices, the rest of the
+environment) are not parts.
 """
 
 from __future__ import annotations
@@ -26,55 +26,71 @@ from trainworks_launcher.plan.plan import Control
 
 _DIGITS = 16
 _MAYBE_UNKNOWN = ("image", "code")
-"""Parts that a host need not know: its image has no manifest, or the code is
-missing there, which it has to tell.
+"""Parts that a host may lack: its image has no manifest, or it has no code, which it has to report.
 """
 
 
 def identity_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
-    """Return the parts of a job's identity: what a person calls each, and a digest of it.
+    """Return the parts of a job's identity: the part's name for people -> a digest.
 
-    Secrets among the hyperparameters are left out, because a short one could be
-    guessed from its digest.
+    Secrets among the hyperparameters are left out, because a short one could be guessed from its
+    digest.
     """
-    reserved = split_reserved(environment.hyperparameters)[1]
+    parts = _parts_of(environment, control, mode)
+    digests: dict[str, Json] = {}
+    for part, value in parts.items():
+        digest = hashlib.sha256(compact(value).encode()).hexdigest()
+        digests[part] = digest[:_DIGITS]
+    return digests
+
+
+def _parts_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
+    """Return the parts of a job's identity; parts that this host lacks are left out."""
+    _, reserved = split_reserved(environment.hyperparameters)
     program = entry_point.program_name(environment.variables, reserved)
-    asked = environment.invocation.program
-    # Arguments of a command line may be a host's own: train -- train.py --node "$SLURM_NODEID".
-    code = digest_of_entry(environment.code, asked or (program,)) if asked or program else ""
-    program = " ".join(asked[:2] if asked[:1] == ("-m",) else asked[:1]) or program
+    command_line = environment.invocation.program
+    code = ""
+    if command_line or program:
+        code = digest_of_entry(environment.code, command_line or (program,))
+    if command_line:
+        # Not the arguments, which may be a host's own: train -- train.py --node "$SLURM_NODEID".
+        count = 2 if command_line[0] == "-m" else 1
+        program = " ".join(command_line[:count]) or program
     name = environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME))
     attempt = platforms.job_name(environment.platform.platform, environment.variables)
-    parts: Mapping[str, Json] = {
+    redacted = Redactor(environment.hyperparameters).json(dict(environment.hyperparameters))
+    parts: dict[str, Json] = {
         "launcher version": __version__,
         "job name": [name, *attempt],
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
-        "hyperparameters": Redactor(environment.hyperparameters).json(
-            dict(environment.hyperparameters)
-        ),
+        "hyperparameters": redacted,
     }
-    known = {"image": environment.manifest.document, "code": code}
-    parts = {**parts, **{part: value for part, value in known.items() if value}}
-    return {
-        part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS]
-        for part, value in parts.items()
-    }
+    if environment.manifest.document:
+        parts["image"] = environment.manifest.document
+    if code:
+        parts["code"] = code
+    return parts
 
 
 def as_text(identity: Mapping[str, Json]) -> str:
-    """Return an identity as one text, for a proof."""
+    """Write an identity as one text, for a proof."""
     return json.dumps(dict(identity), sort_keys=True)
 
 
 def differences(ours: Mapping[str, Json], theirs: Json) -> str:
-    """Return the parts that differ, for a sentence; "" if the two are one job.
+    """Return the names of the parts that differ, for a sentence; "" if the two are one job.
 
-    What is not known is not compared.
+    Parts that the other host may lack are compared only if it has sent them.
     """
-    found = mapping(theirs)
-    if not found:
+    received = mapping(theirs)
+    if not received:
         return "launcher version"
-    compared = (part for part in ours if part in found or part not in _MAYBE_UNKNOWN)
-    return ", ".join(part for part in compared if found.get(part) != ours[part])
+    different = []
+    for part, digest in ours.items():
+        if part not in received and part in _MAYBE_UNKNOWN:
+            continue
+        if received.get(part) != digest:
+            different.append(part)
+    return ", ".join(different)

@@ -1,4 +1,4 @@
-"""The role of the first host: it gathers the others, decides the outcome, tells everybody."""
+"""The role of the first host: admit the others, decide the outcome, send it to every host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import NO_MORE_TIME, Events
+from trainworks_launcher.supervise.control import NO_MORE_TIME, Events, handshake
 from trainworks_launcher.supervise.control.admission import Admission
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval
-from trainworks_launcher.supervise.control.exit_aggregation import Ends
+from trainworks_launcher.supervise.control.exit_aggregation import HostOutcomes
 from trainworks_launcher.supervise.control.hosts import Hosts
 from trainworks_launcher.supervise.control.messages import (
     Message,
@@ -21,26 +21,27 @@ from trainworks_launcher.supervise.control.messages import (
     read_suspect,
 )
 from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Phases
-from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Own, Rivals
+from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Rivals
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
 _MISSING_SECONDS = (20.0, 60.0)
-"""After these seconds the log names the hosts that are missing.
-
-The last time is at the join limit.
+"""Times at which the log names the missing hosts, in seconds. The last such line comes at the join
+limit.
 """
 
 _PREPARING_SECONDS = 5.0
-"""After all hosts have joined, until the log says that some of them are still being prepared."""
+"""From the join of all hosts to the line in the log that some of them are still being prepared."""
+
+_SHOWN_HOSTS = 10
 
 
 class Leader:
     """Gathers the hosts of the job and decides how it ends.
 
-    What happens on this host and on another one is the same event: the
-    supervisor calls what a message says.
+    An event on this host and on another one is handled in the same way: the supervisor calls the
+    method for which another host sends a message.
     """
 
     def __init__(
@@ -51,10 +52,18 @@ class Leader:
         job: Mapping[str, Json],
         secret: str,
         events: Events,
-        starts: str = "the program",
+        program: str = "the program",
     ) -> None:
-        """Nothing is opened before ``begin``. job: its identity. secret: "" for
-        none. starts: its name for the log.
+        """Open nothing before ``begin``.
+
+        Args:
+            loop: The loop of the run.
+            control: The hosts and the port.
+            limits: Time limits.
+            job: Identity of the job.
+            secret: Of the job; "" for none.
+            events: The supervisor's handlers.
+            program: Name of the program for the log.
         """
         self._loop = loop
         self._control = control
@@ -62,27 +71,28 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
-        self._rivals = Rivals(loop, Own(control.leader, job, secret), self._two_leaders)
-        self._door = Admission(loop, self._hosts, job, secret, self._let_in, events.log)
-        self._door.rival = self._rivals.heard
-        self._door.other_launcher = self._will_not_join
+        own = handshake.Credentials(control.leader, job, secret)
+        self._rivals = Rivals(loop, own, self._two_leaders)
+        self._admission = Admission(loop, self._hosts, own, self._let_in, events.log)
+        self._admission.rival = self._rivals.receive
+        self._admission.other_launcher = self._will_not_join
         self._with_other_launcher: set[str] = set()
-        self._ends = Ends()
+        self._outcomes = HostOutcomes()
         self._outcome: Outcome | None = None
-        self._complete = 0  # how many times all had joined
+        self._complete = 0  # how often all hosts had joined
         self._join_deadline = 0.0
         self._began = time.monotonic()
-        self._starts = starts
+        self._program = program
 
     # --- what the supervisor calls ----------------------------------------------------------------
     @property
     def phase(self) -> LeaderPhase:
-        """How far the job is."""
+        """The phase of the job."""
         return self._phases.now
 
     def begin(self) -> None:
         """Listen. Raises RefusalError if the port is taken."""
-        self._door.open(self._control.port)
+        self._admission.open(self._control.port)
         self._events.log(
             f"waiting for {self._hosts.count} other host(s) on port {self._control.port}"
         )
@@ -97,70 +107,66 @@ class Leader:
         self._events.welcome()
 
     def ready(self) -> None:
-        """This host is prepared."""
+        """Note that this host is prepared."""
         self._ready(self._control.leader)
 
     def stopping(self) -> None:
-        """A stop signal came to this host, or to another one: all are told, once."""
+        """Send the stop to all hosts, once, after a stop signal on any of them."""
         if self._phases.take("stopping"):
             self._send_all("stop")
             self._events.stop()
 
     def suspect(self, suspect: Suspect) -> None:
-        """A rank of this host, or of another one, ended."""
+        """Pass on that a rank of any host ended."""
         if self._phases.take("suspect"):
             self._events.suspect(suspect)
 
     def ended(self, outcome: Outcome) -> None:
-        """This host's command ended, or it could not start."""
+        """Note that this host's command ended, or could not start."""
         self._ended(self._control.leader, outcome)
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
-        """Tell one host, or all others."""
+        """Send to one host, or to all others."""
         if not host:
             self._send_all(kind, **fields)
         elif host in self._hosts.joined:
             self._hosts.joined[host].send(kind, **fields)
 
     def others(self) -> Mapping[str, str]:
-        """Return the other hosts that the job still has, each with the address
-        that it speaks from.
-        """
-        known = {
-            name: joined.address
-            for name, joined in self._hosts.joined.items()
-            if joined.address != joined.local_address
-        }
-        return {name: known.get(name, "") for name in self._hosts.names()}
+        """Return the other hosts of the job, each with the address of its connection."""
+        addresses = dict.fromkeys(self._hosts.names(), "")
+        for name, connection in self._hosts.joined.items():
+            # A host on this machine connects from an address that means nothing elsewhere.
+            is_remote = connection.address != connection.local_address
+            if name in addresses and is_remote:
+                addresses[name] = connection.address
+        return addresses
 
-    def there(self) -> tuple[Any, ...] | None:
-        """The leader joins no host."""
+    def leader_address(self) -> tuple[Any, ...] | None:
+        """Return None: the leader joins no host."""
         return None
 
     def name_missing(self) -> None:
-        """Say which hosts have not joined, and what has come to the port in their place."""
+        """Log which hosts have not joined, and which connections came in their place."""
         missing = self._hosts.missing()
         if not missing or self.phase is not LeaderPhase.GATHERING:
             return
-        came = self._door.came() or "nothing has come"
+        came = self._admission.describe_strangers() or "nothing has come"
         self._events.log(
-            f"still waiting for {some(self._with_refusals(missing))} after"
+            f"still waiting for {shorten_list(self._with_refusals(missing))} after"
             f" {time.monotonic() - self._began:.0f} s: {came} to port {self._control.port} of"
             f" {self._control.leader}; check that these hosts are started, have the same list of"
             " hosts, and reach this port"
         )
 
     def leave(self) -> None:
-        """This host is done; wait, bounded, until the others are."""
+        """Leave, when the other hosts have left or their time is over."""
         self._phases.must("leave")
-        late = (
-            self._outcome is not None
-            and self._outcome.kind == FAILED
-            and not self._hosts.have_come()
-        )
+        has_failed = self._outcome is not None and self._outcome.kind == FAILED
         left = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
-        if late and left > 0 and self._door.is_open:
-            # Hosts that never joined would wait for us until the time-out.
+        has_late_hosts = has_failed and not self._hosts.have_come()
+        if has_late_hosts and left > 0 and self._admission.is_open:
+            # Hosts that have not joined yet get the outcome; else they would wait for the time-out.
             self._loop.after(left, self._part)
         else:
             self._part()
@@ -170,7 +176,7 @@ class Leader:
         for connection in self._hosts.joined.values():
             connection.close()
         self._rivals.close()
-        self._door.close()
+        self._admission.close()
 
     # --- gathering --------------------------------------------------------------------------------
     def _let_in(self, connection: Connection) -> None:
@@ -184,7 +190,7 @@ class Leader:
     def _message(self, connection: Connection, message: Message) -> None:
         host, kind = connection.host, text(message.get("type"))
         if kind == "alive" or not self._hosts.is_current(connection):
-            return  # the second: a host that was lost says goodbye
+            return  # a lost host that says goodbye is not current
         if kind == "ready":
             self._ready(host)
         elif kind == "ended":
@@ -207,11 +213,11 @@ class Leader:
         missing = self._hosts.missing()
         if not missing or self.phase is not LeaderPhase.GATHERING:
             return
-        asked = [self._control.address] if self._control.address else []
-        self._rivals.ask([*asked, *missing], self._control.port)
+        addresses = [self._control.address] if self._control.address else []
+        self._rivals.ask([*addresses, *missing], self._control.port)
 
     def _two_leaders(self, host: str, address: str) -> None:
-        """Another host leads the same job: both would wait for each other."""
+        """End the job: another host leads it, too, and both would wait for each other."""
         if self.phase is not LeaderPhase.GATHERING:
             return
         leader = self._control.leader
@@ -224,36 +230,39 @@ class Leader:
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, leader, f"{cause}; {advice}"))
 
     def _maybe_complete(self) -> None:
-        """All have joined: from now on they have the time to prepare themselves."""
-        if self._hosts.have_joined():
-            self._complete += 1
-            times = self._complete
-            came, limit = self._came(), self._limits.prepare
+        """Start the time limit of the preparation, when all hosts have joined."""
+        if not self._hosts.have_joined():
+            return
+        self._complete += 1
+        times = self._complete
+        joined, limit = self._describe_joined(), self._limits.prepare
 
-            def time_out() -> None:  # a host that came again has its own time from then on
-                if times == self._complete:
-                    self._late(self._hosts.unprepared(), "were not prepared", limit)
+        # A host that leaves and joins again starts both times anew.
+        def end_preparation() -> None:
+            if times == self._complete:
+                self._late(self._hosts.unprepared(), "were not prepared", limit)
 
-            def still_prepared() -> None:  # installing takes minutes, and looks like a closed port
-                if times == self._complete and self.phase is LeaderPhase.GATHERING:
-                    self._events.log(f"{came}: waiting until they are prepared")
+        # Installing takes minutes, and looks to people like a closed port.
+        def log_preparation() -> None:
+            if times == self._complete and self.phase is LeaderPhase.GATHERING:
+                self._events.log(f"{joined}: waiting until they are prepared")
 
-            self._loop.after(limit, time_out)
-            self._loop.after(_PREPARING_SECONDS, still_prepared)
+        self._loop.after(limit, end_preparation)
+        self._loop.after(_PREPARING_SECONDS, log_preparation)
 
-    def _came(self) -> str:
+    def _describe_joined(self) -> str:
         count = f"{self._hosts.count + 1} of {len(self._control.hosts)} hosts"
         return f"{count} are here after {time.monotonic() - self._began:.0f} s"
 
     def _maybe_go(self) -> None:
-        """All are ready: start."""
+        """Start the job, when all hosts are ready."""
         if self._hosts.are_ready() and self._phases.take("go"):
-            self._events.log(f"{self._came()}: starting {self._starts}")
+            self._events.log(f"{self._describe_joined()}: starting {self._program}")
             self._send_all("go")
             self._events.go()
 
     def _late(self, hosts: Sequence[str], reason: str, seconds: float) -> None:
-        """Hosts that are late: the job goes on without them if it may."""
+        """Go on without late hosts if the job may, else end the job."""
         if not hosts or not self._phases.take("late"):
             return
         words = f"{reason} within {seconds:g} s"
@@ -261,32 +270,34 @@ class Leader:
             for host in hosts:
                 self._go_on_without(host, words)
             return
-        cause = f"hosts that {words}: {some(self._with_refusals(hosts))}"
+        cause = f"hosts that {words}: {shorten_list(self._with_refusals(hosts))}"
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
 
     def _will_not_join(self, host: str) -> None:
-        """A host has another version of the launcher.
+        """Give a host with another version of the launcher less time to join.
 
-        It tries again as long as this, and then it ends.
+        Such a host tries again for as long as this, and then ends.
         """
         if host in self._with_other_launcher:
             return
         self._with_other_launcher.add(host)
         seconds = names.REFUSAL_LIMIT_SECONDS
 
-        def still_missing() -> None:  # it may have been started anew, with the right version
+        # A host may be started again in this time, with the right version.
+        def check() -> None:
             self._with_other_launcher.discard(host)
             if host in self._hosts.missing():
                 self._late([host], "did not join", seconds)
 
-        self._loop.after(seconds, still_missing)
+        self._loop.after(seconds, check)
 
     def _with_refusals(self, hosts: Sequence[str]) -> list[str]:
-        """Return the hosts' names, each with the reason if it was not let in."""
-        refused = self._door.refused
-        return [
-            host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts
-        ]
+        """Return the hosts' names, each with the reason if it was not admitted."""
+        described: list[str] = []
+        for host in hosts:
+            reason = self._admission.refused.get(host)
+            described.append(host if reason is None else f"{host} (refused: {reason})")
+        return described
 
     # --- losing -----------------------------------------------------------------------------------
     def _beat(self) -> None:
@@ -296,17 +307,16 @@ class Leader:
             if silent:
                 self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
-                connection.send("alive", silent=round(time.monotonic() - connection.spoke, 1))
-        self._door.sweep()
-        looks = [
-            connection.next_look(limit)
-            for connection in self._hosts.joined.values()
-            if connection.open
-        ]
-        self._loop.after(min(looks, default=heartbeat_interval(limit)), self._beat)
+                connection.send("alive", silent=round(time.monotonic() - connection.spoke_at, 1))
+        self._admission.sweep()
+        interval = heartbeat_interval(limit)
+        for connection in self._hosts.joined.values():
+            if connection.open:
+                interval = min(interval, connection.next_look(limit))
+        self._loop.after(interval, self._beat)
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        """A host closed its connection, or is silent for too long."""
+        """Handle a host that closed its connection, or that is silent for too long."""
         host = connection.host
         if not self._hosts.is_current(connection):
             return
@@ -314,7 +324,7 @@ class Leader:
             connection.close()
             self._bye(host)
         elif self.phase is LeaderPhase.GATHERING and not connection.open:
-            # It may be a container that starts anew. It has as long as one that is silent.
+            # It may be a container that restarts. It gets as long as a silent host.
             self._forget(host)
             limit = self._limits.heartbeat
             self._events.log(
@@ -335,24 +345,24 @@ class Leader:
 
     def _forget(self, host: str) -> None:
         self._hosts.forget(host)
-        self._ends.forget(host)
+        self._outcomes.forget(host)
 
     def _lose(self, host: str, reason: str) -> None:
-        """A host is lost: the job goes on without it if it may, else this is its end."""
+        """Go on without a lost host if the job may, else end the job."""
         if self._may_go_on_without(1):
             self._go_on_without(host, reason)
             return
         if host in self._hosts.joined:
             self._hosts.joined[host].close()
-        # A host may have reported success before: its part is done, or (in MPI jobs) it has no
-        # command of its own. Lost is lost all the same, because no host knows any more what became
-        # of its ranks.
-        self._ends.replace(
+        # The host may have reported success before: its part is done, or (in MPI jobs) it has no
+        # command of its own. It counts as lost all the same, because the fate of its ranks is not
+        # known.
+        self._outcomes.replace(
             host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}")
         )
         if self.phase is LeaderPhase.STOPPING:
-            # Its platform may have ended it: hosts that were only told of the
-            # stop have as long as that one had.
+            # Its platform may have ended it. Hosts without a stop signal of their own get no more
+            # time than that host had.
             self._events.told(host, NO_MORE_TIME, {})
         self._maybe_finish()
 
@@ -361,13 +371,15 @@ class Leader:
         connection = self._hosts.joined.get(host)
         self._hosts.without[host] = lost
         self._forget(host)
-        told = f"{lost}; going on with {self._hosts.count + 1} of {len(self._control.hosts)} hosts"
-        self._events.log(told)
+        message = (
+            f"{lost}; going on with {self._hosts.count + 1} of {len(self._control.hosts)} hosts"
+        )
+        self._events.log(message)
         if connection is not None and connection.open:
-            # It is silent, and reads this only if it wakes again.
+            # The host is silent, and reads this only if it wakes again.
             connection.send("finish", **outcome_fields(self._hosts.dismissal(host)))
             connection.close()
-        self._send_all("without", text=told)
+        self._send_all("without", text=message)
         if self.phase is LeaderPhase.GATHERING:
             self._maybe_complete()
             self._maybe_go()
@@ -378,31 +390,35 @@ class Leader:
     # --- ending -----------------------------------------------------------------------------------
     def _ended(self, host: str, outcome: Outcome) -> None:
         if self._phases.take("ended"):
-            self._ends.note(host, outcome)
+            self._outcomes.note(host, outcome)
             self._maybe_finish()
 
     def _maybe_finish(self) -> None:
-        """Tell the outcome, once the ends that are known decide it."""
-        leader, failure = self._control.leader, self._ends.failure()
+        """Finish the job, when the known ends decide its outcome."""
+        leader, failure = self._control.leader, self._outcomes.failure()
         if self.phase >= LeaderPhase.FINISHED:
-            return  # a host was lost while it was told of another one
+            return  # a host was lost while it was told of another one's loss
         if self.phase is LeaderPhase.STOPPING:
-            # Everybody has the grace to save something; the processes are
-            # bounded by it on every host.
-            if self._ends.include((*self._hosts.joined, leader)):
-                self._finish(self._events.judge(self._ends.stopped(leader)))
+            # Every host has the grace period to save its work; the period bounds the processes.
+            if self._outcomes.include((*self._hosts.joined, leader)):
+                self._finish(self._events.judge(self._outcomes.stopped(leader)))
         elif failure is not None:
             self._events.inquire(failure, self._conclude)
-        elif self._ends.count > self._hosts.count and self._ends.include(
-            (leader, *self._hosts.names())
-        ):
+        elif self._have_all_ended():
             self._finish(Outcome(SUCCEEDED, 0, leader, ""))
 
+    def _have_all_ended(self) -> bool:
+        # The counts first: they are compared at every end, and visit no host.
+        if self._outcomes.count <= self._hosts.count:
+            return False
+        return self._outcomes.include((self._control.leader, *self._hosts.names()))
+
     def _conclude(self) -> None:
-        """All is known of the first failure: this is the end of the job, unless
-        something else was meanwhile.
+        """Finish the job with its first failure, unless it was stopped meanwhile.
+
+        The evidence of all hosts has been collected.
         """
-        failure = self._ends.failure()
+        failure = self._outcomes.failure()
         if failure is not None and self.phase < LeaderPhase.STOPPING:
             self._finish(self._events.judge(failure))
 
@@ -417,7 +433,7 @@ class Leader:
             connection.send(kind, **fields)
 
     def _bye(self, host: str) -> None:
-        """A host is done, or is gone after the outcome was told."""
+        """Note that a host is done, or is gone after the outcome was sent."""
         if self._phases.take("bye"):
             self._hosts.note_bye(host)
             if self.phase is LeaderPhase.LINGERING and self._hosts.have_come():
@@ -426,7 +442,7 @@ class Leader:
                 self._maybe_leave()
 
     def _part(self) -> None:
-        """Wait no longer for late hosts, but for the goodbyes of the others, for a while."""
+        """Wait for the goodbyes of joined hosts, for a while, and no longer for late hosts."""
         if self._phases.take("part"):
             self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
             self._maybe_leave()
@@ -440,6 +456,9 @@ class Leader:
             self._events.left()
 
 
-def some(hosts: Sequence[str]) -> str:
-    """Host names for a sentence, the first ten."""
-    return ", ".join(hosts[:10]) + (f" and {len(hosts) - 10} more" if len(hosts) > 10 else "")
+def shorten_list(hosts: Sequence[str]) -> str:
+    """Name the first ten hosts, for a sentence; more of them are only counted."""
+    shown = ", ".join(hosts[:_SHOWN_HOSTS])
+    if len(hosts) > _SHOWN_HOSTS:
+        shown += f" and {len(hosts) - _SHOWN_HOSTS} more"
+    return shown

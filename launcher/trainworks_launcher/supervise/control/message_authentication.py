@@ -1,10 +1,10 @@
-"""The seal of a message: proof that it comes from the host that joined, and in
-the order in which it was sent. Pure.
+"""The seal of a message: proof that the message comes from the host that joined, and in the order
+of sending. Pure.
 
-Both sides derive a key in the join (``handshake.make_key``), and of it one for each direction. A
-seal is HMAC-SHA256 over the number of the message on its connection and its bytes. A message that
-was changed, left out, repeated, or sent on by somebody else is therefore not opened. Messages are
-not encrypted.
+Both sides derive a key in the join (``handshake.make_key``), and from this key one for each
+direction. A seal is HMAC-SHA256 over the number of the message on its connection and its bytes. So
+a message that was changed, left out, repeated, or forwarded by another program is not accepted.
+Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 import hmac
 
 LEADER, WORKER = "leader", "worker"
-"""The two sides of a connection: what one has said cannot be sent back to it as the other's."""
+"""The two sides of a connection. A message of one side cannot be sent back as one of the other."""
 
 SEAL_BYTES = 65
-"""What a seal adds to a message: a blank and 64 hexadecimal digits."""
+"""Size of a seal: a blank and 64 hexadecimal digits."""
 
 
 class Seal:
-    """One side's seals of one connection."""
+    """The seals of one connection, on one side."""
 
     def __init__(self, key: bytes, side: str) -> None:
-        """side: ``LEADER`` or ``WORKER``, whichever this host is."""
+        """Derive the keys. side: ``LEADER`` or ``WORKER``, the side of this host."""
         other = WORKER if side == LEADER else LEADER
         self._side, self._other_side = side.encode(), other.encode()
         self._own, self._other = (
@@ -37,9 +37,10 @@ class Seal:
         return line + b" " + _seal(self._own, self._sent, line)
 
     def opened(self, line: bytes) -> bytes:
-        """Return the next line that came, without its seal.
+        """Return the next received line, without its seal.
 
-        Raises ValueError if it is not the other's next one.
+        Raises:
+            ValueError: The line is not the other side's next message.
         """
         line, _, shown = line.rpartition(b" ")
         self._heard += 1
@@ -48,13 +49,11 @@ class Seal:
         return line
 
     def probe(self, count: int) -> str:
-        """Return the proof that this side says something outside the
-        connection, for the ``count``-th time.
-        """
+        """Return the proof for a probe of this side outside the connection, with its number."""
         return _seal(self._probes, count, self._side).decode()
 
     def is_probe(self, count: int, shown: str) -> bool:
-        """Return whether ``shown`` is the other side's proof."""
+        """Return whether ``shown`` is the other side's proof for a probe."""
         return hmac.compare_digest(
             _seal(self._probes, count, self._other_side), shown.encode("utf-8", "replace")
         )

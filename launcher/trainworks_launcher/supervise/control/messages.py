@@ -12,19 +12,19 @@ from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 PROTOCOL = 3
-"""Number of these messages' form and order.
+"""Version of the form and order of these messages.
 
-Hosts with other numbers say so, and do not let each other in.
+Hosts with another version are refused, with the reason.
 """
 
 OTHER_LAUNCHER = "use one image, or one version of trainworks-launcher, on every host"
-"""What to do where two hosts have launchers with other numbers."""
+"""Advice for two hosts with other versions."""
 
 MESSAGE_LIMIT = 65536
 """Bytes of one message; a longer line ends its connection."""
 
 STRANGERS_MESSAGE_LIMIT = 4096
-"""Bytes of one message before the join; an honest one has a few hundred."""
+"""Bytes of one message before the join; a message of the launcher has a few hundred."""
 
 _WORDS_LIMIT = 4096  # characters of a text that is shown to people
 
@@ -32,22 +32,25 @@ Message = Mapping[str, Json]
 
 
 class Decoder:
-    """Bytes in, messages out.
+    """Decodes messages from bytes.
 
-    Raises ValueError for anything that is not one bounded JSON object per line.
-
-    ``limit``: bytes of one message. ``seal``: what every line must carry; None while no key is
-    known. Both may change.
+    Attributes:
+        limit: Bytes of one message; may change.
+        seal: The seal that every line must have; None while no key is known; may change.
     """
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
-        """Start empty."""
+        """Start without bytes."""
         self.limit = limit
         self.seal: Seal | None = None
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that ``data`` completes, in order."""
+        """Return the messages that these bytes complete, in order.
+
+        Raises:
+            ValueError: A line is too long, has no seal, or is not a JSON object.
+        """
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         limit = self.limit + (SEAL_BYTES if self.seal is not None else 0)
@@ -68,8 +71,8 @@ class Decoder:
 
 
 def words(value: Json, limit: int = _WORDS_LIMIT) -> str:
-    """Return a text from another host, fit for logs and files: bounded, and
-    nothing in it that a terminal obeys.
+    """Return a text from another host, fit for logs and files: bounded, and without control
+    characters that a terminal obeys.
     """
     return printable(text(value)[:limit])
 
@@ -80,10 +83,7 @@ def one_line(value: Json, limit: int = 200) -> str:
 
 
 def seconds(value: Json) -> float:
-    """Return a number of seconds from another host: not negative, at most a day.
-
-    0 if it is not a number.
-    """
+    """Return seconds from another host: not negative, at most a day; 0 if unreadable."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         return 0.0
     return float(min(value, _DAY))
@@ -93,7 +93,7 @@ _DAY = 86400
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
-    """Return an outcome as the fields of a message."""
+    """Write an outcome as the fields of a message."""
     return {
         "outcome": outcome.kind,
         "status": outcome.status,
@@ -109,54 +109,76 @@ _TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stoppe
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
-    """Return the outcome in a message of the host ``sender``.
+    """Read the outcome in a message of the host ``sender``.
 
-    An unreadable one is a failure, and names that host.
+    An unreadable one is a failure of that host.
     """
     kind = text(message.get("outcome"))
     status = number(message.get("status")) & 0xFF
-    host, otherwise = one_line(message.get("host")) or sender, ""
+    host = one_line(message.get("host")) or sender
+    default_cause = ""
     if kind not in (SUCCEEDED, FAILED, STOPPED):
         kind, status = FAILED, status or names.EXIT_HOSTS
-        otherwise = f"host {sender} sent an outcome that cannot be read"
+        default_cause = f"host {sender} sent an outcome that cannot be read"
     elif kind == FAILED and not status:
         status = names.EXIT_HOSTS
-    if kind != SUCCEEDED and status:
-        otherwise = (
-            otherwise or f"host {host} says that it {kind} with exit status {status}, and not why"
-        )
-    rank = message.get("rank")
-    rank = (
-        rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
-    )
-    notes = tuple(words(note) for note in texts(message.get("notes")))
-    said = {name: words(message.get(name)) for name in _TEXTS}
-    again = message.get("again") is True
+    if kind != SUCCEEDED and status and not default_cause:
+        default_cause = f"host {host} says that it {kind} with exit status {status}, and not why"
     outcome = Outcome(
-        kind, status, host, rank=rank, notes=notes, again=again, restarts=0, lost_steps=None, **said
+        kind,
+        status,
+        host,
+        rank=_read_rank(message.get("rank")),
+        notes=tuple(words(note) for note in texts(message.get("notes"))),
+        again=message.get("again") is True,
+        restarts=0,
+        lost_steps=None,
+        **{name: words(message.get(name)) for name in _TEXTS},
     )
-    return outcome if outcome.text.strip() else outcome._replace(cause=otherwise)
+    if outcome.text.strip():
+        return outcome
+    return outcome._replace(cause=default_cause)
+
+
+def _read_rank(value: Json) -> int:
+    """Return a rank from another host; -1 if it is not one."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return -1
+    if not 0 <= value < _RANKS:
+        return -1
+    return value
 
 
 _RANKS = 1 << 31
 
 
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
-    """Return a suspect as the fields of a message at a time.
+    """Write a suspect as the fields of a message.
 
-    The clocks of two hosts differ, so ages are sent, not times. A process that
-    runs has no age of its end.
+    The clocks of two hosts differ, so ages are sent, not times. A process that runs has no age of
+    its end.
+
+    Args:
+        suspect: The suspect.
+        now: Present time of the clock in the suspect's fields.
     """
-    ended = {} if math.isinf(suspect.ended_at) else {"ended": max(0.0, now - suspect.ended_at)}
-    age = max(0.0, now - suspect.at)
-    return {**outcome_fields(suspect.outcome), "evidence": suspect.kind.value, "age": age, **ended}
+    fields = outcome_fields(suspect.outcome)
+    fields["evidence"] = suspect.kind.value
+    fields["age"] = max(0.0, now - suspect.at)
+    if not math.isinf(suspect.ended_at):
+        fields["ended"] = max(0.0, now - suspect.ended_at)
+    return fields
 
 
 def read_suspect(message: Message, sender: str, now: float) -> Suspect:
-    """Return the suspect in a message of the host ``sender`` that came at a time."""
-    # A status of 0 says that it is not known there, and that is not an error.
+    """Read the suspect in a message of the host ``sender``, which came at the time ``now``."""
+    # A status of 0 is not known on that host, and not an error.
     outcome = read_outcome(message, sender)._replace(status=number(message.get("status")) & 0xFF)
-    word = text(message.get("evidence"))
-    kind = next((kind for kind in Kind if kind.value == word), Kind.UNSEEN)
-    ended_at = now - seconds(message.get("ended")) if "ended" in message else math.inf
+    try:
+        kind = Kind(text(message.get("evidence")))
+    except ValueError:
+        kind = Kind.UNSEEN
+    ended_at = math.inf
+    if "ended" in message:
+        ended_at = now - seconds(message.get("ended"))
     return Suspect(kind, now - seconds(message.get("age")), ended_at, outcome)

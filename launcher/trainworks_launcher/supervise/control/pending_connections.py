@@ -1,10 +1,10 @@
-"""Connections to the leader that have not joined yet: bounded in number, in
-time, and in what they may say.
+"""Connections to the leader that have not joined yet: bounded in number, in time, and in the size
+of their messages.
 
-A host of the job gets in while strangers flood the port: when the room is full, the oldest
-connection of the address that holds most of it has to go, never the newcomer. What a stranger costs
-is one place, for a few seconds, and one message of a few kilobytes. The log says so once for an
-address, and for a few addresses only.
+A host of the job can join while strangers flood the port: in a full room, the oldest connection of
+the busiest address has to go, never the newcomer. So a stranger costs one place, for a few seconds,
+and one message of a few kilobytes. The log has one line for an address, and for a few addresses
+only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Callable, Iterator
 from trainworks_launcher.supervise.control.connection import Connection
 
 ROOM = 256
-"""Connections that may be open without having joined, beside one for each host of the job."""
+"""Limit of connections that have not joined, besides one for each host of the job."""
 
 PATIENCE_SECONDS = 10.0
-"""How long one of them may take to join."""
+"""Time in which such a connection has to join."""
 
 _LINES = 5
 
@@ -27,7 +27,7 @@ class PendingConnections:
     """The connections that have not joined, by address, oldest first."""
 
     def __init__(self, log: Callable[[str], None], room: int = ROOM) -> None:
-        """Start with none. room: how many there may be."""
+        """Start with none. room: limit of connections."""
         self._room = room
         self._log = log
         self._by_address: dict[str, list[Connection]] = {}
@@ -35,28 +35,31 @@ class PendingConnections:
         self._named: dict[str, None] = {}  # in order
 
     def __iter__(self) -> Iterator[Connection]:
-        """Yield all of them."""
-        return iter([entry for entries in self._by_address.values() for entry in entries])
+        """Yield all connections."""
+        connections: list[Connection] = []
+        for of_address in self._by_address.values():
+            connections += of_address
+        return iter(connections)
 
     def named(self) -> list[str]:
-        """Return the first addresses of what came and did not join."""
-        waiting = [*self._named, *self._by_address]
-        return list(dict.fromkeys(waiting))[:_LINES]
+        """Return the first addresses of connections that did not join."""
+        addresses = [*self._named, *self._by_address]
+        return list(dict.fromkeys(addresses))[:_LINES]
 
     def add(self, connection: Connection) -> None:
-        """Give a newcomer a place."""
+        """Add a new connection; the room is made for it if necessary."""
         if self._count >= self._room:
             self.make_room()
         self._by_address.setdefault(connection.address, []).append(connection)
         self._count += 1
 
     def make_room(self) -> None:
-        """Let the oldest connection of the busiest address go."""
+        """Drop the oldest connection of the busiest address."""
         if self._count:
             self.drop(max(self._by_address.values(), key=len)[0], "too many connections")
 
     def remove(self, connection: Connection) -> None:
-        """It has joined, or is gone; no error if it is none of them."""
+        """Forget a connection, which has joined or is gone; does nothing if it is unknown."""
         entries = self._by_address.get(connection.address, [])
         if connection in entries:
             entries.remove(connection)
@@ -65,7 +68,7 @@ class PendingConnections:
                 del self._by_address[connection.address]
 
     def drop(self, connection: Connection, reason: str) -> None:
-        """Close a connection and say why, unless enough was said."""
+        """Close a connection and log the reason, within the limit of lines."""
         self.remove(connection)
         connection.close()
         if connection.address in self._named or len(self._named) > _LINES:
@@ -80,7 +83,7 @@ class PendingConnections:
             self._log("more such connections are dropped and not logged")
 
     def sweep(self) -> None:
-        """Drop who had time enough to join."""
+        """Close connections older than PATIENCE_SECONDS."""
         oldest = time.monotonic() - PATIENCE_SECONDS
         for connection in self:
             if connection.opened < oldest:

@@ -1,21 +1,21 @@
-"""The phases of the two ends of the control channel, as tables: what counts in a phase, and which
-phase follows. Pure.
+"""The phases of the two ends of the control channel, as tables: the events that count in a phase,
+each with the phase that follows. Pure.
 
-A role asks its table before it acts. What is not in the row of its phase does not count, because it
-comes too early or too late: messages cross on the wire, and a time-out passes when nobody waits any
-more. What only the program itself decides has to be in the row (``must``).
+A role consults its table before it acts. An event that is not in the row of its phase does not
+count, because it comes too early or too late: messages cross on the wire, and a time-out passes
+when no host waits any more. An event that the program itself decides must be in the row (``must``).
 
 Kinds of messages are events under their own names (``__init__``). The others:
 
 ========  =====================================================================================
 late      the leader: a time limit for joining, or for the preparation, has passed
-leave     the supervisor: nothing runs on this host any more
+leave     the supervisor: no process runs on this host any more
 part      the leader: waits no longer for hosts that never joined
-left      this host knows nobody who needs it
+left      this host knows of no host that still needs it
 lost      a worker: the leader closed the connection
-joined    a search: connected, and asked to be let in
-failed    a search: this connection leads nowhere
-end       a search: the host does not look any more
+joined    a search: connected, and has asked to join
+failed    a search: this connection is of no use
+end       a search: the host does not search any more
 ========  =====================================================================================
 """
 
@@ -26,62 +26,60 @@ from typing import Generic, Mapping, TypeVar
 
 P = TypeVar("P", bound=IntEnum)
 Table = Mapping[P, Mapping[str, P]]
-"""By phase, the first one first: the events that count, each with the phase that follows it."""
+"""Phase -> event that counts -> phase that follows. The first phase stands first."""
 
 
 class LeaderPhase(IntEnum):
-    """How far the job is, for the leader."""
+    """The phase of the job, on the leader."""
 
     GATHERING = 0
-    """Hosts join and prepare themselves. One that leaves may come again."""
+    """Hosts join and prepare themselves. A host that leaves may join again."""
     RUNNING = 1
-    """All were told to start. A host that leaves is lost."""
+    """All hosts were told to start. A host that leaves is lost."""
     STOPPING = 2
-    """Some host got a stop signal: all have their grace, and their ends
-    together are the outcome.
+    """Some host got a stop signal: all have their grace period, and their ends together are the
+    outcome.
     """
     FINISHED = 3
-    """The outcome is known and told."""
+    """The outcome is known and was sent."""
     LINGERING = 4
-    """Nothing runs here; hosts that never joined may still come to hear the outcome."""
+    """No process runs on the leader; late hosts may still join, and get the outcome."""
     LEAVING = 5
-    """The others end what runs there, and say goodbye."""
+    """The other hosts end their processes, and say goodbye."""
     LEFT = 6
     """The supervisor may close the channel."""
 
 
 class WorkerPhase(IntEnum):
-    """How far a host is, for itself."""
+    """The phase of a host, on this host."""
 
     JOINING = 0
-    """It looks for the leader (``rendezvous``)."""
+    """The host searches for the leader (``rendezvous``)."""
     PREPARING = 1
-    """The leader has let it in. A leader that leaves may start anew."""
+    """The host has joined. A leader that leaves may restart."""
     READY = 2
-    """It is prepared, and waits for the start."""
+    """The host is prepared, and waits for the start."""
     BOUND = 3
-    """It was told to start, was stopped, or has ended: a leader that leaves is lost."""
+    """The host was told to start, was stopped, or has ended. A leader that leaves is lost."""
     FINISHED = 4
     """The outcome is known."""
     LEAVING = 5
-    """Nothing runs here; it has said goodbye, and waits for the leader to close the connection."""
+    """No process runs on the host, which has said goodbye. The leader closes the connection."""
     LEFT = 6
     """The supervisor may close the channel."""
 
 
 class SearchPhase(IntEnum):
-    """How far one search for the leader is."""
+    """The phase of one search for the leader."""
 
     CONNECTING = 0
-    """It connects, or waits to try again."""
+    """Connects, or waits for the next try."""
     ASKED = 1
-    """The other end is asked to let this host in. It may be anybody."""
+    """Has asked the other end to join. The other end may be any program."""
     ANSWERED = 2
-    """The other end has proved that it is the leader, and this host has
-    answered with its own proof.
-    """
+    """The other end has proved that it is the leader; this host has sent its own proof."""
     OVER = 3
-    """This host was let in, or looks no more."""
+    """This host has joined, or searches no more."""
 
 
 def _row(phase: P, stays: str, **moves: P) -> Mapping[str, P]:
@@ -134,7 +132,7 @@ SEARCH: Table[SearchPhase] = {
 
 
 class Phases(Generic[P]):
-    """The phase of one role: it changes by the role's table, and by nothing else."""
+    """The phase of one role, which only its table changes."""
 
     def __init__(self, table: Table[P]) -> None:
         """Begin in the first phase of the table."""
@@ -147,9 +145,10 @@ class Phases(Generic[P]):
         return self._now
 
     def take(self, event: str) -> bool:
-        """Go to the phase that follows the event.
+        """Go to the phase that follows an event.
 
-        Returns False, and stays, if the event does not count now.
+        Returns:
+            False if the event does not count now; the phase stays.
         """
         follows = self._table[self._now].get(event)
         if follows is None:
@@ -158,9 +157,10 @@ class Phases(Generic[P]):
         return True
 
     def must(self, event: str) -> None:
-        """As ``take``, for what the program itself decides.
+        """Go to the phase that follows an event that the program itself decides.
 
-        Raises RuntimeError if it does not count: a defect.
+        Raises:
+            RuntimeError: The event does not count now, which is a defect.
         """
         if not self.take(event):
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Looks a host's name up without stopping the loop: DNS may take half a minute, or never answer."""
+"""Look up a host's name without stopping the loop: DNS may take half a minute, or never answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Tuple
 
 from trainworks_launcher.supervise.event_loop import READ, Loop
 
-Found = List[Tuple[int, Any]]
+Addresses = List[Tuple[int, Any]]
 """Address family and socket address, as ``socket.getaddrinfo`` gives them, in its order."""
 
 
@@ -17,7 +17,7 @@ class Lookup:
     """One look-up of a name, in a thread of its own."""
 
     def __init__(
-        self, loop: Loop, name: str, port: int, done: Callable[[Found, str], None]
+        self, loop: Loop, name: str, port: int, done: Callable[[Addresses, str], None]
     ) -> None:
         """Begin.
 
@@ -25,20 +25,20 @@ class Lookup:
             loop: The loop of the run.
             name: A host's name or address.
             port: The TCP port that the addresses get.
-            done: Called once in the loop with the addresses, or with none and
-                the reason; not after ``cancel``.
+            done: Called once, in the loop, with the addresses, or with none and the reason; not
+                after ``cancel``.
         """
         self._loop = loop
         self._done = done
-        self._found: Found = []
-        self._why = ""
+        self._addresses: Addresses = []
+        self._reason = ""
         self.running = True
         self._reader, self._writer = os.pipe()
         loop.watch(self._reader, READ, lambda _: self._answered())
         thread = threading.Thread(target=self._look, args=(name, port), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no further thread may be started here: it is looked up in the loop
+        except RuntimeError:  # this host can start no further thread: look up in the loop
             self._look(name, port)
 
     def cancel(self) -> None:
@@ -51,12 +51,14 @@ class Lookup:
     def _look(self, name: str, port: int) -> None:
         try:
             rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-            self._found = [(row[0], row[4]) for row in rows]
+            self._addresses = [(row[0], row[4]) for row in rows]
         except (OSError, UnicodeError) as error:
-            self._why = f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
+            self._reason = (
+                f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
+            )
         os.close(self._writer)  # the reader's end becomes readable
 
     def _answered(self) -> None:
         if self.running:
             self.cancel()
-            self._done(self._found, self._why)
+            self._done(self._addresses, self._reason)

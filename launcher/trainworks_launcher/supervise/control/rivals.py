@@ -1,25 +1,25 @@
-"""Two hosts that both lead: a leader that misses hosts asks them whether they lead, too.
+"""Detect two hosts that both lead: a leader asks the hosts that it misses whether they lead, too.
 
-Where the index of a host is set by hand, or falls back to 0, two hosts wait for each other until
-the join limit. Each of them asks the hosts that it misses at its own control port. A host that
-leads answers, and with a job secret both prove that they know it. Then both jobs end, with the
-names of both.
+If the index of a host is set by hand, or falls back to 0, two hosts may wait for each other until
+the join limit. Each of them asks its missing hosts at its own control port. A host that leads
+answers, and with a job secret both prove that they know the secret. Then both jobs end, and name
+both hosts.
 
 =======  =================================================================================
 message  fields
 =======  =================================================================================
 leads    host, job (its identity), nonce: the question
 leads    host, nonce, proof: the answer of a host that leads
-leads    proof: of the host that has asked
+leads    proof: from the host that asked
 =======  =================================================================================
 """
 
 from __future__ import annotations
 
 import socket
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
-from trainworks_launcher.contract.json_values import Json, mapping, text
+from trainworks_launcher.contract.json_values import mapping, text
 from trainworks_launcher.supervise.control import handshake, identity
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
 from trainworks_launcher.supervise.control.message_authentication import LEADER, WORKER
@@ -28,7 +28,7 @@ from trainworks_launcher.supervise.control.messages import (
     Message,
     one_line,
 )
-from trainworks_launcher.supervise.control.resolve import Found, Lookup
+from trainworks_launcher.supervise.control.resolve import Addresses, Lookup
 from trainworks_launcher.supervise.event_loop import Loop
 
 KIND = "leads"
@@ -39,37 +39,28 @@ ASK_AFTER_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 
 _MOST = 8
-"""Hosts that are asked: one rival is enough."""
+"""Limit of hosts that are asked: one rival is enough."""
 
 _MAY_DIFFER = "hosts"
-"""The part of an identity that two leaders of one job may have different: each
-names itself as the leader.
+"""The part of an identity in which two leaders of one job may differ: each names itself as leader.
 """
 
 
-class Own(NamedTuple):
-    """What this leader says of itself: its name, its job's identity, the job's
-    secret ("" for none).
-    """
-
-    host: str
-    job: Mapping[str, Json]
-    secret: str
-
-
 class Rivals:
-    """The search of one leader for another one, and its answer to one that asks."""
+    """The search of one leader for another one, and its answers to other leaders."""
 
-    def __init__(self, loop: Loop, own: Own, found: Callable[[str, str], None]) -> None:
-        """Nothing is sent before ``ask``. found: gets the other leader's name and address, once."""
+    def __init__(
+        self, loop: Loop, own: handshake.Credentials, on_found: Callable[[str, str], None]
+    ) -> None:
+        """Send nothing before ``ask``. on_found: gets the other leader's name and address, once."""
         self._loop = loop
         self._own = own
-        self._found = found
+        self._on_found = on_found
         self._over = False
         self._lookups: list[Lookup] = []
         self._attempts: list[Attempt] = []
         self._connections: list[Connection] = []
-        self._asked: dict[Connection, handshake.Transcript] = {}
+        self._transcripts: dict[Connection, handshake.Transcript] = {}
         self._nonces: set[str] = set()  # of this host's own questions
 
     def ask(self, hosts: Sequence[str], port: int) -> None:
@@ -87,21 +78,22 @@ class Rivals:
         for connection in self._connections:
             connection.close()
 
-    def heard(self, connection: Connection, message: Message) -> bool:
-        """Take what another host says that leads; False if it is not of this job.
+    def receive(self, connection: Connection, message: Message) -> bool:
+        """Handle a message of a host that leads, or of any program in its place.
 
-        It may be any program.
+        Returns:
+            False if the sender is not of this job.
         """
-        said = self._asked.get(connection)
-        if said is None:
+        transcript = self._transcripts.get(connection)
+        if transcript is None:
             return self._answer(connection, message)
-        if not handshake.is_proof(self._own.secret, WORKER, said, message.get("proof")):
+        if not handshake.is_proof(self._own.secret, WORKER, transcript, message.get("proof")):
             return False
-        self._is_rival(said.host, connection)
+        self._is_rival(transcript.host, connection)
         return True
 
     # --- asking -----------------------------------------------------------------------------------
-    def _resolved(self, addresses: Found, _why: str) -> None:
+    def _resolved(self, addresses: Addresses, _reason: str) -> None:
         for family, address in addresses[:1]:
             if _is_here(family, address):
                 continue
@@ -109,12 +101,12 @@ class Rivals:
                 Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
             )
 
-    def _connected(self, opened: socket.socket | None, _why: str) -> None:
+    def _connected(self, opened: socket.socket | None, _reason: str) -> None:
         if opened is None or self._over:
             return
         try:
             connection = Connection(
-                self._loop, opened, self._told, lambda *_: None, STRANGERS_MESSAGE_LIMIT
+                self._loop, opened, self._answered, lambda *_: None, STRANGERS_MESSAGE_LIMIT
             )
         except OSError:
             opened.close()
@@ -122,20 +114,22 @@ class Rivals:
         self._connections.append(connection)
         nonce = handshake.make_nonce()
         self._nonces.add(nonce)
-        said = handshake.Transcript(identity.as_text(self._own.job), self._own.host, nonce, "")
-        self._asked[connection] = said
+        transcript = handshake.Transcript(
+            identity.as_text(self._own.job), self._own.host, nonce, ""
+        )
+        self._transcripts[connection] = transcript
         connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
 
-    def _told(self, connection: Connection, message: Message) -> None:
-        theirs = handshake.read_nonce(message.get("nonce"))
-        said = self._asked[connection]._replace(leader_nonce=theirs)
-        if message.get("type") != KIND or not theirs:
+    def _answered(self, connection: Connection, message: Message) -> None:
+        nonce_of_leader = handshake.read_nonce(message.get("nonce"))
+        transcript = self._transcripts[connection]._replace(leader_nonce=nonce_of_leader)
+        if message.get("type") != KIND or not nonce_of_leader:
             connection.close()
             return
-        if not handshake.is_proof(self._own.secret, LEADER, said, message.get("proof")):
+        if not handshake.is_proof(self._own.secret, LEADER, transcript, message.get("proof")):
             connection.close()
             return
-        connection.send(KIND, proof=handshake.make_proof(self._own.secret, WORKER, said))
+        connection.send(KIND, proof=handshake.make_proof(self._own.secret, WORKER, transcript))
         self._is_rival(one_line(message.get("host"), 64), connection)
 
     # --- answering --------------------------------------------------------------------------------
@@ -146,23 +140,25 @@ class Rivals:
         if not nonce or different not in ("", _MAY_DIFFER):
             return False
         if nonce in self._nonces:
-            connection.close()  # this host has asked itself, by another of its addresses
+            connection.close()  # this host has asked itself, at another of its addresses
             return True
         host = one_line(text(message.get("host")), 64)
-        said = handshake.Transcript(identity.as_text(job), host, nonce, handshake.make_nonce())
-        self._asked[connection] = said
-        shown = handshake.make_proof(self._own.secret, LEADER, said)
-        connection.send(KIND, host=self._own.host, nonce=said.leader_nonce, proof=shown)
+        transcript = handshake.Transcript(
+            identity.as_text(job), host, nonce, handshake.make_nonce()
+        )
+        self._transcripts[connection] = transcript
+        shown = handshake.make_proof(self._own.secret, LEADER, transcript)
+        connection.send(KIND, host=self._own.host, nonce=transcript.leader_nonce, proof=shown)
         return True
 
     def _is_rival(self, host: str, connection: Connection) -> None:
         if not self._over:
             self._over = True
-            self._found(host, connection.address)
+            self._on_found(host, connection.address)
 
 
 def _is_here(family: int, address: Any) -> bool:
-    """Return whether an address is one of this host's own: the kernel binds no other one."""
+    """Return whether an address is one of this host's own: the kernel binds only those."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address[0], 0, *address[2:]))

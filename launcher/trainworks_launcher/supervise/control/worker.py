@@ -1,4 +1,4 @@
-"""The role of every host but the first: it joins, reports, and ends as the leader says."""
+"""The role of every host but the first: join, report, and end as the leader decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Events
+from trainworks_launcher.supervise.control import Events, handshake
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval
 from trainworks_launcher.supervise.control.keepalive import Prober
 from trainworks_launcher.supervise.control.messages import (
@@ -21,7 +21,7 @@ from trainworks_launcher.supervise.control.messages import (
     suspect_fields,
 )
 from trainworks_launcher.supervise.control.phases import WORKER, Phases, WorkerPhase
-from trainworks_launcher.supervise.control.rendezvous import Found, Own, Search
+from trainworks_launcher.supervise.control.rendezvous import LeaderConnection, Search
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -30,7 +30,7 @@ _ORDERS = ("go", "stop", "without")
 
 
 class Worker:
-    """Joins the leader, tells it what happens on this host, and does as it says."""
+    """Joins the leader, reports events of this host, and obeys the leader's messages."""
 
     def __init__(
         self,
@@ -42,79 +42,86 @@ class Worker:
         secret: str,
         events: Events,
     ) -> None:
-        """Nothing is opened before ``begin``. job: its identity. secret: of the
-        job, "" if it has none.
+        """Open nothing before ``begin``.
+
+        Args:
+            loop: The loop of the run.
+            control: Address and port of the leader.
+            limits: Time limits.
+            job: Identity of the job.
+            host: Name of this host.
+            secret: Of the job; "" for none.
+            events: The supervisor's handlers.
         """
         self._loop = loop
         self._control = control
         self._limits = limits
-        self._own = Own(host, job, secret)
+        self._own = handshake.Credentials(host, job, secret)
         self._events = events
         self._phases = Phases(WORKER)
         self._search: Search | None = None
         self._connection: Connection | None = None
         self._prober: Prober | None = None
         self._prepared = False
-        self._stopped = False  # perhaps before there is a leader to tell
+        self._stopped = False  # perhaps before a leader has admitted this host
 
     # --- what the supervisor calls ----------------------------------------------------------------
     @property
     def phase(self) -> WorkerPhase:
-        """How far this host is."""
+        """The phase of this host."""
         return self._phases.now
 
     def begin(self) -> None:
-        """Start to look for the leader, which may not be up yet."""
+        """Begin to search for the leader, which may not run yet."""
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._look_for_leader(self._limits.join)
 
     def ready(self) -> None:
-        """This host is prepared."""
+        """Report that this host is prepared."""
         self._prepared = True
         if self._phases.take("ready"):
             self._send("ready")
 
     def stopping(self) -> None:
-        """A stop signal came to this host."""
+        """Report a stop signal to this host."""
         self._stopped = True
         if self._phases.take("stopping"):
             self._send("stopping")
 
     def suspect(self, suspect: Suspect) -> None:
-        """A rank of this host ended."""
+        """Report that a rank of this host ended."""
         if self._phases.take("suspect"):
             self._send("suspect", **suspect_fields(suspect, time.monotonic()))
 
     def ended(self, outcome: Outcome) -> None:
-        """This host's command ended. Without a leader its outcome is all there is."""
+        """Report the end of this host's command; without a leader finish with its outcome."""
         if self._phases.take("ended"):
             self._send("ended", **outcome_fields(outcome))
         else:
             self._finish(outcome)
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
-        """Tell the leader."""
+        """Send to the leader."""
         del host
         self._send(kind, **fields)
 
     def others(self) -> Mapping[str, str]:
-        """Only the leader needs to know."""
+        """Return none: only the leader knows the other hosts."""
         return {}
 
-    def there(self) -> tuple[Any, ...] | None:
-        """Return the leader's end of the connection.
-
-        None before the leader has let this host in.
-        """
-        return None if self._connection is None else self._connection.there
+    def leader_address(self) -> tuple[Any, ...] | None:
+        """Return the leader's end of the connection; None before the leader admits this host."""
+        if self._connection is None:
+            return None
+        return self._connection.peer_address
 
     def name_missing(self) -> None:
-        """Say what was tried to reach the leader, and what came back."""
+        """Log the tries to reach the leader, and their results."""
         if self._search is not None:
-            self._search.tell_what_was_tried()
+            self._search.log_tries()
 
     def leave(self) -> None:
-        """Say goodbye, and go when the leader goes."""
+        """Say goodbye, and leave when the leader closes the connection."""
         self._phases.must("leave")
         if self._send("bye"):
             self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
@@ -131,7 +138,7 @@ class Worker:
             self._connection.close()
 
     def _send(self, kind: str, **fields: Json) -> bool:
-        """Send to the leader; False if it has not let this host in, or is gone."""
+        """Send to the leader; False if it has not admitted this host, or is gone."""
         connection = self._connection
         if connection is None or not connection.open:
             return False
@@ -151,10 +158,10 @@ class Worker:
             lost,
         )
 
-    def _welcomed(self, found: Found) -> None:
-        self._connection = connection = found.connection
+    def _welcomed(self, admitted: LeaderConnection) -> None:
+        self._connection = connection = admitted.connection
         leader, host = self._control.leader, self._own.host
-        if found.has_no_secret:
+        if admitted.has_no_secret:
             cause = f"host {host} has {names.JOB_SECRET_VARIABLE}, the leader {leader} has none"
             outcome = Outcome(
                 FAILED, names.EXIT_HOSTS, host, f"{cause}: set it to one value on every host"
@@ -168,13 +175,13 @@ class Worker:
         self._prober = Prober(self._loop, host, connection, self._limits.heartbeat)
         self._events.log(f"joined {leader}")
         self._events.welcome()
-        # What this leader does not know, because it was not there when it happened.
+        # Events from before the connection, which this leader does not know.
         if self._stopped:
             self.stopping()
         elif self._prepared:
             self.ready()
 
-    # --- what the leader says ---------------------------------------------------------------------
+    # --- messages of the leader -------------------------------------------------------------------
     def _message(self, _: Connection, message: Message) -> None:
         kind = text(message.get("type"))
         if kind == "alive":
@@ -185,7 +192,7 @@ class Worker:
         elif kind not in _ORDERS:
             self._events.told(self._control.leader, kind, message)
         elif not self._phases.take(kind):
-            return  # too early, too late, or once more
+            return  # too early, too late, or repeated
         elif kind == "go":
             self._events.go()
         elif kind == "stop":
@@ -195,10 +202,10 @@ class Worker:
             self._events.restart()
 
     def _lost(self, _: Connection, reason: str) -> None:
-        """The leader closed the connection.
+        """Handle a connection that the leader has closed.
 
-        Before the start it may be a container that starts anew, as this one might: it has as long
-        as one that is silent.
+        Before the start the leader may be a container that restarts. It gets as long as a silent
+        leader.
         """
         if self._phases.take("lost"):
             limit = self._limits.heartbeat
@@ -227,14 +234,14 @@ class Worker:
 
     # --- ending -----------------------------------------------------------------------------------
     def _gone(self, reason: str) -> None:
-        """The leader is lost, or has left at the job's end."""
+        """Finish: the leader is lost, or has left at the job's end."""
         leader = self._control.leader
         lost = Outcome(FAILED, names.EXIT_HOSTS, leader, f"lost host {leader}: {reason}")
         self._finish(self._events.judge(lost))
         self._leave_now()
 
     def _finish(self, outcome: Outcome) -> None:
-        """The first outcome counts."""
+        """Pass on the first outcome; later ones do not count."""
         if self._phases.take("finish"):
             if self._search is not None:
                 self._search.end()

@@ -1,10 +1,10 @@
-"""A job that hangs: it is seen, the rank that differs is named, and the stacks
-of all ranks are written down.
+"""Detect a job that hangs, name the rank that differs, and write the stacks of all ranks to files.
 
-``stacks``, ``progress``, ``outlier_rank`` and ``missing_collectives`` are pure: texts of py-spy or
-faulthandler become stacks, two looks at a host a sign of life or none, rows of ranks words, and
-records of torch's flight recorder the ranks that lack a call. ``rank_grid`` draws the rows as text
-and as SVG. ``sampling`` reads /proc and the stacks of this host's processes, ``flight_recorder``
-and ``nccl`` what torch and NCCL have recorded. ``detector`` looks now and then, agrees with the
-other hosts that no rank makes progress, and reports.
+``stacks``, ``progress``, ``outlier_rank`` and ``missing_collectives`` are pure. They parse the
+output of py-spy or faulthandler, compare two samples of a host, describe the places of ranks, and
+find missing calls in records of torch's flight recorder. ``rank_grid`` draws the places as text and
+as SVG. ``sampling`` reads /proc and the stacks of this host's processes, ``flight_recorder`` and
+``nccl`` the records of torch and NCCL. ``detector`` takes samples at intervals, agrees with the
+other hosts that no rank makes progress, and reports. ``rendezvous_monitor`` does the same for ranks
+that do not find each other at the start.
 """

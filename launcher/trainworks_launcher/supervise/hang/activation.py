@@ -1,6 +1,7 @@
-"""When a host is watched for a hang, and with what. The rest of the room is loaded only then.
+"""Decide when this host is watched for a hang, and with which options. The other modules are loaded
+only then.
 
-Most jobs print something before, and a short one never needs the code.
+Most jobs print something before, and a short job never needs the code.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from trainworks_launcher.supervise.outcome.outcome import Outcome
 from trainworks_launcher.supervise.processes.processes import Child
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.hang.detector import Watch
-    from trainworks_launcher.supervise.hang.start import Start
+    from trainworks_launcher.supervise.hang.detector import HangDetector
+    from trainworks_launcher.supervise.hang.rendezvous_monitor import RendezvousMonitor
     from trainworks_launcher.supervise.processes.ranks import Ranks
 
 MESSAGE = "hang"
-"""The kind of this room's messages on the control channel; ``watch`` has the table of them."""
+"""The kind of this room's messages on the control channel; ``detector`` has a table of them."""
 
 
 def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
-    """Return whether every Python of the job has to answer with its stacks:
-    where no py-spy can read them.
+    """Return whether every Python of the job has to write its own stacks, because there is no
+    py-spy.
     """
     return bool(plan.limits.hang) and not _py_spy_of(environment)
 
 
-class Lookout:
-    """Waits until a look may be needed. Every method runs in the loop's thread.
+class HangActivation:
+    """Starts the detector when it may be needed. Every method runs in the loop's thread.
 
     Attributes:
-        ranks: Those of this host; None where there are none.
-        command: What this host runs now; None before and after.
+        ranks: The ranks of this host; None where there are none.
+        command: The command that runs on this host; None before and after.
     """
 
     def __init__(
@@ -50,32 +51,38 @@ class Lookout:
         loop: Loop,
         plan: NodePlan,
         environment: Environment,
-        told: Mapping[str, str],
+        job_variables: Mapping[str, str],
         report: Callable[[Outcome], None],
         log: Callable[[str], None],
         mask: Callable[[str], str],
     ) -> None:
-        """Nothing happens before ``begin``.
+        """Do nothing before ``begin``.
 
-        told: variables of the job's processes. report: ends the job. log: prints a line. mask:
-        hides secrets in a text.
+        Args:
+            loop: Runs the detector.
+            plan: The plan of this host.
+            environment: The environment of the launcher.
+            job_variables: Variables of the job's processes.
+            report: Ends the job.
+            log: Prints a line.
+            mask: Hides secrets in a text.
         """
         self.ranks: Ranks | None = None
         self.command: Child | None = None
         self._loop = loop
         self._plan = plan
         self._environment = environment
-        self._told = told
+        self._job_variables = job_variables
         self._report = report
         self._log = log
         self._mask = mask
         self._role: Role | None = None
         self._started = 0.0
-        self._watch: Watch | None = None
-        self._start: Start | None = None
+        self._detector: HangDetector | None = None
+        self._rendezvous: RendezvousMonitor | None = None
 
     def begin(self, role: Role) -> None:
-        """The job starts now: also on a host whose ranks another host starts."""
+        """Begin with the job, also on a host for which another host starts the ranks."""
         self._started = time.monotonic()
         for name in names.RECORDER_FILES:
             if name in self._plan.env:
@@ -84,97 +91,101 @@ class Lookout:
                     Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)
         if self._plan.limits.hang:
             self._role = role
-            self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
+            self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._activate)
             several = self._plan.processes > 1 or self._plan.control is not None
             if several and self._plan.role != "worker":
-                self._loop.after(names.START_LOOK_SECONDS, self._look_at_start)
+                self._loop.after(names.START_LOOK_SECONDS, self._check_rendezvous)
 
     def end(self) -> None:
-        """The job ends, or is being stopped: look no more."""
+        """Stop: the job ends, or is being stopped."""
         self._role = None
-        if self._watch is not None:
-            self._watch.end()
-        if self._start is not None:
-            self._start.end()
+        if self._detector is not None:
+            self._detector.end()
+        if self._rendezvous is not None:
+            self._rendezvous.end()
 
     @property
-    def of_start(self) -> str:
-        """Where the leader saw ranks last that had not found each other.
+    def rendezvous_state(self) -> str:
+        """The places of ranks that had not found each other, on the leader.
 
-        ``""``: they have, or it has not looked.
+        ``""`` if all had, or if none was asked.
         """
-        return self._start.last_words if self._start is not None else ""
+        if self._rendezvous is None:
+            return ""
+        return self._rendezvous.last_words
 
     @property
     def idle(self) -> float | None:
-        """Seconds between two looks that showed no sign of progress, in all.
-
-        None if this host is never looked at.
-        """
+        """Seconds between two samples without progress, in all; None without a detector."""
         if not self._plan.limits.hang:
             return None
-        return self._watch.idle if self._watch is not None else 0.0
+        if self._detector is None:
+            return 0.0
+        return self._detector.idle
 
-    def told(self, host: str, message: Mapping[str, Json]) -> None:
-        """Another host says something about a hang; its limit may be shorter than ours."""
-        self._look_now()
-        if self._start is not None:
-            self._start.told(host, message)
-        if self._watch is not None:
-            self._watch.told(host, message)
+    def receive(self, host: str, message: Mapping[str, Json]) -> None:
+        """Handle a message about a hang from a host with perhaps a shorter limit than ours."""
+        self._activate()
+        if self._rendezvous is not None:
+            self._rendezvous.receive(host, message)
+        if self._detector is not None:
+            self._detector.receive(host, message)
 
-    def _look_at_start(self) -> None:
-        """Ask every host whether its ranks have found each other.
+    def _check_rendezvous(self) -> None:
+        """Ask every host whether its ranks have found each other. Short jobs end before."""
+        self._activate()
+        if self._rendezvous is not None and self._role is not None:
+            self._rendezvous.ask()
 
-        A job that ended before needs none of this.
-        """
-        self._look_now()
-        if self._start is not None and self._role is not None:
-            self._start.ask()
-
-    def _look_now(self) -> None:
+    def _activate(self) -> None:
         role = self._role
-        if self._watch is not None or role is None:
+        if self._detector is not None or role is None:
             return
-        from trainworks_launcher.supervise.hang.detector import Surroundings, Watch
-        from trainworks_launcher.supervise.hang.sampling import Eyes, Root
-        from trainworks_launcher.supervise.hang.start import Start
+        from trainworks_launcher.supervise.hang.detector import DetectorContext, HangDetector
+        from trainworks_launcher.supervise.hang.rendezvous_monitor import RendezvousMonitor
+        from trainworks_launcher.supervise.hang.sampling import Root, Sampler
 
-        given = self._environment.variables
-        around = Surroundings(
+        variables = self._environment.variables
+        heartbeat = variables.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
+        if heartbeat:
+            heartbeat = str(Path(self._plan.cwd, heartbeat))
+        sampler = Sampler(
+            # Again, because a requirement of the job may have installed it.
+            _py_spy_of(self._environment),
+            heartbeat,
+            pipe=self._job_variables.get(names.RECORDER_PIPE, ""),
+            file=self._recorder_file(),
+            ras=self._job_variables.get("NCCL_RAS_ADDR", ""),
+        )
+        roots = self._running_roots
+        context = DetectorContext(
             host=self._plan.host,
             member=self._plan.member or self._plan.host,
             leader=self._plan.role != "worker",
             limit=self._plan.limits.hang,
-            fails=given.get(names.HANG_VARIABLE, "").strip() == "fail",
+            fails=variables.get(names.HANG_VARIABLE, "").strip() == "fail",
             output=Path(self._environment.output, names.HANG_DIRECTORY),
-            roots=lambda: [Root(*pair) for pair in self._what_runs()],
+            roots=lambda: [Root(rank, pid) for rank, pid in roots()],
             printed=self._printed,
             others=role.others,
             tell=lambda fields: role.tell(MESSAGE, "", **fields),
             end=self._report,
             log=self._log,
             mask=self._mask,
-            searching=lambda: self._start is not None and self._start.searching,
+            searching=lambda: self._rendezvous is not None and self._rendezvous.searching,
         )
-        heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
-        file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
-        told, name = (
-            self._told,
-            next((name for name in names.RECORDER_FILES if name in self._told), ""),
-        )
-        recorder = (
-            told.get(names.RECORDER_PIPE, ""),
-            str(Path(self._plan.cwd, told[name])) if name else "",
-            told.get("NCCL_RAS_ADDR", ""),
-        )
-        # Once more: a requirement of the job may have brought it.
-        eyes = Eyes(_py_spy_of(self._environment), file, *recorder)
-        self._watch = Watch(self._loop, eyes, around)
-        self._start = Start(self._loop, eyes, around, self._started)
-        self._watch.begin(self._started)
+        self._detector = HangDetector(self._loop, sampler, context)
+        self._rendezvous = RendezvousMonitor(self._loop, sampler, context, self._started)
+        self._detector.begin(self._started)
 
-    def _what_runs(self) -> list[tuple[int, int]]:
+    def _recorder_file(self) -> str:
+        """Return the path of the flight recorder's file, without the rank; "" for none."""
+        for name in names.RECORDER_FILES:
+            if name in self._job_variables:
+                return str(Path(self._plan.cwd, self._job_variables[name]))
+        return ""
+
+    def _running_roots(self) -> list[tuple[int, int]]:
         """Return (rank, process id) of the ranks of this host, or of its only program."""
         ranks = self.ranks.all if self.ranks is not None else ()
         running = [(rank.number, rank.pid) for rank in ranks if rank.is_running()]
@@ -183,15 +194,17 @@ class Lookout:
         return running
 
     def _printed(self) -> float:
-        ranks = self.ranks.all if self.ranks is not None else ()
-        tails = [rank.tail for rank in ranks] + (
-            [self.command.tail] if self.command is not None else []
-        )
+        """Return the time of the last output of this host."""
+        tails = []
+        if self.ranks is not None:
+            tails = [rank.tail for rank in self.ranks.all]
+        if self.command is not None:
+            tails.append(self.command.tail)
         return max((tail.added_at for tail in tails), default=0.0)
 
 
 def _py_spy_of(environment: Environment) -> str:
-    """Return the path of py-spy, of the job's PATH or beside its Python; "" if it is not there."""
+    """Return the path of py-spy, on the job's PATH or beside its Python; "" for none."""
     beside = os.path.dirname(environment.programs.get("python", ""))  # noqa: PTH120
     path = os.pathsep.join(filter(None, (environment.variables.get("PATH", ""), beside)))
     return shutil.which("py-spy", path=path) or ""

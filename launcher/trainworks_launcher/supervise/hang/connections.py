@@ -1,8 +1,7 @@
-"""How many bytes went through the TCP connections of some processes: a download
-into memory reads no file.
+"""Count the bytes through TCP connections of some processes: a download into memory reads no file.
 
-The kernel is asked for all connections of this network namespace (sock_diag(7)), and those count
-that the processes hold: other programs may share the namespace. Sources: Linux,
+The kernel lists all connections of this network namespace (sock_diag(7)). Other programs may share
+the namespace, so only connections of the processes count. Sources: Linux,
 include/uapi/linux/inet_diag.h and tcp.h.
 """
 
@@ -30,17 +29,16 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
-    """Return, for each TCP connection that one of the processes holds, its
-    inode and the bytes sent and received.
-    """
-    held = {inode for pid in pids for inode in inodes_of(pid)}
-    if not held:
+    """Return inode -> bytes sent and received, of each TCP connection of some processes."""
+    inodes = {inode for pid in pids for inode in inodes_of(pid)}
+    if not inodes:
         return {}
-    found: dict[int, int] = {}
+    totals: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
-            found.update((inode, count) for inode, count in _connections(family) if inode in held)
-    return found
+            rows = _connections(family)
+            totals.update((inode, count) for inode, count in rows if inode in inodes)
+    return totals
 
 
 def inodes_of(pid: int) -> Iterator[int]:
@@ -48,13 +46,13 @@ def inodes_of(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208  (names, not paths)
             with contextlib.suppress(OSError):
-                held = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
-                if held:
-                    yield int(held[1])
+                link = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
+                if link:
+                    yield int(link[1])
 
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:
-    """Yield (inode, bytes) of every TCP connection. Raises OSError if the kernel does not say."""
+    """Yield (inode, bytes) of every TCP connection. Raises OSError if the kernel refuses."""
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ANY_STATE)
     header = _HEADER.pack(
         _HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0

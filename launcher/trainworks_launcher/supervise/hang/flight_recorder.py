@@ -1,10 +1,9 @@
-"""What torch's flight recorder has of this host's ranks: each rank keeps its last collectives.
+"""Records of torch's flight recorder of this host's ranks: each rank keeps its last collectives.
 
-A rank that uses NCCL makes a FIFO, and writes its record to a file when
-something is written into that.
+A rank that uses NCCL makes a FIFO, and writes its record to a file for each byte in the FIFO.
 
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe),
-FlightRecorderDetail.hpp (the record's fields).
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe), FlightRecorderDetail.hpp (the
+record's fields).
 """
 
 from __future__ import annotations
@@ -35,20 +34,23 @@ _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")
 
 
 class Recorder:
-    """The recorders of this host's ranks. pipe, file: what torch puts the rank behind.
-
-    ``""`` where it has neither.
-    """
+    """The flight recorders of this host's ranks."""
 
     def __init__(self, pipe: str, file: str) -> None:
-        """Nothing is asked yet."""
+        """Ask no rank yet.
+
+        Args:
+            pipe: Path of the FIFO, without the rank; ``""`` for none.
+            file: Path of the record, without the rank; ``""`` for none.
+        """
         self._pipe = pipe
         self._file = file
 
     def of_ranks(self, ranks: Sequence[int], seconds: float) -> list[Json]:
-        """Ask ranks for their records.
+        """Request the records of ranks.
 
-        Return those that came within so many seconds, as a part of a message.
+        Returns:
+            Those that came within so many seconds, as a part of a message.
         """
         deadline = time.monotonic() + seconds
         waiting = {}
@@ -76,7 +78,11 @@ class Recorder:
         return records
 
     def _ask(self, rank: int) -> int | None:
-        """Ask a rank; return what changes when it writes its record, None if it does not listen."""
+        """Request the record of a rank.
+
+        Returns:
+            A value that changes when the rank writes its record; None if the rank has no FIFO.
+        """
         try:
             pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
@@ -94,7 +100,7 @@ class Recorder:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads numbers, texts, lists and dictionaries, and nothing that would run code."""
+    """Reads numbers, texts, lists and dictionaries only; refuses classes, which may run code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse every class."""
@@ -102,11 +108,17 @@ class _Plain(pickle.Unpickler):
 
 
 def record_of(rank: int, data: bytes) -> dict[str, Json]:
-    """Return what a rank's record says of its calls; {} if it is none, or not whole.
+    """Extract the calls from a rank's record.
 
-    ``groups``: name -> [what it is, its ranks, number of the last call]. ``open``: [group, number,
-    call, rank of the group that it goes to or comes from, else -1] of what has not ended, in order;
-    the first few of each group.
+    Args:
+        rank: The rank.
+        data: Content of the file.
+
+    Returns:
+        ``{}`` if the file is not a complete record. Else ``groups``: name -> [description, ranks,
+        number of the last call]; ``open``: the first few calls of each group that have not ended,
+        in order: [group, number, call, place in the group of the rank that it goes to or comes
+        from, else -1].
     """
     try:
         dump = _Plain(io.BytesIO(data)).load()
@@ -137,6 +149,6 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
                 if call in _ALIKE:
                     call += f" of sizes {row.get('input_sizes')}"[:_NAME]
                 open_.append([name, seq, call, place])
-    except Exception:  # noqa: BLE001  (whatever is in a file that is being written)
+    except Exception:  # noqa: BLE001  (a file that is being written may hold anything)
         return {}
     return {"rank": rank, "groups": groups, "open": open_}

@@ -1,9 +1,9 @@
-"""Which rank lacks which collective, from the records that torch's flight
-recorder has of all ranks. Pure.
+"""Find collectives that ranks have not called, from the records of torch's flight recorder of all
+ranks. Pure.
 
-A rank is at fault if others wait in a call that it has not made, and it waits for nobody itself:
-the others that lack a call only wait for that one. torch's own reader, ``torchfrtrace``, names
-these too, and with them most of the ranks that wait.
+A rank is at fault if others wait in a call that it has not made, while the rank itself waits for no
+other: all other ranks without the call only wait for that one. torch's own reader,
+``torchfrtrace``, names these ranks too, and with them most of the ranks that wait.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ _LINES = 4
 
 
 class Call(NamedTuple):
-    """A call of a group. group: its name. seq: number of the call there.
+    """A call of a process group.
 
-    -1 for one to a single rank.
+    Attributes:
+        group: Name of the group.
+        seq: Number of the call in the group; -1 for a call to a single rank.
+        name: The call, for example ``nccl:all_reduce``.
     """
 
     group: str
     seq: int
-    what: str
+    name: str
 
 
-class Lacking(NamedTuple):
-    """What the records say. lines: for a person. ranks: those that keep the others waiting.
+class MissingCalls(NamedTuple):
+    """The result: calls that ranks have not made.
 
-    () if that is not known.
+    Attributes:
+        lines: For people.
+        ranks: The ranks for which the others wait; () if not known.
     """
 
     lines: tuple[str, ...] = ()
@@ -40,12 +45,12 @@ class Lacking(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A process group, as one rank has recorded it.
+    """A process group in the record of one rank.
 
     Attributes:
-        about: Its description; ``""`` or ``undefined`` if it has none.
-        ranks: Its ranks; empty if that is not known.
-        last: Number of the last call of this rank.
+        about: Its description; ``""`` or ``undefined`` for none.
+        ranks: Its ranks; empty if not known.
+        last: Number of the rank's last call in the group.
     """
 
     about: str
@@ -54,14 +59,19 @@ class _Group(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A call that has not ended. peer: place of the other rank in the group, for a call to one."""
+    """A call that has not ended.
+
+    Attributes:
+        call: The call.
+        peer: In a call to one rank, the place of that rank in the group; else -1.
+    """
 
     call: Call
     peer: int
 
 
 class _Record(NamedTuple):
-    """The record of one rank. groups: by their names."""
+    """The record of one rank. groups: name -> group."""
 
     groups: Mapping[str, _Group]
     open_calls: Sequence[_Open]
@@ -71,28 +81,30 @@ _Waits = Mapping[int, Mapping[int, Call]]
 """Rank that waits -> rank that it waits for -> the call."""
 
 
-def lacking(documents: Sequence[Json]) -> Lacking:
-    """Return which ranks lack a call in which others wait. documents: of the
-    ranks of all hosts (``record_of``).
+def find_missing_calls(documents: Sequence[Json]) -> MissingCalls:
+    """Find the ranks that have not made a call in which others wait.
+
+    Args:
+        documents: Records of the ranks of all hosts (``record_of``).
     """
     records = _parsed(documents)
     group_names = _names_of_groups(records)
     waits = _waits(records)
-    lacked = _lacked(waits)
-    guilty = _guilty(waits, records)
-    lines = _lines(guilty or lacked, waits, records, group_names)
+    missing = _missing_ranks(waits)
+    at_fault = _ranks_at_fault(waits, records)
+    lines = _lines(at_fault or missing, waits, records, group_names)
 
     calls = _callers(records)
-    few, line = _other_call(calls, group_names)
-    if line and not guilty:
-        guilty = few
-        lines.insert(0, line)
-    elif calls and not lacked:
-        call = _words(next(iter(calls)), group_names)
+    mismatch = _find_mismatch(calls, group_names)
+    if mismatch is not None and not at_fault:
+        at_fault = mismatch.ranks
+        lines = [*mismatch.lines, *lines]
+    elif calls and not missing:
+        call = _describe(next(iter(calls)), group_names)
         lines = [
             f"every rank has called {call}, which does not end: look at the network and the GPUs"
         ]
-    return Lacking(tuple(map(printable, lines[:_LINES])), guilty)
+    return MissingCalls(tuple(map(printable, lines[:_LINES])), at_fault)
 
 
 def _parsed(documents: Any) -> dict[int, _Record]:
@@ -111,7 +123,7 @@ def _parsed(documents: Any) -> dict[int, _Record]:
 
 
 def _names_of_groups(records: Mapping[int, _Record]) -> dict[str, str]:
-    """Return name of a group -> how a line calls it."""
+    """Return name of a group -> its name for people."""
     group_names = {}
     for record in records.values():
         for name, group in record.groups.items():
@@ -144,7 +156,7 @@ def _callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
 
 
 def _waits(records: Mapping[int, _Record]) -> _Waits:
-    """Return who waits for whom: of several calls the first one."""
+    """Return which rank waits for which; of several calls the first one counts."""
     waits: dict[int, dict[int, Call]] = {}
     late: dict[Call, list[int]] = {}
     to_one: dict[tuple[int, int], Call] = {}
@@ -161,7 +173,7 @@ def _waits(records: Mapping[int, _Record]) -> _Waits:
             for other in late[call]:
                 waits.setdefault(rank, {}).setdefault(other, call)
     for (rank, other), call in to_one.items():
-        # Two ranks that are in calls to each other wait for none of the two.
+        # Two ranks in calls to each other do not wait: the calls are about to end.
         if (other, rank) not in to_one:
             waits.setdefault(rank, {}).setdefault(other, call)
     return waits
@@ -172,24 +184,27 @@ def _late(call: Call, group: Iterable[int], records: Mapping[int, _Record]) -> l
     late = []
     for rank in group:
         record = records.get(rank)
-        own = record.groups.get(call.group) if record is not None else None
-        if own is None or own.last < call.seq:
+        own_group = record.groups.get(call.group) if record is not None else None
+        if own_group is None or own_group.last < call.seq:
             late.append(rank)
     return late
 
 
-def _lacked(waits: _Waits) -> list[int]:
+def _missing_ranks(waits: _Waits) -> list[int]:
     """Return the ranks for which others wait."""
-    return sorted({rank for row in waits.values() for rank in row})
+    missing: set[int] = set()
+    for row in waits.values():
+        missing.update(row)
+    return sorted(missing)
 
 
-def _guilty(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int, ...]:
-    """Return the ranks that keep the others waiting; () if that is not known."""
-    lacked = _lacked(waits)
-    free = tuple(rank for rank in lacked if rank in records and rank not in waits)
-    if free or not lacked:
+def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int, ...]:
+    """Return the ranks that keep the others waiting; () if not known."""
+    missing = _missing_ranks(waits)
+    free = tuple(rank for rank in missing if rank in records and rank not in waits)
+    if free or not missing:
         return free
-    # Each waits for another one: the rank that most wait for has left out a call.
+    # Every rank waits: the one for which most wait has left out a call.
     times = Counter(rank for row in waits.values() for rank in row)
     (most, count), *others = times.most_common(2)
     if most not in records or any(fewer == count for _, fewer in others):
@@ -203,15 +218,15 @@ def _lines(
     records: Mapping[int, _Record],
     group_names: Mapping[str, str],
 ) -> list[str]:
-    """Return a line for each call that some of these ranks lack."""
-    lacked_by: dict[Call, list[int]] = {}
+    """Write a line for each call that some of these ranks have not made."""
+    missing_from: dict[Call, list[int]] = {}
     for rank in ranks:
-        missed = Counter(row[rank] for row in waits.values() if rank in row)
-        call = max(missed, key=lambda call: (missed[call], -call.seq))
-        lacked_by.setdefault(call, []).append(rank)
+        calls = Counter(row[rank] for row in waits.values() if rank in row)
+        call = max(calls, key=lambda call: (calls[call], -call.seq))
+        missing_from.setdefault(call, []).append(rank)
 
     lines = []
-    for call, absent in lacked_by.items():
+    for call, absent in missing_from.items():
         waiting = []
         for rank, row in waits.items():
             if call in (row.get(other) for other in absent):
@@ -221,28 +236,31 @@ def _lines(
         else:
             lack = "has not called" if len(absent) == 1 else "have not called"
         wait = "wait" if len(waiting) > 1 else "waits"
-        name = _words(call, group_names)
+        name = _describe(call, group_names)
         lines.append(f"{_who(absent)} {lack} {name}, in which {_who(waiting)} {wait}")
     return lines
 
 
-def _other_call(
-    calls: Mapping[Call, Sequence[int]], named: Mapping[str, str]
-) -> tuple[tuple[int, ...], str]:
-    """Return (the fewer ranks, a line) where ranks make different calls as the same one of a group.
+def _find_mismatch(
+    calls: Mapping[Call, Sequence[int]], group_names: Mapping[str, str]
+) -> MissingCalls | None:
+    """Find different calls that have the same number in one group.
 
-    ((), "") if not.
+    Returns:
+        A line, and the ranks with the rarer call, if one of the two is rarer; None for no
+        mismatch.
     """
     for call, few in calls.items():
         for other, most in calls.items():
             is_same = (other.group, other.seq) == (call.group, call.seq)
-            if not is_same or other.what == call.what or len(few) > len(most):
+            if not is_same or other.name == call.name or len(few) > len(most):
                 continue
-            line = f"{_who(few)} called {call.what}, and {_who(most)} {_words(other, named)}"
+            other_call = _describe(other, group_names)
+            line = f"{_who(few)} called {call.name}, and {_who(most)} {other_call}"
             if len(few) == len(most):
-                return (), line
-            return tuple(sorted(few)), line
-    return (), ""
+                return MissingCalls((line,))
+            return MissingCalls((line,), tuple(sorted(few)))
+    return None
 
 
 def _who(ranks: Sequence[int]) -> str:
@@ -251,17 +269,17 @@ def _who(ranks: Sequence[int]) -> str:
     return f"rank {short(ranks)}"
 
 
-def _words(call: Call, named: Mapping[str, str]) -> str:
-    words = f"{call.what} of {named.get(call.group, call.group)}"
+def _describe(call: Call, group_names: Mapping[str, str]) -> str:
+    words = f"{call.name} of {group_names.get(call.group, call.group)}"
     if call.seq >= 0:
         words += f" (call {call.seq})"
     return words
 
 
 def short(ranks: Iterable[int]) -> str:
-    """Return ``0-7,9``: what ``_long`` reads.
+    """Write ranks as ``0-7,9``, the form that ``_long`` reads.
 
-    A step of more than one is written behind: ``0-56:8``.
+    A step above 1 follows a colon: ``0-56:8``.
     """
     parts = []
     rest = sorted(set(ranks))
@@ -279,7 +297,7 @@ def short(ranks: Iterable[int]) -> str:
 
 
 def _run_at_start(ranks: Sequence[int]) -> tuple[int, int]:
-    """Return how many ranks at the start have equal distances, and the distance."""
+    """Return the number of ranks at the start with equal distances, and the distance."""
     if len(ranks) < 2:
         return 1, 1
     step = ranks[1] - ranks[0]
@@ -290,7 +308,7 @@ def _run_at_start(ranks: Sequence[int]) -> tuple[int, int]:
 
 
 def _long(text: str) -> set[int]:
-    """Return the ranks that ``short`` has written."""
+    """Parse ranks in the form of ``short``."""
     ranks: set[int] = set()
     for first, until, step in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?(?::(\d{1,5}))?", text):
         last = int(until or first)

@@ -1,7 +1,7 @@
-"""What NCCL itself says of its communicators, where its RAS service answers: from NCCL 2.24 on.
+"""Ask NCCL's RAS service for its report on the communicators: since NCCL 2.24.
 
-Any process of the job knows those of all hosts, so one host asks. Sources: NCCL user guide, "RAS";
-NCCL's ras/client_support.cc for the words. Not tested on GPUs.
+Any process of the job knows the communicators of all hosts, so one host asks. Sources: NCCL user
+guide, "RAS"; NCCL's ras/client_support.cc for the words. Not tested on GPUs.
 """
 
 from __future__ import annotations
@@ -15,36 +15,43 @@ _LINES = 6
 
 
 def nccl_report(seconds: float, address: str = "") -> str:
-    """Return RAS's report.
+    """Request RAS's report.
 
-    ``""`` if it does not answer within so many seconds. address: what the job says of it.
+    Args:
+        seconds: Limit of the wait.
+        address: For example ``localhost:28028``; ``""`` for NCCL's default.
+
+    Returns:
+        The report, as far as it came; ``""`` without an answer.
     """
     deadline = time.monotonic() + seconds
     host, _, port = (address or _ADDRESS).rpartition(":")
-    said = b""
+    report = b""
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as connection:
             connection.sendall(b"verbose status\n")
-            while len(said) < _REPORT_BYTES:
+            while len(report) < _REPORT_BYTES:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 chunk = connection.recv(65536)
                 if not chunk:
                     break
-                said += chunk
+                report += chunk
     except (OSError, ValueError, OverflowError):
         pass
-    return said.decode("utf-8", "replace")
+    return report.decode("utf-8", "replace")
 
 
 def remarks(report: str) -> list[str]:
-    """Return the first lines below the report's headings "Errors" and
-    "Warnings", without empty ones.
+    """Return the first lines below the report's headings "Errors" and "Warnings", without empty
+    ones.
     """
-    lines, inside = report.splitlines(), False
-    found: list[str] = []
+    lines = report.splitlines()
+    is_in_section = False
+    section_lines: list[str] = []
     for line, below in zip(lines, [*lines[1:], ""]):
+        # A heading stands above a line of equals signs.
         if below and set(below) == {"="}:
-            inside = line.strip() in ("Errors", "Warnings")
-        elif inside and line.strip() and set(line) != {"="}:
-            found.append(line.strip())
-    return found[:_LINES]
+            is_in_section = line.strip() in ("Errors", "Warnings")
+        elif is_in_section and line.strip() and set(line) != {"="}:
+            section_lines.append(line.strip())
+    return section_lines[:_LINES]

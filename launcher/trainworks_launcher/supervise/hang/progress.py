@@ -1,22 +1,22 @@
-"""Two looks at the processes of a host: did any of them make progress in between? Pure.
+"""Compare two samples of a host's processes: did any of them make progress in between? Pure.
 
-CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. These are signs:
+CPU time of a rank is no sign of progress: threads that wait in NCCL or MPI spin. These are signs:
 
-- a stack that is another one, or another value of a variable in it. Not one that was seen before in
-  the same stall, as in an endless loop of a few lines. And not of a process that only polls: its
-  main thread sleeps or waits for a lock when it is looked at, hardly runs, and is in the same
-  functions of the user's code, called by the same step of a package: a worker of a data loader
-  whose data is slow is called again and again;
-- CPU time of processes that are not Python: a compiler works while its rank waits for it. On a
-  crowded host, or in a container whose CPU time is used up, it counts what they would have taken:
-  see ``_share``;
-- a main thread that takes CPU time and writes something, however little: the results of a worker of
-  a pool, whose tasks all look alike. One that waits for ever does one of the two at most;
-- bytes that were read or written: a checkpoint, data;
-- bytes of TCP connections: a download into memory reads no file;
-- an import that waits for pages or for a CPU: on an image that is fetched while
-  it runs one may take minutes;
-- a heartbeat file that the script writes.
+- A stack that has changed, or a value of a variable in it. Not a stack that came before in the same
+  stall, as in an endless loop of a few lines. And not that of a process that only polls: its main
+  thread sleeps or waits for a lock in both samples, hardly runs, and is in the same functions of
+  the user's code, called by the same step of a package. (A package's loop calls a worker of a slow
+  data loader again and again.)
+- CPU time of processes that are not Python: a compiler works while its rank waits. On a crowded
+  host, or in a container with its CPU time used up, their wait for a CPU counts, too: see
+  ``_share``.
+- A main thread that takes CPU time and writes something, however little: a worker of a pool, with
+  tasks that all look alike. A thread that waits for ever does at most one of the two.
+- Bytes that were read or written: a checkpoint, data.
+- Bytes of TCP connections: a download into memory reads no file.
+- An import that waits for pages or for a CPU: on an image that is fetched while the job runs, one
+  import may take minutes.
+- A heartbeat file that the script writes.
 """
 
 from __future__ import annotations
@@ -27,49 +27,54 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
 WORKING_SHARE = 0.25
-"""Share of one CPU from which on a process that is not Python counts as working.
+"""Share of one CPU from which a process that is not Python counts as working.
 
 Monitors beside a job take less.
 """
 
 BYTES_PER_SECOND = 256 * 1024
-"""Rate from which on bytes count.
-
-Stores, keep-alives and monitors of a job that hangs move less.
-"""
-
+"""Rate from which bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
 
 POLLING_SHARE = 0.05
-"""Share of one CPU below which a main thread that sleeps again and again does nothing but look
-whether it may go on.
-"""
+"""Share of one CPU below which a main thread that sleeps in both samples only polls."""
+
+
+class CpuTime(NamedTuple):
+    """Time of one thread.
+
+    Attributes:
+        ran: Nanoseconds on a CPU.
+        waited: Nanoseconds in which the thread was ready to run, without a CPU.
+    """
+
+    ran: int
+    waited: int
 
 
 class Process(NamedTuple):
     """One process at one moment.
 
     Attributes:
-        started: Its start time; with its id it names the process.
-        python: It runs Python.
-        cpu: Seconds of CPU time that it took itself.
-        threads: Thread -> (nanoseconds that it ran, and that it was ready to run without a CPU),
-            the main one first; empty where the kernel does not say.
-        children: Seconds that its ended children took.
-        moved: Bytes that it read and wrote, of files and pipes; 0 where the kernel does not say.
-        stack: Its Python stacks; () where there are none or they cannot be read.
-        sleeps: Its main thread was asleep, or waited for a lock.
-        state: The letter of proc(5); ``""`` where it is not known.
-        waits: The kernel's words of what its main thread waited for.
-        path: The file that the main thread was in the middle of opening, or the FIFO that it read.
-        wrote: How often its main thread called write(2); -1 where that is not
-            known, or not its own doing.
-        faults: How often it waited for a page that had to be read (proc(5), ``majflt``).
+        started: Its start time, which with its id identifies the process.
+        python: Whether it runs Python.
+        cpu: Seconds of CPU time of the process itself.
+        threads: Thread -> its time, the main thread first; empty if the kernel does not count it.
+        children: Seconds of CPU time of its ended children.
+        moved: Bytes that it read and wrote, of files and pipes; 0 if the kernel does not count.
+        stack: Its Python stacks; () for none, or if they cannot be read.
+        sleeps: Whether its main thread slept, or waited for a lock.
+        state: The letter of proc(5); ``""`` if not known.
+        waits: The kernel's reason for the main thread's wait, as ``KernelWait.reason``.
+        path: The open or read that the main thread waits for, as ``KernelWait.path``.
+        writes: Calls of write(2) by its main thread; -1 if not known, or if the sampling itself
+            causes them.
+        faults: Its waits for a page that had to be read (proc(5), ``majflt``).
     """
 
     started: str
     python: bool = False
     cpu: float = 0.0
-    threads: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    threads: Mapping[int, CpuTime] = MappingProxyType({})
     children: float = 0.0
     moved: int = 0
     stack: tuple[Thread, ...] = ()
@@ -77,26 +82,26 @@ class Process(NamedTuple):
     state: str = ""
     waits: str = ""
     path: str = ""
-    wrote: int = -1
+    writes: int = -1
     faults: int = 0
 
     @property
-    def main(self) -> tuple[int, int]:
-        """What ``threads`` has of the main thread; zeros where the kernel does not say."""
-        return next(iter(self.threads.values()), (0, 0))
+    def main(self) -> CpuTime:
+        """Time of the main thread; zeros if the kernel does not count it."""
+        return next(iter(self.threads.values()), CpuTime(0, 0))
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """The processes of the ranks of a host at one moment.
 
     Attributes:
         at: Seconds of the monotonic clock.
         roots: Process ids of the ranks, or of the only program.
-        processes: Process id -> process: the ranks and what descends from them.
+        processes: Process id -> process: the ranks and their descendants.
         connections: Bytes through each TCP connection of these processes.
-        heartbeat: What changes when the heartbeat file is written; 0 without one.
-        wrote: Process -> how often its main thread called write(2); None where
-            that is no measure of its output.
+        heartbeat: A value that changes when the heartbeat file is written; 0 without one.
+        writes: Process -> calls of write(2) by its main thread; None if they do not measure the
+            output of the ranks.
     """
 
     at: float
@@ -104,164 +109,199 @@ class Look(NamedTuple):
     processes: Mapping[int, Process] = MappingProxyType({})
     connections: Mapping[int, int] = MappingProxyType({})
     heartbeat: int = 0
-    wrote: Mapping[int, int] | None = None
+    writes: Mapping[int, int] | None = None
 
 
-class Seen:
+class StackHistory:
     """The stacks of each process in one stall."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without stacks."""
         self._stacks: dict[tuple[int, str], set[tuple[Thread, ...]]] = {}
 
-    def add(self, look: Look) -> None:
-        """Remember the stacks of a look.
+    def add(self, sample: Sample) -> None:
+        """Remember the stacks of a sample.
 
-        A process that had too many of them does not only repeat itself.
+        Forgets those of a process that has many: such a process does not only repeat itself.
         """
-        for pid, process in look.processes.items():
-            known = self._stacks.setdefault((pid, process.started), set())
-            if len(known) >= _STACKS:
-                known.clear()
-            known.add(process.stack)
+        for pid, process in sample.processes.items():
+            stacks = self._stacks.setdefault((pid, process.started), set())
+            if len(stacks) >= _STACKS:
+                stacks.clear()
+            stacks.add(process.stack)
 
     def has(self, pid: int, process: Process) -> bool:
-        """Return whether a process had this stack before, variables included.
+        """Return whether a process had this stack before, with the same values of variables.
 
-        False where they are not known.
+        False if the variables cannot be read.
         """
         main = main_thread(process.stack)
-        known = main is not None and main.values != 0
-        return known and process.stack in self._stacks.get((pid, process.started), ())
+        if main is None or main.values == 0:
+            return False
+        return process.stack in self._stacks.get((pid, process.started), ())
 
 
 _STACKS = 64
 
 
-def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
-    """Return what moved between two looks, for a person; ``""`` if nothing did.
+class _Pair(NamedTuple):
+    """One process in two samples."""
+
+    now: Process
+    before: Process
+
+
+def find_progress(before: Sample, after: Sample, history: StackHistory | None = None) -> str:
+    """Compare two samples.
 
     Args:
-        before: The first look.
-        after: The second.
-        seen: What was seen in this stall; None counts every other stack as a sign.
+        before: The first sample.
+        after: The second one.
+        history: The stacks of this stall; None counts every changed stack as progress.
+
+    Returns:
+        The progress in words, for example ``a stack changed``; ``""`` for none.
     """
     seconds = max(after.at - before.at, 0.001)
     if after.heartbeat != before.heartbeat:
         return "the heartbeat file was written"
     if after.roots != before.roots:
         return "the ranks are other processes"
-    pairs: list[tuple[Process, Process]] = []
-    repeats: set[int] = set()
+    pairs: list[_Pair] = []
+    fresh_stacks: list[_Pair] = []
     new: list[Process] = []
     for pid, process in after.processes.items():
         old = before.processes.get(pid)
-        if old is not None and old.started == process.started:
-            pairs.append((process, old))
-            repeats |= {id(process)} if seen is not None and seen.has(pid, process) else set()
-        else:
+        if old is None or old.started != process.started:
             new.append(process)
+            continue
+        pair = _Pair(process, old)
+        pairs.append(pair)
+        if history is None or not history.has(pid, process):
+            fresh_stacks.append(pair)
     if any(process.stack for process in new):
         return "a Python process was started"
-    if any(_imports(process, old, seconds) for process, old in pairs):
+    if any(_imports(pair, seconds) for pair in pairs):
         return "a module is being imported"
-    for process, old in pairs:
-        moved = process.stack and old.stack and process.stack != old.stack
-        if moved and id(process) not in repeats and not _only_polls(process, old, seconds):
+    for pair in fresh_stacks:
+        stack, old_stack = pair.now.stack, pair.before.stack
+        is_changed = stack and old_stack and stack != old_stack
+        if is_changed and not _only_polls(pair, seconds):
             return "a stack changed"
-    if any(
-        0 <= old.wrote < process.wrote and _share(process.main, old.main, seconds) >= WORKING_SHARE
-        for process, old in pairs
-    ):
+    if any(_works_and_writes(pair, seconds) for pair in pairs):
         return "a main thread works and writes"
-    working = sum(_wanted(process, Process(""), seconds) for process in new if not process.stack)
-    for process, old in pairs:
-        working += max(0.0, process.children - old.children)
-        # Without its stack there is no telling whether a Python process waits or works.
-        if not (process.stack and old.stack):
-            working += _wanted(process, old, seconds)
-    if working >= WORKING_SHARE * seconds:
+    if _work_of_programs(new, pairs, seconds) >= WORKING_SHARE * seconds:
         return "other programs that the ranks started take CPU time"
-    if (
-        sum(max(0, process.moved - old.moved) for process, old in pairs)
-        >= BYTES_PER_SECOND * seconds
-    ):
+
+    moved = sum(max(0, pair.now.moved - pair.before.moved) for pair in pairs)
+    if moved >= BYTES_PER_SECOND * seconds:
         return "bytes were read or written"
-    known = before.connections
-    if (
-        sum(max(0, count - known.get(one, 0)) for one, count in after.connections.items())
-        >= BYTES_PER_SECOND * seconds
-    ):
+    transferred = 0
+    for inode, count in after.connections.items():
+        transferred += max(0, count - before.connections.get(inode, 0))
+    if transferred >= BYTES_PER_SECOND * seconds:
         return "bytes came or went over the network"
     return ""
 
 
-def _imports(process: Process, old: Process, seconds: float) -> bool:
-    """Return whether Python is importing a module, and waits for pages or a CPU
-    meanwhile, or takes one.
+def _works_and_writes(pair: _Pair, seconds: float) -> bool:
+    """Return whether the main thread of a process took CPU time, and wrote something."""
+    wrote = 0 <= pair.before.writes < pair.now.writes
+    return wrote and _share(pair.now.main, pair.before.main, seconds) >= WORKING_SHARE
 
-    The import itself is the innermost call: a module whose own lines run has another one.
+
+def _work_of_programs(new: Sequence[Process], pairs: Sequence[_Pair], seconds: float) -> float:
+    """Return the seconds of CPU time that the processes other than Python took, or wanted."""
+    work = 0.0
+    for process in new:
+        if not process.stack:
+            work += _wanted(_Pair(process, Process("")), seconds)
+    for pair in pairs:
+        work += max(0.0, pair.now.children - pair.before.children)
+        # A process without a stack is not Python, or its stack cannot be read. The work of a
+        # Python process may be a wait that spins.
+        if not (pair.now.stack and pair.before.stack):
+            work += _wanted(pair, seconds)
+    return work
+
+
+def _imports(pair: _Pair, seconds: float) -> bool:
+    """Return whether Python is importing a module, and waits for pages or a CPU, or takes one.
+
+    The import itself is the innermost call: a module that runs its own lines has another one.
     """
-    mains = main_thread(process.stack), main_thread(old.stack)
-    if not all(
-        main is not None and main.frames and main.frames[0].file.startswith("<frozen importlib")
-        for main in mains
-    ):
+    for process in pair:
+        main = main_thread(process.stack)
+        if main is None or not main.frames:
+            return False
+        if not main.frames[0].file.startswith("<frozen importlib"):
+            return False
+    if pair.now.faults > pair.before.faults or pair.now.state == "D":
+        return True
+    took = sum(pair.now.main) - sum(pair.before.main)
+    return took >= POLLING_SHARE * seconds * 1e9
+
+
+def _only_polls(pair: _Pair, seconds: float) -> bool:
+    """Return whether a process only polled, although values of its variables have changed.
+
+    Threads beside the main one may run, unless they work.
+    """
+    now, before = pair
+    if not (now.sleeps or before.sleeps):
         return False
-    took = sum(process.main) - sum(old.main)
-    return (
-        process.faults > old.faults or process.state == "D" or took >= POLLING_SHARE * seconds * 1e9
-    )
-
-
-def _only_polls(process: Process, old: Process, seconds: float) -> bool:
-    """Return whether a process did nothing but look now and then whether it may
-    go on, whatever it counts meanwhile.
-
-    Threads beside the main one do not change that, unless they work.
-    """
-    return (
-        (process.sleeps or old.sleeps)
-        and 0 < old.main[0] <= process.main[0]
-        and _share(process.main, old.main, seconds) < POLLING_SHARE
-        and _wanted(process, old, seconds) < WORKING_SHARE * seconds
-        and _functions(process.stack) == _functions(old.stack)
-        and _outer(process.stack) == _outer(old.stack)
-    )
+    if not 0 < before.main.ran <= now.main.ran:
+        return False
+    if _share(now.main, before.main, seconds) >= POLLING_SHARE:
+        return False
+    if _wanted(pair, seconds) >= WORKING_SHARE * seconds:
+        return False
+    if _functions(now.stack) != _functions(before.stack):
+        return False
+    return _outer(now.stack) == _outer(before.stack)
 
 
 def _outer(threads: Sequence[Thread]) -> int:
     main = main_thread(threads)
-    return main.outer if main is not None else 0
+    if main is None:
+        return 0
+    return main.outer
 
 
-def _wanted(process: Process, old: Process, seconds: float) -> float:
-    """Return the seconds of CPU time that a process would have taken, had each
-    of its threads had a CPU for itself.
+def _wanted(pair: _Pair, seconds: float) -> float:
+    """Return the seconds of CPU time that a process would have taken, with a CPU for each of its
+    threads.
     """
     missed = 0.0
-    for thread, now in process.threads.items():
-        before = old.threads.get(thread, (0, 0))
-        missed += max(0.0, _share(now, before, seconds) * seconds - (now[0] - before[0]) / 1e9)
-    return max(0.0, process.cpu - old.cpu) + missed
+    for thread, now in pair.now.threads.items():
+        before = pair.before.threads.get(thread, CpuTime(0, 0))
+        took = (now.ran - before.ran) / 1e9
+        missed += max(0.0, _share(now, before, seconds) * seconds - took)
+    return max(0.0, pair.now.cpu - pair.before.cpu) + missed
 
 
-def _share(now: tuple[int, int], before: tuple[int, int], seconds: float) -> float:
-    """Return how much of the time a thread runs, of that in which it may: 0 to 1.
+def _share(now: CpuTime, before: CpuTime, seconds: float) -> float:
+    """Return the share of the time in which a thread ran, of the time in which it could: 0 to 1.
 
-    It does not count for or against a thread that others had the CPU. So one that works all the
-    time has a share of 1 however little it gets, and one that looks now and then whether it may go
-    on has a small one however long it waits.
+    Time in which other threads had the CPU counts neither for nor against a thread. So a thread
+    that always works has a share of 1, however little CPU time it gets. A thread that polls has a
+    small share, however long it waits for a CPU.
+
+    Args:
+        now: The time of the thread.
+        before: The same, earlier.
+        seconds: Time between the two.
     """
-    ran, waited = ((new - old) / 1e9 for new, old in zip(now, before))
-    return ran / max(seconds - waited, ran) if ran > 0 else 0.0
+    ran = (now.ran - before.ran) / 1e9
+    waited = (now.waited - before.waited) / 1e9
+    if ran <= 0:
+        return 0.0
+    return ran / max(seconds - waited, ran)
 
 
 def _functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
-    """Return the user's own functions on the main thread's stack."""
+    """Return the user's own functions on the main thread's stack: (file, name) of each."""
     main = main_thread(threads)
-    return (
-        [(frame.file, frame.name) for frame in main.frames if frame.is_own]
-        if main is not None
-        else []
-    )
+    if main is None:
+        return []
+    return [(frame.file, frame.name) for frame in main.frames if frame.is_own]

@@ -1,4 +1,4 @@
-"""A hang in one sight: a line a host, a letter a rank and its place.
+"""Draw a hang: a line for each host, a letter for each rank and its place.
 
 As text, and the same lines as SVG. Pure.
 """
@@ -13,7 +13,7 @@ from trainworks_launcher.contract.json_values import printable
 from trainworks_launcher.supervise.hang.outlier_rank import Row
 
 Line = Sequence["tuple[str, str]"]
-"""Pieces of a line: a text, and the letter whose colour it has; ``""`` for none."""
+"""Pieces of a line: a text, and the letter that has its colour; ``""`` for none."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _HOSTS = 20
@@ -22,19 +22,19 @@ _PLACES = 8
 _HEADING = "ranks, a letter for the place of each:"
 
 
-def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) -> list[Line]:
-    """Return where the ranks of a job are: hosts below each other, and a legend of the letters.
+def grid(rows: Sequence[Row], outliers: Sequence[Row], silent: Sequence[str] = ()) -> list[Line]:
+    """Draw the places of the ranks of a job, host by host, with a legend of the letters.
 
-    The place of most ranks is ``a``; that of a rank which differs has a capital letter. Of many
-    hosts those with a rank that differs come first.
+    The place of most ranks is ``a``. A place of outliers has a capital letter. Of many hosts,
+    those with outliers come first.
 
     Args:
         rows: Of all ranks of all hosts.
-        odd: Those of them that differ.
-        silent: Hosts whose rows did not come.
+        outliers: The rows that differ.
+        silent: Hosts that sent no rows.
 
     Returns:
-        [] for a single rank.
+        The lines; [] for a single rank.
     """
     if len(rows) + len(silent) < 2:
         return []
@@ -43,7 +43,7 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
     for row in sorted(rows, key=lambda row: (row.rank, row.host)):
         places.setdefault(row.key, []).append(row)
         hosts.setdefault(row.host, []).append(row)
-    differ = {row.key for row in odd}
+    differ = {row.key for row in outliers}
     by_size = sorted(places, key=lambda key: len(places[key]), reverse=True)
     letters = {}
     for key, letter in zip(by_size, chain(_LETTERS, "*" * len(by_size))):
@@ -51,8 +51,8 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
 
     shown = list(hosts)
     if len(hosts) > _HOSTS:
-        with_odd = {row.host for row in rows if row.key in differ}
-        shown = sorted(hosts, key=lambda host: host not in with_odd)[:_HOSTS]
+        hosts_with_outliers = {row.host for row in rows if row.key in differ}
+        shown = sorted(hosts, key=lambda host: host not in hosts_with_outliers)[:_HOSTS]
     width = max(map(len, shown), default=0)
     lines: list[Line] = [[(_HEADING, "")]]
     for host in shown:
@@ -76,7 +76,7 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
 
 
 def _numbers(rows: Sequence[Row]) -> str:
-    """Return the ranks of a host: ``8-15``, ``-`` for programs without a number."""
+    """Name the ranks of a host: ``8-15``, or ``-`` for programs without a number."""
     first, last = rows[0].rank, rows[-1].rank
     if first < 0:
         return "-"
@@ -88,18 +88,17 @@ def _numbers(rows: Sequence[Row]) -> str:
 
 
 def as_text(lines: Sequence[Line]) -> str:
-    """Return the lines for a log."""
+    """Join the lines for a log."""
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
 _COLUMNS, _LETTER, _LINE, _MARGIN = 120, 8, 20, 12
-"""The picture's width in letters.
-
-The width of a letter, the height of a line and the margin in pixels.
+"""Width of the picture in letters; in pixels the width of a letter, the height of a line, and the
+margin.
 """
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-"""Colours that people with any colour vision tell apart.
+"""Colours that people with any colour vision can distinguish.
 
 Source: Okabe and Ito, Color Universal Design, 2008.
 """
@@ -112,31 +111,39 @@ _STYLE = (
 
 
 def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> str:
-    """Return the same lines as a picture, with a colour for each letter.
-    heading: above them. mask: hides secrets.
+    """Draw the lines as a picture, with a colour for each letter.
+
+    Args:
+        lines: From ``grid``.
+        heading: Text above them.
+        mask: Hides secrets.
     """
-    drawn: list[str] = []
+    elements: list[str] = []
     for number, line in enumerate([[(heading, "")], *lines]):
         column, y = 0, _MARGIN + 14 + _LINE * number
         for text, letter in line:
-            said = printable(mask(text)).replace("\n", " ").replace("\t", " ")[: _COLUMNS - column]
+            shown = printable(mask(text)).replace("\n", " ").replace("\t", " ")
+            shown = shown[: _COLUMNS - column]
+            if not shown:
+                continue
             x = _MARGIN + column * _LETTER
-            if letter and said:
-                place = _LETTERS.find(letter.lower())
-                colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
-                edge = ' stroke="currentColor"' if letter.isupper() else ""
-                drawn.append(
-                    f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18"'
-                    f' fill="{colour}"{edge}/>'
-                )
-            if said:
-                size = f'textLength="{len(said) * _LETTER}" lengthAdjust="spacingAndGlyphs"'
-                drawn.append(f'<text x="{x}" y="{y}" {size}>{html.escape(said)}</text>')
-            column += len(said)
+            if letter:
+                elements.append(_cell(letter, x, y))
+            size = f'textLength="{len(shown) * _LETTER}" lengthAdjust="spacingAndGlyphs"'
+            elements.append(f'<text x="{x}" y="{y}" {size}>{html.escape(shown)}</text>')
+            column += len(shown)
     width, height = 2 * _MARGIN + _COLUMNS * _LETTER, 2 * _MARGIN + _LINE * (len(lines) + 1)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="monospace"'
         ' font-size="13">'
     )
-    return "\n".join((head, f"<style>{_STYLE}</style>", *drawn, "</svg>\n"))
+    return "\n".join((head, f"<style>{_STYLE}</style>", *elements, "</svg>\n"))
+
+
+def _cell(letter: str, x: int, y: int) -> str:
+    """Draw the coloured background of one rank."""
+    place = _LETTERS.find(letter.lower())
+    colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
+    edge = ' stroke="currentColor"' if letter.isupper() else ""
+    return f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>'

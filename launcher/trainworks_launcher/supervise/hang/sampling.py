@@ -1,8 +1,9 @@
-"""Looks at the processes of this host: /proc, py-spy or faulthandler. Runs in a thread of its own.
+"""Sample the processes of this host: /proc, and stacks by py-spy or faulthandler. Runs in a thread
+of its own.
 
-py-spy reads a process's memory without stopping it, so the looks before a verdict cost the ranks
-nothing. A process that took no CPU time since the last look has the stack that it had, and is not
-read again.
+py-spy reads a process's memory without stopping the process, so samples before a verdict cost the
+ranks nothing. A process that took no CPU time since the last sample still has the same stack, and
+is not read again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.flight_recorder import Recorder
 from trainworks_launcher.supervise.hang.nccl import nccl_report
 from trainworks_launcher.supervise.hang.outlier_rank import Row, row_of
-from trainworks_launcher.supervise.hang.progress import Look, Process
+from trainworks_launcher.supervise.hang.progress import CpuTime, Process, Sample
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -31,7 +32,7 @@ _NATIVE_TRIES = 2
 _NCCL_SECONDS = 3.0
 RECORD_SECONDS = 3.0
 LONGEST_SECONDS = _SPY_SECONDS + RECORD_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
-"""How long a host takes at most to look at its ranks for a report."""
+"""Limit of the time in which a host samples its ranks for a report."""
 
 _PATH_BYTES = 4096
 _SYSCALLS: Mapping[str, Mapping[int, str]] = {
@@ -45,7 +46,7 @@ _SYSCALLS: Mapping[str, Mapping[int, str]] = {
         101: "sleep", 115: "sleep", 207: "recv", 260: "child",
     },
 }  # fmt: skip
-"""Machine -> number of a system call -> what it is.
+"""Machine -> number of a system call -> its kind.
 
 Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
@@ -61,8 +62,11 @@ _WAITS = {
 
 
 class Root(NamedTuple):
-    """A process to look at, with all that descend from it. rank: -1 for the
-    only program of a host.
+    """A process to sample, with all its descendants.
+
+    Attributes:
+        rank: Its rank; -1 for the only program of a host.
+        pid: Its process id.
     """
 
     rank: int
@@ -70,8 +74,15 @@ class Root(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its
-    ended children, major page faults.
+    """A process by proc(5), ``stat``.
+
+    Attributes:
+        parent: The parent's process id.
+        state: For example ``"S"``.
+        started: Start time.
+        cpu: Seconds of CPU time of the process itself.
+        children: Seconds of CPU time of its ended children.
+        faults: Major page faults.
     """
 
     parent: int
@@ -82,33 +93,46 @@ class Stat(NamedTuple):
     faults: int
 
 
-class Eyes:
-    """How this host's processes are looked at."""
+class KernelWait(NamedTuple):
+    """The reason for which a process waits.
+
+    Attributes:
+        reason: The end of a sentence, for example ``which sleeps``; ``""`` if not known.
+        path: The open or read that waits for a path, for example ``open of /data/x``; ``""`` for
+            none.
+    """
+
+    reason: str
+    path: str
+
+
+class Sampler:
+    """Takes samples of this host's processes."""
 
     def __init__(
         self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "", ras: str = ""
     ) -> None:
-        """Nothing is looked at yet.
+        """Take no sample yet.
 
         Args:
             py_spy: Path of the program; "" without one.
             heartbeat: Path of the script's heartbeat file; "" without one.
-            pipe: What torch's flight recorder puts a rank behind for its FIFO; "" without one.
-            file: The same for its record.
-            ras: Address of NCCL's RAS, as the job has it; "" for the usual one.
+            pipe: Path of the FIFO of torch's flight recorder, without the rank; "" without one.
+            file: Path of the recorder's file, without the rank.
+            ras: Address of NCCL's RAS in the job's variables; "" for NCCL's default.
         """
         self._py_spy = py_spy
         self._heartbeat = heartbeat
         self.recorder = Recorder(pipe, file)
         self._ras = ras
 
-    def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
-        """Look at the roots and all that descends from them.
+    def sample(self, roots: Sequence[Root], before: Sample | None = None) -> Sample:
+        """Sample the roots and all their descendants.
 
         Args:
-            roots: What runs on this host.
-            before: The last look; what has not run since then is taken from it.
-                None reads everything.
+            roots: The processes that run on this host.
+            before: The last sample; the stacks of processes that have not run since then are
+                taken from it. None reads everything.
         """
         at = time.monotonic()
         stats = _all_stats()
@@ -119,49 +143,60 @@ class Eyes:
                 processes[pid] = self._process(pid, stats[pid], old)
         running = tuple(sorted(root.pid for root in roots))
         heartbeat = written_at(self._heartbeat)
-        wrote = _wrote(roots, processes)
-        return Look(at, running, processes, bytes_of(processes), heartbeat, wrote)
+        writes = _writes_of(roots, processes)
+        return Sample(at, running, processes, bytes_of(processes), heartbeat, writes)
 
-    def below(self, root: Root) -> tuple[int, ...]:
-        """Return the ids of a root and of all that descends from it."""
+    def descendants(self, root: Root) -> tuple[int, ...]:
+        """Return the ids of a root and of all its descendants."""
         return tuple(_descendants(_all_stats(), [root.pid]))
 
-    def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
-        """Return what changes when the main thread of a process writes something, as
-        ``Look.wrote``: a cheap look.
-        """
-        return _wrote(roots, tuple(_descendants(_all_stats(), [root.pid for root in roots])))
+    def writes(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
+        """Count the writes of each main thread, as ``Sample.writes``, without a whole sample."""
+        pids = _descendants(_all_stats(), [root.pid for root in roots])
+        return _writes_of(roots, tuple(pids))
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, threads = _is_python(pid), _threads(pid)
-        # Before its stack is asked for, which may wake it.
-        waits, path = kernel_words(pid, now.state)
+        # Before a request for the stack, which may wake the process.
+        wait = kernel_wait(pid, now.state)
         stack: tuple[Thread, ...] = ()
         if python:
-            ran, _ = threads.get(pid, (0, 0))
+            ran = threads[pid].ran if pid in threads else 0
             times = (now.started, now.cpu, ran)
-            if old is not None and ran > 0 and (old.started, old.cpu, old.main[0]) == times:
-                # It has not run since the last look, so it is where it was.
+            if old is not None and ran > 0 and (old.started, old.cpu, old.main.ran) == times:
+                # The process has not run since the last sample, so its stack is the same.
                 stack = old.stack
             stack = stack or self._stack(pid, now.state)
-        sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
         # Bytes of read(2), write(2) and their kin; not those of recv(2).
         moved = 0
         for row in text_of(f"/proc/{pid}/io").splitlines()[:2]:
             _, _, count = row.partition(":")
             moved += int(count)
-        wrote = -1
-        if python and self._py_spy:  # faulthandler has the main thread write its stacks
+        writes = -1
+        if python and self._py_spy:  # with faulthandler the main thread itself writes its stacks
             with contextlib.suppress(OSError, ValueError, StopIteration):
-                wrote = _writes(pid)
-        taken = (now.started, python, now.cpu, threads, now.children, moved)
-        return Process(*taken, stack, sleeps, now.state, waits, path, wrote, now.faults)
+                writes = _writes(pid)
+        return Process(
+            started=now.started,
+            python=python,
+            cpu=now.cpu,
+            threads=threads,
+            children=now.children,
+            moved=moved,
+            stack=stack,
+            sleeps=python and (wait.reason == _WAITS["sleep"] or waits_for_lock(stack)),
+            state=now.state,
+            waits=wait.reason,
+            path=wait.path,
+            writes=writes,
+            faults=now.faults,
+        )
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
         if self._py_spy:
             return stacks.from_py_spy(self._spy(pid, _SPY_SECONDS, "--nonblocking", "--locals"))
         if state in ("T", "t"):
-            return ()  # it answers no signal
+            return ()  # a stopped process answers no signal
         return stacks.from_faulthandler(signals.ask(pid))
 
     def _spy(self, pid: int, seconds: float, *options: str) -> str:
@@ -178,18 +213,18 @@ class Eyes:
             return ""
         return done.stdout.decode("utf-8", "replace")
 
-    def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
-        """Return the stacks with those of compiled code, as far as py-spy can read them in time."""
+    def native_stacks(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
+        """Return stacks with frames of compiled code, for processes that py-spy reads in time."""
         native_stacks: dict[int, tuple[Thread, ...]] = {}
         if not self._py_spy:
             return native_stacks
         deadline = time.monotonic() + _NATIVE_SECONDS
         stats = _all_stats()
         for pid in _descendants(stats, [root.pid for root in roots]):
-            # The process is held for that; a stopped one is not read.
+            # py-spy holds the process meanwhile. A stopped process cannot be held.
             if stats[pid].state in ("T", "t"):
                 continue
-            # Now and then a stack cannot be unwound where the process was just then.
+            # The first try may fail, if the process is in a place that cannot be unwound.
             for _ in range(_NATIVE_TRIES):
                 left = deadline - time.monotonic()
                 if left <= 0 or native_stacks.get(pid) or not _is_python(pid):
@@ -201,57 +236,60 @@ class Eyes:
         self,
         roots: Sequence[Root],
         host: str,
-        seen: Look,
-        natives: Mapping[int, tuple[Thread, ...]],
+        sample: Sample,
+        native_stacks: Mapping[int, tuple[Thread, ...]],
     ) -> list[Row]:
-        """Return where each rank is, from a look and from the stacks of compiled code."""
+        """Return the place of each rank, from a sample and the stacks of compiled code."""
         stats = _all_stats()
         rows = []
         for root in roots:
-            # A shell in front of the program has no Python stack; what it started does.
+            # A shell in front of the program has no Python stack; its child does.
             pid = root.pid
             threads: tuple[Thread, ...] = ()
             for descendant in _descendants(stats, [root.pid]):
-                process = seen.processes.get(descendant)
+                process = sample.processes.get(descendant)
                 if process is not None and process.stack:
                     pid, threads = descendant, process.stack
                     break
             state = stats[pid].state if pid in stats else ""
-            state, waits, path = _waiting(pid, state, seen)
-            native = natives.get(pid, ())
-            rows.append(row_of(root.rank, host, threads, state, waits, path, native))
+            state, wait = _state_and_wait(pid, state, sample)
+            native = native_stacks.get(pid, ())
+            rows.append(row_of(root.rank, host, threads, state, wait.reason, wait.path, native))
         return rows
 
     def report(
-        self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]
+        self,
+        roots: Sequence[Root],
+        sample: Sample,
+        native_stacks: Mapping[int, tuple[Thread, ...]],
     ) -> str:
-        """Return the stacks of all processes for a person.
-
-        With those of compiled code where py-spy can read them.
-        """
+        """Write the stacks of all processes for people, with compiled code if py-spy reads it."""
         stats = _all_stats()
         lines: list[str] = []
         for root in roots:
-            lines.append(f"=== rank {root.rank}" if root.rank >= 0 else "=== the program")
+            if root.rank >= 0:
+                lines.append(f"=== rank {root.rank}")
+            else:
+                lines.append("=== the program")
             for pid in _descendants(stats, [root.pid]):
                 now = stats[pid]
-                state, waits, path = _waiting(pid, now.state, seen)
-                doing = ", ".join(filter(None, (f"state {state}", waits, path)))
+                state, wait = _state_and_wait(pid, now.state, sample)
+                doing = ", ".join(filter(None, (f"state {state}", wait.reason, wait.path)))
                 name = text_of(f"/proc/{pid}/comm").strip() or "ended"
                 lines.append(f"--- process {pid} ({name}), {doing}, {now.cpu:.1f} s of CPU time")
-                threads = natives.get(pid, ())
-                if not threads and pid in seen.processes:
-                    threads = seen.processes[pid].stack
+                threads = native_stacks.get(pid, ())
+                if not threads and pid in sample.processes:
+                    threads = sample.processes[pid].stack
                 lines += stacks.lines(threads)
         return "\n".join(lines) + "\n"
 
     def ras(self) -> str:
-        """Return what NCCL's RAS says; "" where it does not answer."""
+        """Return the report of NCCL's RAS; "" without an answer."""
         return nccl_report(_NCCL_SECONDS, self._ras)
 
 
 def _all_stats() -> dict[int, Stat]:
-    """Process id -> what proc(5) says, of every process that can be seen."""
+    """Return process id -> proc(5), ``stat``, of every process that can be seen."""
     stats = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if name.isdecimal():
@@ -262,7 +300,7 @@ def _all_stats() -> dict[int, Stat]:
 
 def _stat(pid: int) -> Stat:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    # The name of the program stands before it, and may have brackets and spaces.
+    # The second field is the program's name in parentheses, which may hold blanks.
     fields = text.rpartition(")")[2].split()
     user, system, children_user, children_system = (int(field) for field in fields[11:15])
     return Stat(
@@ -275,19 +313,16 @@ def _stat(pid: int) -> Stat:
     )
 
 
-def _descendants(known: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
-    """Yield the roots that run and what descends from them, parents first.
-
-    No process that has ended.
-    """
+def _descendants(stats: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
+    """Yield the running roots and their running descendants, parents first."""
     children: dict[int, list[int]] = {}
-    for pid, now in known.items():
+    for pid, now in stats.items():
         children.setdefault(now.parent, []).append(pid)
-    waiting = [pid for pid in roots if pid in known]
+    waiting = [pid for pid in roots if pid in stats]
     done: set[int] = set()
     while waiting:
         pid = waiting.pop(0)
-        if pid not in done and known[pid].state not in ("Z", "X"):
+        if pid not in done and stats[pid].state not in ("Z", "X"):
             done.add(pid)
             yield pid
             waiting += sorted(children.get(pid, ()))
@@ -300,8 +335,8 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def _threads(pid: int) -> dict[int, tuple[int, int]]:
-    """Return what ``Process.threads`` is; {} if the kernel does not say.
+def _threads(pid: int) -> dict[int, CpuTime]:
+    """Return thread -> its time, the main thread first; {} if the kernel does not count it.
 
     Source: Linux, sched-stats.rst.
     """
@@ -312,17 +347,17 @@ def _threads(pid: int) -> dict[int, tuple[int, int]]:
             path = Path(f"/proc/{pid}/task/{thread}/schedstat")
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
                 ran, waited, _ = path.read_text(encoding="ascii").split()
-                times[thread] = int(ran), int(waited)
-    return times if pid in times else {}
+                times[thread] = CpuTime(int(ran), int(waited))
+    if pid not in times:
+        return {}
+    return times
 
 
-def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
+def _writes_of(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
     """Return process -> calls of write(2) of its main thread.
 
-    None where a rank is not Python, or the kernel is silent.
-
-    A program that is not Python may have any thread print for its work. Source: proc(5),
-    ``task/TID/io``, ``syscw``.
+    None if a rank is not Python, or if the kernel does not count: in a program that is not
+    Python any thread may print for its work. Source: proc(5), ``task/TID/io``, ``syscw``.
     """
     calls: dict[int, int] = {}
     try:
@@ -340,58 +375,57 @@ def _writes(pid: int) -> int:
     return next(int(row.split()[1]) for row in rows if row.startswith("syscw:"))
 
 
-def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:
-    """Return (state, what it waits for, path) of a process: as it was seen,
-    unless it was stopped since then.
+def _state_and_wait(pid: int, state: str, sample: Sample) -> tuple[str, KernelWait]:
+    """Return the state and the wait of a process at the sample, unless it was stopped since then.
 
-    Reading the stacks of compiled code holds a process, which then runs for a
-    moment, or is ready to on a busy host.
+    Reading the stacks of compiled code holds a process, which then runs for a moment, or is ready
+    to run on a busy host.
     """
-    process = seen.processes.get(pid)
+    process = sample.processes.get(pid)
     if process is not None and process.state and state not in ("T", "t"):
-        return process.state, process.waits, process.path
-    return (state, *kernel_words(pid, state))
+        return process.state, KernelWait(process.waits, process.path)
+    return state, kernel_wait(pid, state)
 
 
-def kernel_words(pid: int, state: str) -> tuple[str, str]:
-    """Return what the main thread of a process waits for, as the kernel has it.
-
-    Returns:
-        (words for a sentence, path of the file that it opens or of the FIFO
-        that it reads); each may be ``""``.
-    """
+def kernel_wait(pid: int, state: str) -> KernelWait:
+    """Read from proc(5) for what the main thread of a process waits."""
     if state == "R":
-        return "which computes or spins", ""
+        return KernelWait("which computes or spins", "")
     if state == "D":
         function = text_of(f"/proc/{pid}/wchan").strip() or "not known"
-        return f"which waits in the kernel ({function})", ""
+        return KernelWait(f"which waits in the kernel ({function})", "")
     try:
+        # For example ``202 0x7f1c 0x189 ...``: the system call and its arguments.
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
         call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
         arguments = [int(word, 16) for word in words[1:4]]
     except (OSError, ValueError):
-        return "", ""
+        return KernelWait("", "")
     if call in ("open", "openat") and len(arguments) == 3:
+        # The path is the second argument of openat, after the directory.
         path = _text_at(pid, arguments[call == "openat"])
-        return "", f"open of {path}" if path else ""
+        return KernelWait("", f"open of {path}" if path else "")
     if call == "read" and arguments:
-        return _reads(pid, arguments[0])
+        return _read_wait(pid, arguments[0])
     if call == "select" and arguments[:1] == [0]:
         call = "sleep"  # of no descriptor, as time.sleep does before Python 3.11
-    return _WAITS.get(call, ""), ""
+    return KernelWait(_WAITS.get(call, ""), "")
 
 
-def _reads(pid: int, descriptor: int) -> tuple[str, str]:
-    place = f"/proc/{pid}/fd/{descriptor}"
+def _read_wait(pid: int, descriptor: int) -> KernelWait:
+    """Describe a read from a descriptor of a process."""
+    link = f"/proc/{pid}/fd/{descriptor}"
     try:
-        path = os.readlink(place)
-        fifo = path.startswith("/") and stat.S_ISFIFO(os.stat(place).st_mode)  # noqa: PTH116
+        path = os.readlink(link)
+        is_fifo = path.startswith("/") and stat.S_ISFIFO(os.stat(link).st_mode)  # noqa: PTH116
     except OSError:
-        return "", ""
-    if fifo:
-        return "", f"read of {path} (a FIFO)"
-    what = {"pipe:": "a pipe", "socket:": "a socket"}.get(path.partition("[")[0], path)
-    return f"which reads {what}", ""
+        return KernelWait("", "")
+    if is_fifo:
+        return KernelWait("", f"read of {path} (a FIFO)")
+    # For example ``pipe:[4026]``.
+    kind = path.partition("[")[0]
+    source = {"pipe:": "a pipe", "socket:": "a socket"}.get(kind, path)
+    return KernelWait(f"which reads {source}", "")
 
 
 def _text_at(pid: int, address: int) -> str:

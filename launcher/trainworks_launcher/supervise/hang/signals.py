@@ -1,9 +1,8 @@
-"""Python's own faulthandler where there is no py-spy: a process that has it
-writes its stacks when it gets a signal.
+"""Ask a process for its stacks through Python's own faulthandler, where there is no py-spy.
 
-``programs/python/sitecustomize.py`` switches it on in every Python that the job starts, without a
-change of the script. The signal goes only to a process that has a handler for it: its default is to
-end the process.
+``programs/python/sitecustomize.py`` registers faulthandler in every Python of the job, without a
+change of the script: the process writes its stacks when it gets a signal. The signal goes only to a
+process with a handler, because the signal's default is to end the process.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _POLL_SECONDS = 0.01
 
 
 MEMORY = "trainworks-stacks"
-"""Name of the file in memory (memfd_create(2)) that a process writes to.
+"""Name of the file in memory (memfd_create(2)) to which a process writes.
 
-Children that it forked share it.
+Forked children share the file.
 """
 
 
 def ask(pid: int) -> str:
-    """Ask a process for its stacks; ``""`` if it has no handler, or does not answer in time."""
+    """Request the stacks of a process; ``""`` without a handler, or without an answer in time."""
     try:
         file = _memory_of(pid) if _catches(pid, SIGNAL) else None
         if file is None:
@@ -45,7 +44,7 @@ def ask(pid: int) -> str:
 
 
 def _wait_for(file: Path, size: int) -> None:
-    """Wait, bounded, until a file has grown and grows no more."""
+    """Wait, bounded, until a file has grown and no longer grows."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     before, now = size, size
     while time.monotonic() < deadline and not now == before > size:
@@ -63,9 +62,8 @@ def _memory_of(pid: int) -> Path | None:
 
 def _catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of status."""
-    for line in (
-        Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    ):
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    for line in status.splitlines():
         name, _, value = line.partition(":")
         if name == "SigCgt":
             return bool(int(value, 16) >> (number - 1) & 1)

@@ -1,4 +1,4 @@
-"""The Python stacks of a process, from the words of py-spy or of faulthandler. Pure.
+"""Parse the Python stacks of a process, from the output of py-spy or of faulthandler. Pure.
 
 Sources: py-spy's ``dump --json`` (version 0.4), Python's faulthandler.dump_traceback (3.6 to 3.14).
 """
@@ -12,8 +12,13 @@ from trainworks_launcher.contract.json_values import Json, decode, mapping, numb
 
 
 class Frame(NamedTuple):
-    """One call. name: of the function. file: its path. line: 0 where it is not
-    known. native: of a compiled library.
+    """One call.
+
+    Attributes:
+        name: Name of the function.
+        file: Path of its file.
+        line: The line; 0 if not known.
+        native: Whether the function is of a compiled library.
     """
 
     name: str
@@ -23,15 +28,15 @@ class Frame(NamedTuple):
 
     @property
     def is_standard(self) -> bool:
-        """Whether it is of Python's standard library."""
-        return self.file.startswith("<frozen") or (
-            "/lib/python3" in self.file and not self._is_installed
-        )
+        """Whether the function is of Python's standard library."""
+        if self.file.startswith("<frozen"):
+            return True
+        return "/lib/python3" in self.file and not self._is_installed
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of the user's code: neither of the standard library nor
-        of an installed package.
+        """Whether the function is the user's: neither of the standard library nor of an installed
+        package.
         """
         return not (self.native or self.is_standard or self._is_installed)
 
@@ -41,16 +46,23 @@ class Frame(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``train.py:12``."""
+        """The place for people: ``train.py:12``."""
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
 class Thread(NamedTuple):
-    """One thread. frames: innermost first. values: a hash of the local variables of the main
-    thread's functions outside the standard library, 0 where they are not known: a loop that always
-    stops at the same line still counts its steps. The standard library's own are left out, because
-    waits with a limit count the seconds. outer: the same of packages alone, outside of the user's
-    innermost function: of the loop that calls it.
+    """One thread.
+
+    Attributes:
+        main: Whether it is the main thread.
+        frames: Its calls, innermost first.
+        name: Its name; ``""`` if not known.
+        values: Of the main thread, a hash of the local variables of functions outside the
+            standard library; 0 if not known. So a loop that is always sampled at the same line
+            still shows its steps. The standard library's own variables would change in every
+            wait with a limit, which counts the seconds.
+        outer: The same hash for packages only, outside of the user's innermost function: for the
+            loop that calls the function.
     """
 
     main: bool
@@ -61,7 +73,7 @@ class Thread(NamedTuple):
 
 
 def from_py_spy(words: str) -> tuple[Thread, ...]:
-    """Return the threads in what ``py-spy dump --json`` printed; () if it is not that."""
+    """Parse the output of ``py-spy dump --json``; () if it has another form."""
     try:
         rows = decode(words)
     except ValueError:
@@ -79,7 +91,7 @@ def _thread_of(row: Mapping[str, Json]) -> Thread:
     if row.get("os_thread_id") != row.get("pid") and name != "MainThread":
         return Thread(False, stack, name)
 
-    # The variables of the main thread tell a loop that goes on from one that waits.
+    # The variables of the main thread distinguish a loop that goes on from one that waits.
     variables = _variables(calls, stack)
     innermost_own = len(stack)
     for place, frame in enumerate(stack):
@@ -113,8 +125,8 @@ def _frame_of(call: Mapping[str, Json]) -> Frame:
 def _variables(
     calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]
 ) -> list[tuple[int, tuple[str, str]]]:
-    """Return (place in the stack, (name, value)) of each local variable outside
-    the standard library.
+    """Return (place in the stack, (name, value)) of each local variable outside the standard
+    library.
     """
     shown: list[tuple[int, tuple[str, str]]] = []
     for place, (call, frame) in enumerate(zip(calls, stack)):
@@ -130,10 +142,7 @@ _CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def from_faulthandler(words: str) -> tuple[Thread, ...]:
-    """Return the threads that faulthandler wrote, of its last report.
-
-    The main thread is the last of them.
-    """
+    """Parse the last report that faulthandler wrote. The main thread comes last in a report."""
     threads: list[list[Frame]] = []
     for line in words.splitlines():
         if _THREAD.match(line):
@@ -146,8 +155,13 @@ def from_faulthandler(words: str) -> tuple[Thread, ...]:
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """Return the main thread, or what is nearest to it; None without threads."""
-    return next((thread for thread in threads if thread.main), threads[0] if threads else None)
+    """Return the main thread, else the first one; None without threads."""
+    for thread in threads:
+        if thread.main:
+            return thread
+    if not threads:
+        return None
+    return threads[0]
 
 
 _LOCKS = (
@@ -160,26 +174,27 @@ _LOCKS = (
 
 
 def waits_for_lock(threads: Sequence[Thread]) -> bool:
-    """Return whether the main thread is inside a wait of Python's standard
-    library for a lock, an event or a queue.
+    """Return whether the main thread waits in Python's standard library for a lock, an event or a
+    queue.
     """
     main = main_thread(threads)
-    frame = (
-        next((frame for frame in main.frames if not frame.native), None)
-        if main is not None
-        else None
-    )
-    return frame is not None and frame.is_standard and frame.file.endswith(_LOCKS)
+    if main is None:
+        return False
+    for frame in main.frames:
+        if not frame.native:
+            return frame.is_standard and frame.file.endswith(_LOCKS)
+    return False
 
 
 def lines(threads: Sequence[Thread]) -> list[str]:
-    """Return the threads for a person, the main thread first, without values of variables."""
-    shown: list[str] = []
+    """Write the threads for people, the main thread first, without values of variables."""
+    rows: list[str] = []
     for thread in sorted(threads, key=lambda thread: not thread.main):
-        shown.append(
-            f"  thread {thread.name or ('MainThread' if thread.main else 'without a name')}"
-        )
+        name = thread.name
+        if not name:
+            name = "MainThread" if thread.main else "without a name"
+        rows.append(f"  thread {name}")
         for frame in thread.frames:
             place = f"{frame.file}:{frame.line}" if frame.line else frame.file
-            shown.append(f"    {frame.name} ({place})")
-    return shown
+            rows.append(f"    {frame.name} ({place})")
+    return rows

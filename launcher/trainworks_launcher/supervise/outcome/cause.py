@@ -1,8 +1,9 @@
-"""What a failure is about: the evidence is weighed, and the outcome says it. Pure.
+"""Find the cause of a failure: weigh the evidence about a process, and make the outcome. Pure.
 
-In this order: the exception that ended the process, by its own record; the kernel's count of the
-processes that it killed for lack of memory; the signal; what a Python that no exception ended said
-last. What anything else printed is shown, and not judged. Loaded only when something fails.
+Evidence in its order of weight: the exception in the process's own record; the kernel's count of
+the processes that were killed for lack of memory; the signal; the last line on standard error of a
+Python without an exception. The output of any other program is shown, and not judged. Loaded only
+when something fails.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple, Sequence
 from trainworks_launcher.contract.json_values import printable
 from trainworks_launcher.supervise.outcome.evidence import (
     Kind,
-    Seen,
+    Observation,
     Suspect,
     blames_a_peer,
     kind_of,
@@ -36,18 +37,18 @@ from trainworks_launcher.supervise.outcome.records import Record, first_of_the_l
 from trainworks_launcher.supervise.outcome.starter_reports import without_help
 
 
-class Said(NamedTuple):
-    """What is known of a process that ended.
+class ProcessEnd(NamedTuple):
+    """The evidence about a process that ended.
 
     Attributes:
-        output: End of all that it printed.
-        errors: The part of it that went to the standard error; empty if several processes have one.
-        records: Of its end, of those that it started, and of threads, in the order of time.
+        output: End of its standard output and error.
+        errors: End of its standard error; empty if several processes share it.
+        records: Records of the process, of its children and of threads, in the order of time.
         pid: Its process id; 0 if that is not known.
-        ended_at: When, by the monotonic clock; 0.0 if that is not known.
-        shell: It is a shell script, which may end with a status of its own.
-        python: It is a script of Python, which notes its own end unless it ends
-            itself by ``os._exit``.
+        ended_at: Time of its end (monotonic clock); 0.0 if that is not known.
+        shell: Whether the program is a shell script, which may end with a status of its own.
+        python: Whether the program is a script of Python, which notes its own end unless it
+            ends by ``os._exit``.
     """
 
     output: bytes
@@ -59,157 +60,161 @@ class Said(NamedTuple):
     python: bool = False
 
     def own(self) -> Record | None:
-        """Return the record of the process itself: of its last program the
-        first one, for its exit handlers follow.
+        """Return the process's own record; None if it has none.
+
+        A process may run several programs, one after the other (exec). Of the last program the
+        first record counts: later ones are of its exit handlers.
         """
-        own = [row for row in self.records if row.pid == self.pid and not row.thread]
-        return next((row for row in own if row.began == own[-1].began), None)
+        own_records = [row for row in self.records if row.pid == self.pid and not row.thread]
+        for row in own_records:
+            if row.began == own_records[-1].began:
+                return row
+        return None
 
 
 class Reason(NamedTuple):
     """Why a process ended.
 
     Attributes:
-        died_of: The exception; None if none did.
-        line: Else what it said last; ``""`` if nothing says that it is about its end.
-        earlier: An exception that ended another process before.
+        exception: The exception that ended the process; None for none.
+        line: Without an exception: the last line that tells of the end; ``""`` for none.
+        earlier: An exception that had ended another process before.
     """
 
-    died_of: Record | None = None
+    exception: Record | None = None
     line: str = ""
     earlier: str = ""
 
 
-def reason_of(said: Said, returncode: int | None = None) -> Reason:
-    """Return why one process ended: the first of these that is there.
+def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
+    """Return why one process ended: the first of these that is known.
 
-    1. The exception that its own record has, where that does not only say that a child failed.
-    2. The exception that a child noted, where the process says that a child
-       failed, or passes its end on.
-    3. The text that ``sys.exit`` was told, by its own record.
-    4. The last line on standard error of a Python that no exception ended, with
-       a status that says why.
+    1. The exception in its own record, unless that only reports the failure of a child.
+    2. The exception in a child's record, if the process reports that a child failed, or passes
+       the child's status on.
+    3. The text that was given to ``sys.exit``, from its own record.
+    4. The last line on standard error of a Python without an exception, where the status is one
+       that such a line explains.
 
-    A child's exception that is not the reason is told as an earlier one.
+    A child's exception that is not the reason is the earlier one.
 
     Args:
-        said: What it printed and noted.
+        process: Its output and its records.
         returncode: Negative after a signal; None if it is not known.
     """
-    own, status = said.own(), status_of(said, returncode)
-    of_others = [row for row in said.records if own is None or row.pid != own.pid]
+    own_record, status = process.own(), status_of(process, returncode)
+    of_others = [row for row in process.records if own_record is None or row.pid != own_record.pid]
     child = first_of_the_last(of_others)
-    if own is None:
+    if own_record is None:
         if child is None:
             return Reason()
-        if _passes_on(said, child, returncode):
+        if _passes_on(process, child, returncode):
             return Reason(child)
         return Reason(earlier=child.cause)
 
-    if own.message and _counts(own, returncode):
+    if own_record.message and _ended_by_exception(own_record, returncode):
         interrupted = signal_of(status or 0) == signal.SIGINT
-        if interrupted and own.message.startswith("KeyboardInterrupt"):
+        if interrupted and own_record.message.startswith("KeyboardInterrupt"):
             return Reason()
-        if own.is_of_a_child and child is not None:
+        if own_record.is_of_a_child and child is not None:
             return Reason(child)
-        return Reason(own)
+        return Reason(own_record)
 
-    line = _headline(own.said)
-    if not line and status in _SAYS_WHY:
-        line = _last_line(said.errors)
+    line = _headline(own_record.exit_message)
+    if not line and status in _EXPLAINED:
+        line = _last_line(process.errors)
     # The process may only repeat the message that its child died with.
     if child is not None and line:
         message_lines = [part.strip() for part in child.message.splitlines()]
         if line in message_lines:
             return Reason(child)
     earlier = ""
-    if own.message:
-        earlier = own.cause
+    if own_record.message:
+        earlier = own_record.cause
     elif child is not None:
         earlier = child.cause
     return Reason(None, line, earlier)
 
 
-def _counts(own: Record, returncode: int | None) -> bool:
-    """Return whether a process's own exception ended it.
+def _ended_by_exception(own_record: Record, returncode: int | None) -> bool:
+    """Return whether the exception in a process's own record ended it.
 
-    One that it handles may be left in sys.last_value; one that it does not handle gives status 1.
+    A guessed one may have been handled, and left in sys.last_value; an unhandled one gives
+    status 1.
     """
-    return not own.guessed or returncode in (1, None)
+    return not own_record.guessed or returncode in (1, None)
 
 
-def status_of(said: Said, returncode: int | None) -> int | None:
-    """Return the status that counts: a record of the end outlives a signal that came after it.
+def status_of(process: ProcessEnd, returncode: int | None) -> int | None:
+    """Return the status that counts: a record of the end outweighs a later signal.
 
-    A process that has noted an exception, or what ``sys.exit`` was told, has failed of that: who
-    sends a signal to its exit handlers does not change why. A status that the process chose later
+    A process that has noted an exception, or a call of ``sys.exit``, has failed of that. A signal
+    to its exit handlers does not change the cause. A status that the process itself chose later
     counts as it is.
 
     Args:
-        said: What it noted.
+        process: Its records.
         returncode: Negative after a signal; None if it runs or if that is not known.
     """
-    own = said.own()
-    if own is None or (returncode is not None and returncode >= 0):
+    own_record = process.own()
+    if own_record is None or (returncode is not None and returncode >= 0):
         return returncode
-    if own.message and not own.guessed:
-        return -signal.SIGINT if own.message.startswith("KeyboardInterrupt") else 1
-    return own.exit_status if own.exit_status >= 0 else returncode
+    if own_record.message and not own_record.guessed:
+        return -signal.SIGINT if own_record.message.startswith("KeyboardInterrupt") else 1
+    return own_record.exit_status if own_record.exit_status >= 0 else returncode
 
 
-def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
+def _passes_on(process: ProcessEnd, first: Record, returncode: int | None) -> bool:
     """Return whether a process without a record of its own ended because of a child's exception.
 
-    The ends belong together: the process ended within seconds of the exception, with no Python in
-    between that ended well, and with a status that passes it on. A shell has any status, and that
-    of an aborted program, too; another process that aborts does so for a reason of its own, and so
-    does a script of Python that ends by ``os._exit``.
+    Its end has to follow within seconds of the exception, without a Python in between that ended
+    well, and with a status that passes a failure on. A shell passes any status on, also that of
+    an aborted program. Any other process that aborts, and a script of Python that ends by
+    ``os._exit``, has a reason of its own.
     """
-    near = first.at + _SHELL_SECONDS > said.ended_at
-    went_on = any(not row.message and row.began >= first.at for row in said.records)
-    if not near or went_on or said.python:
+    near = first.at + _SHELL_SECONDS > process.ended_at
+    went_on = any(not row.message and row.began >= first.at for row in process.records)
+    if not near or went_on or process.python:
         return False
     number = signal_of(returncode or 0)
-    if said.shell:
+    if process.shell:
         return number in (0, signal.SIGABRT)
     return returncode in (1, None)
 
 
-def _headline(told: str) -> str:
-    """Return the first line of a text, with what follows it if it only announces that."""
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+def _headline(text: str) -> str:
+    """Return the first line of a text; all lines if the first one ends with a colon."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
     return _cut(" ".join(lines) if lines[0].endswith(":") else lines[0])
 
 
 def _cut(line: str) -> str:
-    """Return a line that is no longer than a cause may be."""
+    """Shorten a line to the limit of a cause."""
     if len(line) <= _LINE_LIMIT:
         return line
     return f"{line[:_LINE_LIMIT]} [...]"
 
 
-_SAYS_WHY = (1, 2)
-"""Statuses with which a Python ends that says why: ``sys.exit("...")`` has 1, a
-wrong command line 2.
+_EXPLAINED = (1, 2)
+"""Statuses of a Python that prints why it ends: ``sys.exit("...")`` has 1, a wrong command line 2.
 """
 
 _SHELL_SECONDS = 5.0
-"""How long a process may live after the child whose end it passes on."""
+"""Longest life of a process after the child with the status that it passes on."""
 
 _OF_THE_INTERPRETER = re.compile(
     r"\n(?:Error in atexit\._run_exitfuncs|Exception ignored (?:in|on)).*(?:\nTraceback .*(?:\n["
     r" \t].*)*\n\S.*)?\n*$"
 )
-"""What Python prints of exceptions that change nothing about its end."""
+"""Exceptions that Python prints although they do not change its end."""
 
 
 def _last_line(errors: bytes) -> str:
-    """Return what a process said last on its standard error: the line that the
-    last indented ones belong to.
+    """Return the last line of a process's standard error, with indented lines after it left out.
 
-    ``""`` if that is a progress bar, which writes over its own line.
+    ``""`` if that line is a progress bar, which writes over itself.
     """
     text = "\n" + "\n".join(without_help(errors.decode("utf-8", "replace").split("\n")))
     while _OF_THE_INTERPRETER.search(text):
@@ -236,66 +241,70 @@ def _text(data: bytes) -> str:
 
 # --- of other ranks -------------------------------------------------------------------------------
 _OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
-_WHAT = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
+_CPP_EXCEPTION = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 """The exception that ended a program of C++, as its runtime prints it before it aborts."""
 
 
-def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> Seen:
-    """Return what is known of a process, as evidence.
+def observe(process: ProcessEnd, returncode: int | None, *, of_memory: bool = False) -> Observation:
+    """Make evidence of one process.
 
     Args:
-        said: What it printed and noted.
+        process: Its output and its records.
         returncode: Negative after a signal; None if it runs or if that is not known.
-        of_memory: The kernel killed it for lack of memory.
+        of_memory: Whether the kernel killed it for lack of memory.
     """
-    own, died_of = said.own(), reason_of(said, returncode).died_of
-    if own is not None and own.of_sigterm:
-        noted_status = exit_status(status_of(said, returncode) or 0)
-        return Seen(returncode, noted=noted_status, of_sigterm=True)
+    own_record, died_of = process.own(), reason_of(process, returncode).exception
+    if own_record is not None and own_record.of_sigterm:
+        noted_status = exit_status(status_of(process, returncode) or 0)
+        return Observation(returncode, noted=noted_status, of_sigterm=True)
     if died_of is not None:
-        return Seen(returncode, noted=1, blames=died_of.blames)
-    if own is None:
+        return Observation(returncode, noted=1, blames=died_of.blames)
+    if own_record is None:
         blames = False
         if signal_of(returncode or 0) == signal.SIGABRT:
-            exceptions = _WHAT.findall(_text(said.output))
+            exceptions = _CPP_EXCEPTION.findall(_text(process.output))
             blames = bool(exceptions) and blames_a_peer(exceptions[-1])
-        return Seen(returncode, blames=blames, of_memory=of_memory)
-    noted = own.exit_status if own.exit_status >= 0 else None
-    if own.message and not own.guessed:  # KeyboardInterrupt, which Python tells by SIGINT
+        return Observation(returncode, blames=blames, of_memory=of_memory)
+    noted = own_record.exit_status if own_record.exit_status >= 0 else None
+    if own_record.message and not own_record.guessed:  # KeyboardInterrupt; Python ends by SIGINT
         noted = exit_status(-signal.SIGINT)
-    said_so = returncode is not None and returncode > 0 and not signal_of(returncode)
-    if noted is None and own.left and said_so:
-        # ``raise SystemExit(3)``: the status was seen, and the time is that of the record.
+    exited = returncode is not None and returncode > 0 and not signal_of(returncode)
+    if noted is None and own_record.left and exited:
+        # ``raise SystemExit(3)`` leaves no status in the record, but the time of the failure.
         noted = returncode
-    return Seen(returncode, noted, own.left, blames_a_peer(own.said), of_memory)
+    return Observation(
+        returncode, noted, own_record.left, blames_a_peer(own_record.exit_message), of_memory
+    )
 
 
-def began_at(said: Said, returncode: int | None) -> float:
-    """Return when the trouble of a process began: by the record of what it died of, or of its
-    leaving; else its end.
+def began_at(process: ProcessEnd, returncode: int | None) -> float:
+    """Return when the failure of a process began.
 
-    One that was told to end, or that crashed in its exit handlers, has the time
-    of its end, when that was seen.
+    That is the time of the record of its exception, or of its leaving; without a record the time
+    of its end. A process that was told to end, or that crashed in its exit handlers, has the time
+    of its end.
     """
-    own, died_of = said.own(), reason_of(said, returncode).died_of
-    if own is not None and own.of_sigterm:
-        return said.ended_at
+    own_record, died_of = process.own(), reason_of(process, returncode).exception
+    if own_record is not None and own_record.of_sigterm:
+        return process.ended_at
     if died_of is not None:
         return died_of.at
-    if own is None or not own.tells_an_end or kind_of(seen_of(said, returncode)) is Kind.DIED:
-        return said.ended_at
-    return own.at
+    if (
+        own_record is None
+        or not own_record.tells_an_end
+        or kind_of(observe(process, returncode)) is Kind.DIED
+    ):
+        return process.ended_at
+    return own_record.at
 
 
 def tells_of_ray(failure: Outcome) -> bool:
-    """Return whether a failure is only that a process of Ray has gone: its
-    daemon's death may be the reason.
-    """
+    """Return whether a failure only reports a lost process of Ray: Ray's daemon may have died."""
     return _OF_RAY_LEFT.search(failure.text) is not None
 
 
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
-    """Return the failure of a rank that missed another one, as that of the one that had left."""
+    """Return the failure of a rank that lost a peer as the failure of the peer that had left."""
     early = left.outcome
     where = f"host {failure.host}"
     if failure.rank >= 0:
@@ -320,9 +329,8 @@ EMULATE = (
 
 _ON_DEVICE = "device-side assert triggered"
 _ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
-"""What torch's kernels print where an index is out of bounds.
-
-The exception that follows says nothing of it.
+"""Printed by torch's kernels for an index out of bounds. The exception that follows does not name
+the assertion.
 """
 
 _NO_GPU = re.compile(
@@ -332,55 +340,56 @@ _NO_GPU = re.compile(
     r" built in"
     r"|Cannot access accelerator device"
 )
-"""What torch says where a script asks for a GPU: built without CUDA, and built
-with it on a host without a driver.
+"""Messages of torch where a script asks for a GPU: torch built without CUDA, or a host without a
+driver.
 """
 
 
 _CHILD_LOST = re.compile(
     r"killed|exited unexpectedly|terminated abruptly|SIGKILL|signal 9\b", re.IGNORECASE
 )
-"""What exceptions say of a process that the one who raised them has lost."""
+"""In exceptions about a process that was lost."""
 
 
 def failure_of(
     *,
-    what: str,
+    program: str,
     host: str,
     mode: str,
     returncode: int | None,
-    said: Said,
+    process: ProcessEnd,
     rank: int = -1,
     oom_kills: int | None = None,
     cause: str = "",
     note: str = "",
 ) -> Outcome:
-    """Return the failure of a program: its cause, where it happened, and
-    context, each no longer than a text may be.
+    """Make the failure of a program: its cause, its place, and context.
+
+    Each text is shortened to the limit of a failure text.
 
     Args:
-        what: The program as a person calls it.
+        program: The program's name for people, for example ``train.py``.
         host: Its host.
         mode: The job's mode.
         returncode: Negative after a signal; None if it is not known.
-        said: What is known of it, or of the rank that failed first.
+        process: Evidence about the program, or about the rank that failed first.
         rank: Rank that failed first; -1 if it is not known.
-        oom_kills: Processes of the host that the kernel killed; None if it does not say.
-        cause: What is known of it otherwise, where no exception ended it.
-        note: Stands after the status.
+        oom_kills: Processes of the host that the kernel killed; None without a counter.
+        cause: A cause from elsewhere, used if no exception ended the program.
+        note: Text after the status.
     """
-    reason, counted = reason_of(said, returncode), status_of(said, returncode)
-    exception = reason.died_of
+    reason, counted = reason_of(process, returncode), status_of(process, returncode)
+    exception = reason.exception
     if exception is not None:
         cause = exception.cause
-        if rank < 0 and exception.pid != said.pid:
-            # It is of a rank of a starter that the script started.
+        if rank < 0 and exception.pid != process.pid:
+            # The script itself started the starter of this rank.
             rank = exception.rank
     elif not cause and not signal_of(counted or 0):
         cause = reason.line
 
     memory = ""
-    if oom_kills and _is_of_memory(said, counted, cause):
+    if oom_kills and _is_of_memory(process, counted, cause):
         memory = lack_of_memory(oom_kills, host)
 
     notes = []
@@ -388,19 +397,20 @@ def failure_of(
         notes.append(EMULATE)
     if exception is not None and exception.origin not in cause:
         notes.append(exception.origin)
-    asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
-    if asserted:
-        notes.append(f"the GPU had printed: {asserted[0]}")
+    if _ON_DEVICE in cause:
+        assertion = _ASSERTED.search(_text(process.output))
+        if assertion:
+            notes.append(f"the GPU had printed: {assertion[0]}")
     if oom_kills and not memory:
         notes.append(f"before that, {lack_of_memory(oom_kills, host)}")
     if reason.earlier:
         notes.append(f"{EARLIER}{reason.earlier}")
-    threads = [row for row in said.records if row.thread and row.cause]
+    threads = [row for row in process.records if row.thread and row.cause]
     notes += [f"a thread ({row.thread}) had died of {row.cause}" for row in threads]
 
     frames = ""
     if exception is None:
-        message = _last_lines(said.output, cause)
+        message = _last_lines(process.output, cause)
     else:
         message = exception.message.rstrip("\n")
         if exception.frames:
@@ -412,7 +422,7 @@ def failure_of(
         shorten(cause),
         rank,
         memory,
-        place_of(what, host, mode, rank),
+        place_of(program, host, mode, rank),
         _end_of(returncode, counted, oom_kills, note),
         [shorten(words) for words in notes if words][:_NOTES],
         shorten(frames),
@@ -420,13 +430,14 @@ def failure_of(
     )
 
 
-def _is_of_memory(said: Said, counted: int | None, cause: str) -> bool:
-    """Return whether a process, of a host that killed some for lack of memory, was killed itself,
-    or says that it has lost a process.
+def _is_of_memory(process: ProcessEnd, counted: int | None, cause: str) -> bool:
+    """Return whether lack of memory ended a process, on a host where the kernel has killed some.
+
+    The process was killed itself, or reports that it has lost a process.
     """
     if _CHILD_LOST.search(cause):
         return True
-    was_killed = signal_of(counted or 0) == signal.SIGKILL or said.own() is None
+    was_killed = signal_of(counted or 0) == signal.SIGKILL or process.own() is None
     return was_killed and not cause
 
 
@@ -437,19 +448,17 @@ def _uses_smdistributed(mode: str, exception: Record | None) -> bool:
 
 
 def _last_lines(output: bytes, cause: str) -> str:
-    """Return the end of an output; ``""`` if it is only the cause again."""
+    """Return the last lines of an output; ``""`` if they only repeat the cause."""
     lines = [line for line in _text(output).splitlines() if line.strip()]
-    telling = [line for line in without_help(lines) if line]
-    last = (telling or lines)[-_SHOWN_LINES:]
+    without_advice = [line for line in without_help(lines) if line]
+    last = (without_advice or lines)[-_SHOWN_LINES:]
     if len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT]):
         return ""
     return "\n".join(last)
 
 
 def _end_of(returncode: int | None, counted: int | None, oom_kills: int | None, note: str) -> str:
-    """Return how a process ended in words. counted: the status that counts,
-    which its record may have.
-    """
+    """Describe the end of a process. counted: the status that counts (``status_of``)."""
     if counted is None:
         return UNKNOWN_END
     end = f"{describe_status(counted, oom_kills)}{note}"

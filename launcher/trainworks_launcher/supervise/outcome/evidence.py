@@ -1,38 +1,39 @@
-"""Which rank failed first, by what the hosts have seen: one table of evidence, the strongest first.
-
-Pure.
+"""Find the rank that failed first: one table of evidence from all hosts, the strongest first. Pure.
 
 ===  ===============================================  =============================================
-row  what a host has seen of a rank                   why it stands there
+row  evidence about a rank                            why it stands there
 ===  ===============================================  =============================================
-1    RECORDED: its Python noted an exception that     The failure tells of itself, at its source,
-     blames no other process, or the status that      and when.
-     ``sys.exit`` was told
-1    DIED: it ended by itself, with a status or a     The kernel tells of it. With a record or
-     signal that no starter sends, and noted nothing  without: the one that came first counts.
+row  evidence about a rank                            reason of the order
+===  ===============================================  =============================================
+1    RECORDED: its Python noted an exception that     The failure describes itself, at its source,
+     blames no other process, or the status that      with its time.
+     ``sys.exit`` was given
+1    DIED: the rank ended by itself, with a status    The kernel reports the end. With a record or
+     or a signal that no starter sends, and noted     without: the one that came first counts.
+     nothing
 1    TERMINATED, and no rank had failed before:       No starter had a reason yet: another program
-     SIGTERM, the program's own handler of that, or   sent it. So it is a failure like the others
-     SIGKILL ended it                                 of this row.
-1    UNSEEN, and its starter names it: its status     The end is the host's own observation; the
-     was taken before this host could look            starter adds the status. Only older kernels
+     SIGTERM, the program's own handler of SIGTERM,   sent the signal. So the end is a failure like
+     or SIGKILL ended the rank                        the others of this row.
+1    UNSEEN, and the starter names the rank: its      The end is the host's own observation; the
+     status was read before this host could read it   starter adds the status. Only older kernels
                                                       have this row.
-2    LEFT: its program came to its end, or ended      The others missed it. It counts only where a
-     with status 0, before a failure that is only     failure of row 3, or a wait that took too
-     about other processes                            long, came later.
-3    PEER: its exception, or what its C++ runtime     The effect of another failure, which may be
-     printed, says that the connection to another     on another host: it never beats that one.
-     process broke
-4    the end of the command, and the rank that the    Another program's word, which sees ends later
-     starter's report names, also as one that ended   than the hosts do: it decides where no host
-     with status 0                                    saw a failure.
-5    TERMINATED, after another rank had failed        Its starter told it to end. It never is the
-                                                      cause.
+2    LEFT: its program came to its end, or ended      The others missed this rank. The row counts
+     with status 0, before a failure that is only     only if a failure of row 3, or a timeout,
+     about other processes                            came later.
+3    PEER: its exception, or the output of its C++    The effect of another failure, which may be
+     runtime, tells that the connection to another    on another host, and always counts before
+     process broke                                    this row.
+4    the end of the command, and the rank in the      The report of another program, which sees
+     starter's report, also a rank that ended with    ends later than the hosts do. The row decides
+     status 0                                         if no host saw a failure.
+5    TERMINATED, after another rank had failed        The starter told the rank to end. Such an end
+                                                      is never the cause.
 ===  ===============================================  =============================================
 
-In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds
-the kind of one rank where its host is, and ``first_failure`` goes down the table where all of them
-are known. A host that is lost is not a rank: row 3 gives way to it (``control.exit_aggregation``),
-and it gives way to nothing.
+In one row the earliest counts, by the time of its own record wherever there is one. ``kind_of``
+finds the kind of one rank, on the rank's host. ``first_failure`` goes down the table with the
+evidence of all hosts. A lost host is not a rank: row 3 gives way to a lost host
+(``control.exit_aggregation``), and a lost host gives way to no row.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, exit_
 
 
 class Kind(Enum):
-    """What a host has seen of a rank. The value is the word on the control channel."""
+    """The kind of evidence about a rank. The value is the word on the control channel."""
 
     RECORDED = "recorded"
     DIED = "died"
@@ -57,18 +58,18 @@ class Kind(Enum):
     PEER = "peer"
 
 
-class Seen(NamedTuple):
-    """What is known of one process when its host looks.
+class Observation(NamedTuple):
+    """The state of one process, as its host observes it.
 
     Attributes:
-        returncode: How it ended, negative after a signal; None if it runs, or
-            if the status is not known.
-        noted: Status that its own record means: 1 for an exception, else what ``sys.exit`` was
-            told; None for neither.
-        left: Its record says that it had left its program.
-        blames: What it died of is about another process.
-        of_memory: The kernel killed it for lack of memory.
-        of_sigterm: Its own handler of SIGTERM ended it.
+        returncode: Negative after a signal; None if the process runs, or if its status is not
+            known.
+        noted: Status by the process's own record: 1 for an exception, else the status that was
+            given to ``sys.exit``; None for neither.
+        left: The record shows that the process had left its program.
+        blames: The exception is about another process.
+        of_memory: The kernel killed the process for lack of memory.
+        of_sigterm: The process's own handler of SIGTERM ended it.
     """
 
     returncode: int | None = None
@@ -80,13 +81,14 @@ class Seen(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """A rank that failed or ended, as its host tells the others.
+    """Evidence about a rank that failed or ended, as its host sends it to the others.
 
     Attributes:
-        kind: What its host has seen.
-        at: When the trouble began: the time of its record, else that of its end. Seconds of the
-            reader's own monotonic clock, as ``ended_at``.
-        ended_at: When its process ended, which is what a starter sees; ``math.inf`` while it runs.
+        kind: Kind of the evidence.
+        at: Begin of the trouble: the time of the rank's record, else that of its end. Seconds of
+            the reader's own monotonic clock, as ``ended_at``.
+        ended_at: End of its process, which is the event that a starter sees; ``math.inf`` while
+            the process runs.
         outcome: Host, rank, status (0: not known), cause and text.
     """
 
@@ -97,16 +99,17 @@ class Suspect(NamedTuple):
 
 
 class Starter(NamedTuple):
-    """What is known from the one who started the ranks.
+    """Evidence from the starter of the ranks.
 
     Attributes:
         rank: The rank that it names as the first to fail; -1 if it names none.
-        sees_all_hosts: Its ranks are those of all hosts (mpirun); each torchrun
-            knows those of its own host.
-        kill_seconds: How long it waits after SIGTERM before it sends SIGKILL.
-        ended_itself: It ended without naming a rank: somebody ended it, and it has ended its ranks.
-        ended_early: The rank that it names had ended with status 0, and it has
-            ended the others for that (mpirun).
+        sees_all_hosts: Whether its ranks are those of all hosts (mpirun). A torchrun knows only
+            the ranks of its own host.
+        kill_seconds: Seconds from its SIGTERM to its SIGKILL.
+        ended_itself: The starter ended without naming a rank: it was told to end, and has ended
+            its ranks.
+        ended_early: The rank that it names had ended with status 0, and the starter has ended
+            the others for that (mpirun).
     """
 
     rank: int = -1
@@ -117,12 +120,12 @@ class Starter(NamedTuple):
 
 
 class First(NamedTuple):
-    """What ended a job.
+    """The first failure of a job.
 
     Attributes:
-        cause: What came first.
-        failed: The failure that shows it: ``cause`` itself, or, where that is a rank that had left,
-            the one that missed it.
+        cause: The evidence that came first.
+        failed: The failure that shows the cause: ``cause`` itself or, if that is a rank that had
+            left, the failure of the rank that missed it.
     """
 
     cause: Suspect
@@ -135,50 +138,50 @@ PContext.close; Open MPI's parameter odls_base_sigkill_timeout.
 """
 
 
-def kind_of(seen: Seen) -> Kind | None:
-    """Return the kind of evidence that one rank is.
-
-    None if nothing says that it failed or ended.
-    """
-    if seen.of_sigterm and seen.noted:
+def kind_of(observation: Observation) -> Kind | None:
+    """Return the kind of evidence that one process is; None if it neither failed nor ended."""
+    if observation.of_sigterm and observation.noted:
         return Kind.TERMINATED
-    if seen.blames:
+    if observation.blames:
         return Kind.PEER
-    if seen.noted is not None:
-        return Kind.RECORDED if seen.noted else Kind.LEFT
-    if seen.returncode == 0:
+    if observation.noted is not None:
+        return Kind.RECORDED if observation.noted else Kind.LEFT
+    if observation.returncode == 0:
         return Kind.LEFT
-    if seen.returncode is None:
-        return Kind.LEFT if seen.left else None
-    if signal_of(seen.returncode) not in (signal.SIGTERM, signal.SIGKILL) or seen.of_memory:
+    if observation.returncode is None:
+        return Kind.LEFT if observation.left else None
+    number = signal_of(observation.returncode)
+    if number not in (signal.SIGTERM, signal.SIGKILL) or observation.of_memory:
         return Kind.DIED
-    return Kind.LEFT if seen.left else Kind.TERMINATED
+    return Kind.LEFT if observation.left else Kind.TERMINATED
 
 
 def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008  (a constant)
-    """Return what came first by the table.
+    """Return the first failure by the table.
 
-    None if no host has seen a failure that counts: then row 4 does.
+    None if no host has evidence of a failure (rows 1 to 3): row 4 decides then.
     """
-    early = suspect_of(suspects, starter.rank) if starter.ended_early else None
-    if early is not None:
-        # Failures that came later are the effect of that end.
-        suspects = [row for row in suspects if row.at < early.at]
-    blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
+    if starter.ended_early:
+        early = suspect_of(suspects, starter.rank)
+        if early is not None:
+            # Failures that came later are the effect of that end.
+            suspects = [row for row in suspects if row.at < early.at]
     # Row 1.
     own = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED)]
     own += [row for row in suspects if row.kind is Kind.UNSEEN and _is_named(row, starter)]
-    unprovoked = [
-        row
-        for row in suspects
-        if row.kind is Kind.TERMINATED and not _was_told(row, blamed, starter)
-    ]
+    blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
+    terminated = [row for row in suspects if row.kind is Kind.TERMINATED]
+    unprovoked = [row for row in terminated if not _was_told(row, blamed, starter)]
     failed = _earliest([*own, *unprovoked], starter)
     if failed is not None and failed.kind is Kind.TERMINATED:
-        # Which of several ends by SIGTERM was the first, no host can say of another host's.
-        failed = next((row for row in unprovoked if _is_named(row, starter)), failed)
-    # Row 3, because row 2 is about a failure that is there.
-    failed = failed or _earliest([row for row in suspects if row.kind is Kind.PEER], starter)
+        # The hosts cannot tell which of several ends by SIGTERM was the first; the starter can.
+        for row in unprovoked:
+            if _is_named(row, starter):
+                failed = row
+                break
+    if failed is None:
+        # Row 3, before row 2, because row 2 needs a failure.
+        failed = _earliest([row for row in suspects if row.kind is Kind.PEER], starter)
     if failed is None:
         return None
     # Row 2.
@@ -188,34 +191,34 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
 def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
     """Return the rank that had left before a failure that is about other processes (row 2).
 
-    None for none.
+    A rank that ends with status 0 after the failure was told to end, and has a handler of
+    SIGTERM. A rank with an unknown status counts as one that left if it ended before the failure
+    and printed no error: starters report the first rank that fails.
 
-    A rank that ends well after that failure was told to end, and has a handler of SIGTERM. One
-    whose status is not known has ended well if it ended before, and printed no error: starters
-    report the first rank that fails.
+    Returns:
+        The rank that left first; None for none.
     """
     if failed.kind is not Kind.PEER and not has_waited(failed.outcome):
         return None
     others = [row for row in suspects if not _is_of_one_rank(row, failed)]
     left = [row for row in others if row.kind is Kind.LEFT and row.at <= failed.ended_at]
-    left += [
-        row for row in others if row.kind is Kind.UNSEEN and _is_silent(row) and row.at <= failed.at
-    ]
+    unseen = [row for row in others if row.kind is Kind.UNSEEN and row.at <= failed.at]
+    left += [row for row in unseen if _is_silent(row)]
     return min(left, key=lambda row: row.at, default=None)
 
 
 def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> bool:
     """Return whether a rank that SIGTERM or SIGKILL ended was told to end by its starter (row 5).
 
-    A starter acts on the end of a process: so some rank had failed, and its process had ended,
-    before this one did. It sends SIGTERM first, and SIGKILL to what does not end. Which of the ends
-    on two hosts came first is not certain: an own failure on another host is believed, unless a
-    starter of all hosts names this rank.
+    A starter acts on the end of a process: another rank had failed, and its process had ended,
+    before this rank did. The starter sends SIGTERM first, and later SIGKILL to processes that
+    still run. The order of ends on two hosts is not certain: a failure of its own on another host
+    counts as earlier, unless a starter of all hosts names this rank.
 
     Args:
         ended: The rank.
-        failures: What its starter may have had a reason in.
-        starter: What is known from the starter.
+        failures: Failures to which its starter may have reacted.
+        starter: Evidence from the starter.
     """
     by_sigterm = ended.outcome.status != exit_status(-signal.SIGKILL)
     if by_sigterm and (starter.ended_itself or starter.ended_early):
@@ -233,10 +236,7 @@ def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> 
 
 
 def _earliest(suspects: Sequence[Suspect], starter: Starter) -> Suspect | None:
-    """Return the first in time.
-
-    Of those that were seen at one look the one that the starter names.
-    """
+    """Return the first one in time; of those with the same time the one that the starter names."""
     return min(suspects, key=lambda row: (row.at, not _is_named(row, starter)), default=None)
 
 
@@ -253,8 +253,11 @@ def _is_silent(row: Suspect) -> bool:
 
 
 def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
-    """Return what is known of a rank: of the process that had it last."""
-    return next((row for row in reversed(suspects) if row.outcome.rank == rank), None)
+    """Return the evidence about the last process with this rank; None without evidence."""
+    for row in reversed(suspects):
+        if row.outcome.rank == rank:
+            return row
+    return None
 
 
 # --- of other ranks -------------------------------------------------------------------------------
@@ -267,9 +270,9 @@ _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
 def blames_a_peer(words: str) -> bool:
-    """Return whether an exception is a broken connection: mostly another process ended before it.
+    """Return whether an exception reports a broken connection, mostly to a process that has ended.
 
-    The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote
+    The words are of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote
     process exiting prematurely", "communicator was aborted") and of PyTorch's TCPStore ("Connection
     was likely closed").
     """
@@ -277,21 +280,22 @@ def blames_a_peer(words: str) -> bool:
 
 
 def tells_of_a_peer(failure: Outcome) -> bool:
-    """Return whether a failure is only that another process has gone.
+    """Return whether a failure only reports the loss of another process.
 
-    NCCL says so further down in its message.
+    NCCL does so further down in its message.
     """
     return blames_a_peer(failure.text if "NCCL" in failure.cause else failure.cause)
 
 
 def has_waited(failure: Outcome) -> bool:
-    """Return whether a failure is a wait that took too long, perhaps for another process."""
+    """Return whether a failure is a timeout, perhaps of a wait for another process."""
     return _PEER_WAITED_FOR.search(failure.cause) is not None
 
 
 def of_command(outcome: Outcome) -> Suspect:
-    """Return the failure of a host's command as evidence that any host's own
-    observation beats (row 4).
+    """Make evidence of the failure of a host's command.
+
+    Every host's observation of a rank outweighs this evidence (row 4).
     """
     kind = Kind.PEER if tells_of_a_peer(outcome) else Kind.DIED
     return Suspect(kind, math.inf, math.inf, outcome._replace(kind=FAILED))

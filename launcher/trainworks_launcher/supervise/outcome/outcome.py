@@ -1,6 +1,4 @@
-"""How a job ended: one record for every host, of which the text that a person
-reads is made at the end. Pure.
-"""
+"""The end of a job: one record for every host, and the failure text that people read. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from typing import NamedTuple, Sequence
 from trainworks_launcher.contract import names
 
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
-"""The three ends.
+"""The three kinds of ends.
 
-Stopped: a stop signal came, and the program ended within its grace or was killed after it.
+Stopped: a stop signal came, and the program ended within its grace period or was killed after it.
 """
 
 
@@ -22,30 +20,32 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """The end of a job.
 
-    What is learned later is put into its field; the text is made where it is written.
+    Facts that are learned later are put into their fields. The text is made when it is written.
 
     Attributes:
         kind: SUCCEEDED, FAILED or STOPPED.
         status: Exit status of every host.
-        host: Host where it happened.
-        cause: Why; ``""`` if nothing but the end of the program says it.
-        rank: Process that failed first; -1 if that is not known.
-        memory: What the kernel's counter says, before any cause; ``""`` if it says nothing.
-        place: The program that ended, its host, rank and mode; ``""`` if the
-            end is not that of a program.
-        end: How that program ended; UNKNOWN_END until its status is known.
+        host: Host of the failure.
+        cause: The cause, for example ``ValueError: label 17``; ``""`` if only the end is known.
+        rank: Rank that failed first; -1 if that is not known.
+        memory: Text about the kernel's counter of killed processes, before any cause; ``""``
+            for none.
+        place: The program that ended, its host, rank and mode, for example ``train.py on host
+            algo-1, rank 3 (mode mpi)``; ``""`` if the end is not that of a program.
+        end: End of that program, for example ``exit status 1``; UNKNOWN_END until its status is
+            known.
         notes: Lines about the cause and the end.
-        frames: Where an exception was raised.
-        message: The whole message of the exception, or the last lines that were printed.
-        own: The user's own failure text, which stands for all of the above.
-        stopped: By what the job was stopped; ``""`` if a failure says it all.
-        unsaved: What a stopped job did not save; it ends the first line.
-        again: All hosts begin another try of the job.
-        restarts: How often the job was started again on all hosts.
-        earlier: The first lines of the failures before that, in order.
-        lost_steps: Steps that were done again for that; None if they are not known.
+        frames: Frames of the exception.
+        message: Message of the exception, or the last lines that were printed.
+        own: The failure text that the user's program wrote, in place of all of the above.
+        stopped: Reason of a stop; ``""`` without a stop, or if a failure explains it.
+        unsaved: Work that a stopped job did not save; ends the first line.
+        again: Whether all hosts begin another attempt of the job.
+        restarts: Number of restarts on all hosts.
+        earlier: First lines of the failures before those restarts, in order.
+        lost_steps: Steps that had to be repeated after those restarts; None if not known.
     """
 
     kind: str
@@ -69,24 +69,26 @@ class Outcome(NamedTuple):
 
     @property
     def account(self) -> str:
-        """What the launcher says of it: of what is too long the frames are cut
-        first, then the message.
+        """The launcher's text about the end.
+
+        Of a text above the limit the frames are cut first, then the message.
         """
         end = f"{self.place}: {self.end}" if self.place else ""
         head = "\n".join(filter(None, (self.memory, self.cause, end, *self.notes)))
         frames, message = self.frames, self.message
         room = names.FAILURE_TEXT_LIMIT - len(head) - 2
         if frames and len(frames) + len(message) > room:
-            message = shorten(message, max(room - min(len(frames), _FRAMES_LEAST), _FRAMES_LEAST))
+            room_for_message = room - min(len(frames), _FRAMES_LEAST)
+            message = shorten(message, max(room_for_message, _FRAMES_LEAST))
             frames = shorten(frames, max(room - len(message), _FRAMES_LEAST // 2))
         text = "\n".join(filter(None, (head, frames, message)))
-        return shorten(text) if self.place else text
+        if not self.place:
+            return text
+        return shorten(text)
 
     @property
     def retry(self) -> bool:
-        """Whether another try makes sense: the job was stopped, or what ended
-        it is not of the script.
-        """
+        """Whether another attempt makes sense: after a stop, or if the script is not to blame."""
         if self.kind == STOPPED:
             return True
         if not self.place:
@@ -100,17 +102,17 @@ class Outcome(NamedTuple):
 
     @property
     def kind_of_failure(self) -> str:
-        """What two failures have in common that are one: the exception's type,
-        and where the user's code raised it.
+        """A text that two failures share if they are the same failure.
 
-        A message has addresses, times and sizes. Where no exception is known it
-        is the cause, or the end.
+        The exception's type and the place in the user's code, for example ``KeyError at
+        train.py:17``. The message is left out: it may have addresses, times and sizes. Without an
+        exception the cause, or the end.
         """
         places = _PLACE.findall(self.frames)
-        own = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
         if not places:
             return self.cause or self.end
-        file, line = (own or places)[-1]
+        users = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
+        file, line = (users or places)[-1]
         return f"{self.cause.partition(':')[0]} at {file}:{line}"
 
     @property
@@ -128,14 +130,14 @@ class Outcome(NamedTuple):
 
 
 _FRAMES_LEAST = 200
-"""Characters that the innermost frames get in any case, where the message of
-the exception is long.
-"""
+"""Characters for the innermost frames, even where the exception's message is long."""
 
 
 def exit_status(wait_status: int) -> int:
-    """Return the status to exit with, from a wait status: the program's own, or
-    128 + signal as a shell has it.
+    """Convert a return code to an exit status: 128 + signal for a negative one, as a shell does.
+
+    >>> exit_status(3), exit_status(-9)
+    (3, 137)
     """
     if wait_status >= 0:
         return wait_status
@@ -143,8 +145,15 @@ def exit_status(wait_status: int) -> int:
 
 
 def returncode_of(wait_status: int) -> int:
-    """Return the return code in a wait status, negative after a signal. Source: wait(2)."""
-    return -(wait_status & 0x7F) if wait_status & 0x7F else wait_status >> 8 & 0xFF
+    """Convert a wait status to a return code, negative after a signal. Source: wait(2).
+
+    >>> returncode_of(3 << 8), returncode_of(9)
+    (3, -9)
+    """
+    number = wait_status & 0x7F
+    if number:
+        return -number
+    return wait_status >> 8 & 0xFF
 
 
 LAST_SIGNAL = 64
@@ -152,12 +161,12 @@ LAST_SIGNAL = 64
 
 
 def describe_status(returncode: int, oom_kills: int | None = None) -> str:
-    """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``.
+    """Describe a return code: ``exit status 3`` or ``killed by SIGKILL (exit status 137)``.
 
     Args:
-        returncode: Of the process, negative after a signal.
-        oom_kills: Processes of this host that the kernel killed during the job;
-            None if it does not say.
+        returncode: Of a process, negative after a signal.
+        oom_kills: Processes of this host that the kernel killed during the job; None without a
+            counter.
     """
     number = signal_of(returncode)
     if not number:
@@ -173,19 +182,24 @@ def describe_status(returncode: int, oom_kills: int | None = None) -> str:
 def signal_of(returncode: int) -> int:
     """Return the signal that ended a process; 0 for none.
 
-    A shell tells of a signal by a status above 128.
+    A shell reports a signal by a status above 128.
+
+    >>> signal_of(-9), signal_of(137), signal_of(1)
+    (9, 9, 0)
     """
     if returncode < 0:
         return -returncode
     number = returncode - 128
-    return number if number in _SIGNALS else 0
+    if number not in _SIGNALS:
+        return 0
+    return number
 
 
 _SIGNALS = frozenset(signal.Signals)
 
 
 def lack_of_memory(oom_kills: int, host: str) -> str:
-    """Return the sentence about the processes that the kernel killed."""
+    """Write the sentence about the processes that the kernel killed."""
     return f"out of memory: the kernel killed {oom_kills} process(es) of host {host}"
 
 
@@ -193,35 +207,35 @@ EARLY_END = "ended with exit status 0 while other ranks went on"
 """The end of a rank that ended too early for the others."""
 
 EARLY_LEAVE = "had left its program, and other ranks went on"
-"""The same of a rank whose exit handlers still ran then."""
+"""The end of such a rank, if its exit handlers still ran when the others failed."""
 
 UNKNOWN_END = "it failed"
-"""The end of a program whose status is not known; ``with_status`` puts it there later."""
+"""The end of a program with an unknown status; ``with_status`` replaces it later."""
 
 EARLIER = "before that, another of its processes had died of "
-"""What stands before the cause of the end of a process that the one that counts has outlived."""
+"""Prefix of the cause of an earlier end: that of another process than the one that counts."""
 
 
-def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
-    """Return the place of an end."""
-    return f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode})"
+def place_of(program: str, host: str, mode: str, rank: int = -1) -> str:
+    """Describe the place of an end: ``train.py on host algo-1, rank 3 (mode mpi)``."""
+    where = f"{program} on host {host}"
+    if rank >= 0:
+        where = f"{where}, rank {rank}"
+    return f"{where} (mode {mode})"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """Return the outcome of a rank whose host did not know its status, with the
-    status that another host knows.
-    """
+    """Add a status to the outcome of a rank, where only another host knows the rank's status."""
     outcome = outcome._replace(status=exit_status(returncode))
-    return (
-        outcome._replace(end=describe_status(returncode, 0))
-        if outcome.end == UNKNOWN_END
-        else outcome
-    )
+    if outcome.end != UNKNOWN_END:
+        return outcome
+    return outcome._replace(end=describe_status(returncode, 0))
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:
-    """At most ``limit`` characters: the beginning (the cause) and the end (the
-    innermost frames) are kept.
+    """Cut a text to a limit of characters, in its middle.
+
+    The beginning (the cause) and the end (the innermost frames) are kept.
     """
     if len(text) <= limit:
         return text

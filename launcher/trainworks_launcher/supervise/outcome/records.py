@@ -1,15 +1,15 @@
-"""How the Pythons of a job ended, as each of them has noted it itself
+"""Records of the ends of a job's Python processes, written by each process itself
 (``programs/python/sitecustomize.py``). Pure.
 
-One line of JSON for each end, in order: which exception ended the process, or that none did; and
-one for each exception that ended a thread. A process that has peers notes as well that it has left
-its program: its exit handlers follow. A process that a signal or ``os._exit`` ended in its program
-has none, nor has what is not Python.
+The file has one line of JSON for each end, in order, with the exception that ended the process, if
+one did. A thread that an exception ended has a line, too. A process with peers also notes that it
+has left its program, before its exit handlers run. There is no line for a process that a signal or
+``os._exit`` ended in its program, nor for a program other than Python.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.json_values import Json, decode, mapping, number, printable, text
 from trainworks_launcher.supervise.outcome.evidence import blames_a_peer
@@ -18,16 +18,17 @@ FILE = "ends"
 """Name of the file in the runtime directory."""
 
 CAUSED_BY = "caused by "
-"""What the origin of an exception begins with that was raised from another one."""
+"""Prefix of the origin of an exception that was raised from another one."""
 
 WHILE_HANDLING = "while handling "
-"""What it begins with where the other one was being handled, or left a ``finally`` clause."""
+"""Prefix of the origin where the other exception was being handled, or left a ``finally`` clause.
+"""
 
 _CHILD_FAILED = (
     "subprocess.CalledProcessError",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
 )
-"""Exceptions that only say that a process failed which this one had started."""
+"""Exceptions that only report the failure of a child process."""
 
 
 class Record(NamedTuple):
@@ -35,24 +36,22 @@ class Record(NamedTuple):
 
     Attributes:
         pid: The process.
-        began: When its Python started.
-        at: When it ended, or when the exception came.
-        message: The exception with its type, as Python prints it; ``""`` if none ended it.
-        frames: Where it was raised, innermost last.
-        origin: ``caused by`` another one, or ``while handling`` it; ``""`` for neither.
-        thread: Name of the thread that it ended; ``""``: the whole program.
-        rank: What the process's variables say; -1 if nothing.
-        inner: Of a group of exceptions the first one that is not a group
-            itself; ``""`` for another exception.
-        guessed: No hook of ours saw the exception: it is what ``sys.last_value`` had at the end,
-            where the program had replaced the hook.
-        left: It had left its program, and its exit handlers followed.
-        exit_status: What ``sys.exit`` was told, as the status of the process;
-            -1: nothing that is known.
-        said: The text that ``sys.exit`` was told; ``""`` for none.
-        of_sigterm: It is of the program's own handler of SIGTERM: somebody had
-            told the process to end.
-        brief: The whole record follows, unless its process is ended before.
+        began: Start of its Python.
+        at: Time of its end, or of the exception.
+        message: The exception with its type, as Python prints it; ``""`` for none.
+        frames: The exception's frames, innermost last.
+        origin: For example ``caused by KeyError: 'x'``, or ``while handling ...``; ``""`` for
+            neither.
+        thread: Name of the thread that the exception ended; ``""`` for the whole program.
+        rank: The rank in the process's variables; -1 for none.
+        inner: In a group of exceptions, the first one that is not itself a group; else ``""``.
+        guessed: The program had replaced our hook; the exception is the value of
+            ``sys.last_value`` at the end.
+        left: The process had left its program, and its exit handlers followed.
+        exit_status: Status given to ``sys.exit``; -1 if that is not known.
+        exit_message: Text given to ``sys.exit``; ``""`` for none.
+        of_sigterm: The program's own handler of SIGTERM ended the process.
+        brief: A longer record of the same end follows, unless the process is killed before.
     """
 
     pid: int
@@ -67,19 +66,17 @@ class Record(NamedTuple):
     guessed: bool = False
     left: bool = False
     exit_status: int = -1
-    said: str = ""
+    exit_message: str = ""
     of_sigterm: bool = False
     brief: bool = False
 
     @property
     def cause(self) -> str:
-        """The first line of the message; of a group its first exception.
+        """The first line of the message, with the direct cause if the exception has one.
 
-        With the direct cause, if it has one.
-
-        A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on
-        with that, and an exception of another process that is told in the message is named by its
-        last line.
+        Of a group the first exception. A line that ends with a colon, for example ``Error(s) in
+        loading state_dict for Net:``, is joined with the next line. A message that quotes an
+        exception of another process gets the last line of that exception.
         """
         first = self._first_line
         if self.inner:
@@ -92,7 +89,7 @@ class Record(NamedTuple):
 
     @property
     def handled(self) -> str:
-        """The process's own exception, where a peer was missed while that one was handled.
+        """The process's own exception, during the handling of which a peer was lost.
 
         ``""`` for none.
         """
@@ -105,7 +102,7 @@ class Record(NamedTuple):
 
     @property
     def blames(self) -> bool:
-        """Whether what it died of began with a connection to another process that broke."""
+        """Whether the exception began with a broken connection to another process."""
         return not self.handled and (blames_a_peer(self.message) or blames_a_peer(self.origin))
 
     @property
@@ -129,84 +126,98 @@ class Record(NamedTuple):
 
     @property
     def tells_an_end(self) -> bool:
-        """Whether its time is that of the failure: an exception, the leaving,
-        or what ``sys.exit`` was told.
+        """Whether the record's time is the time of a failure: an exception, the leaving of the
+        program, or a call of ``sys.exit``.
         """
         return bool(self.message) or self.left or self.exit_status >= 0
 
     @property
     def is_of_a_child(self) -> bool:
-        """Whether it only says that a process failed which this one had started."""
+        """Whether the exception only reports the failure of a child process."""
         return self.message.startswith(_CHILD_FAILED)
 
 
 def read(data: bytes) -> list[Record]:
-    """Return the records of a file, without what is no record, and without a
-    brief one that a whole one follows.
+    """Parse the records of a file, in order.
+
+    Skips lines that are not a record, and a brief record if the longer one of the same end
+    follows.
     """
-    found = []
+    records: list[Record] = []
     for line in data.splitlines():
         try:
             row = mapping(decode(line.decode("utf-8")))
         except (ValueError, RecursionError):
             continue
-        rank, status = row.get("rank"), row.get("exit")
-        found.append(
-            Record(
-                number(row.get("pid")),
-                _seconds(row.get("began")),
-                _seconds(row.get("at")),
-                rank=rank if isinstance(rank, int) else -1,
-                guessed=row.get("guessed") is True,
-                left=row.get("left") is True,
-                of_sigterm=row.get("of_sigterm") is True,
-                brief=row.get("brief") is True,
-                exit_status=status & 0xFF if isinstance(status, int) else -1,
-                **{name: printable(text(row.get(name))) for name in _TEXTS},
-            )
-        )
+        records.append(_parse(row))
+
     brief_at: dict[tuple[int, float], float] = {}
-    whole = set()
-    for record in found:
+    complete = set()
+    for record in records:
         program = (record.pid, record.began)
         if record.brief:
             brief_at[program] = record.at
         elif record.message and not record.thread:
-            whole.add(program)
+            complete.add(program)
 
-    records = []
-    for record in found:
+    merged = []
+    for record in records:
         program = (record.pid, record.began)
-        if record.brief and program in whole:
+        if record.brief and program in complete:
             continue
         if record.message and not record.thread:
             # The brief record was written first: its time is that of the failure.
-            records.append(record._replace(at=brief_at.get(program, record.at)))
+            merged.append(record._replace(at=brief_at.get(program, record.at)))
         else:
-            records.append(record)
-    return records
+            merged.append(record)
+    return merged
+
+
+def _parse(row: Mapping[str, Json]) -> Record:
+    rank, status = row.get("rank"), row.get("exit")
+    return Record(
+        pid=number(row.get("pid")),
+        began=_seconds(row.get("began")),
+        at=_seconds(row.get("at")),
+        message=printable(text(row.get("message"))),
+        frames=printable(text(row.get("frames"))),
+        origin=printable(text(row.get("origin"))),
+        thread=printable(text(row.get("thread"))),
+        rank=rank if isinstance(rank, int) else -1,
+        inner=printable(text(row.get("inner"))),
+        guessed=row.get("guessed") is True,
+        left=row.get("left") is True,
+        exit_status=status & 0xFF if isinstance(status, int) else -1,
+        exit_message=printable(text(row.get("said"))),
+        of_sigterm=row.get("of_sigterm") is True,
+        brief=row.get("brief") is True,
+    )
 
 
 def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
-    """Return the record in torch's error file of a rank; [] if there is none.
+    """Read torch's error file of a rank.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, record_exception.
+
+    Args:
+        data: Content of the file.
+        pid: The rank's process.
+        at: Time of its end.
+        rank: Its global rank.
+
+    Returns:
+        One record; an empty list if the file has no exception.
     """
     try:
-        told = mapping(mapping(decode(data.decode("utf-8"))).get("message"))
+        error = mapping(mapping(decode(data.decode("utf-8"))).get("message"))
     except (ValueError, RecursionError):
         return []
-    message, stack = (
-        text(told.get("message")),
-        text(mapping(told.get("extraInfo")).get("py_callstack")),
-    )
+    message = text(error.get("message"))
+    if not message:
+        return []
+    stack = text(mapping(error.get("extraInfo")).get("py_callstack"))
     frames = "\n".join(line for line in stack.splitlines()[1:] if line.startswith(" "))
-    return (
-        [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
-    )
-
-
-_TEXTS = ("message", "frames", "origin", "thread", "inner", "said")
+    return [Record(pid, at, at, printable(message), printable(frames), rank=rank)]
 
 
 def _seconds(value: Json) -> float:
@@ -214,8 +225,12 @@ def _seconds(value: Json) -> float:
 
 
 def first_of_the_last(records: Sequence[Record]) -> Record | None:
-    """Return the exception that came first of those that ended the last process
-    and what ran beside it.
+    """Return the earliest exception among the last process that died and those beside it.
+
+    Processes beside it are those that died after its Python had started.
     """
     died = [row for row in records if row.message and not row.thread and not row.is_of_a_child]
-    return next((row for row in died if row.at >= died[-1].began), None)
+    for row in died:
+        if row.at >= died[-1].began:
+            return row
+    return None

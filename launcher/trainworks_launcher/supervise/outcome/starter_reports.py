@@ -1,6 +1,6 @@
-"""What torchrun, mpirun and deepspeed say of the ranks that they started. Pure.
+"""Parse what torchrun, mpirun and deepspeed print about the ranks that they started. Pure.
 
-The user's own script may have started them: so each is read in every mode.
+The user's own script may have started them, so the reports of all three are parsed in every mode.
 Loaded only when something fails.
 """
 
@@ -14,15 +14,15 @@ from trainworks_launcher.supervise.outcome.outcome import LAST_SIGNAL, returncod
 
 
 class Report(NamedTuple):
-    """Which rank a starter names as the first to fail.
+    """The rank that a starter names as the first to fail.
 
     Attributes:
-        rank: Its global rank; -1 if the starter does not say.
+        rank: Its global rank; -1 if the starter names none.
         code: Its return code, negative after a signal.
-        host: Its host; "" if the starter does not say.
-        ended_early: It ended with status 0 while others went on, and the
-            starter ended the job for that.
-        starter: Who says so: ``torchrun``, ``mpirun`` or ``deepspeed``; "" for nobody.
+        host: Its host; "" if the starter names none.
+        ended_early: Whether it ended with status 0 while others went on, and the starter ended
+            the job for that.
+        starter: ``torchrun``, ``mpirun`` or ``deepspeed``; "" without a report.
     """
 
     rank: int = -1
@@ -37,12 +37,13 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
 
     Args:
         tail: End of the output.
-        ranks_by: Who starts the ranks of this job: then only its words count.
-            ``""``: whoever the script started.
+        ranks_by: Starter of the job's ranks: only its report counts. ``""``: that of any starter.
     """
     words = tail.decode("utf-8", "replace")
     readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
-    chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
+    chosen = list(readers.values())
+    if ranks_by in readers:
+        chosen = [readers[ranks_by]]
     for read in chosen:
         report = read(words)
         if report.starter:
@@ -51,21 +52,23 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
 
 
 def printed_code(number: int) -> int:
-    """Return the return code in a number that a starter prints.
+    """Return the return code for a number that a starter prints.
 
-    Some print the wait status itself, with a minus too.
+    Some starters print the wait status itself, with a minus too.
 
     >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
     (-9, 1, 9)
     """
-    return number if -LAST_SIGNAL <= number <= 0xFF else returncode_of(abs(number))
+    if -LAST_SIGNAL <= number <= 0xFF:
+        return number
+    return returncode_of(abs(number))
 
 
 _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
 def _of_torchrun(words: str) -> Report:
-    """Read the end of torchrun, and of accelerate, which starts torch's agent too."""
+    """Read the report of torchrun, and of accelerate, which starts torch's agent too."""
     reports = _TORCHRUN_REPORT.findall(words)
     if not reports:
         return Report()
@@ -74,24 +77,28 @@ def _of_torchrun(words: str) -> Report:
 
 
 def torchrun_status(tail: bytes, pid: int) -> int | None:
-    """Return the return code of the process ``pid``, which torchrun logs as
-    soon as it has taken it.
+    """Return the return code of a process from torchrun's log.
 
-    None if it does not say so: it names only the process of its host that failed first.
+    torchrun logs only the process of its host that failed first. None for all others.
     """
     match = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
-    return printed_code(int(match[1])) if match else None
+    if match is None:
+        return None
+    return printed_code(int(match[1]))
 
 
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
 
 
 def _of_deepspeed(words: str) -> Report:
-    """Read the end of deepspeed's own launcher: it names the local rank, which
-    is the rank of a job of one host.
+    """Read the report of deepspeed's own launcher.
+
+    It names the local rank, which is the global rank in a job of one host.
     """
     match = _DEEPSPEED_REPORT.search(words)
-    return Report(int(match[1]), int(match[2]), starter="deepspeed") if match else Report()
+    if match is None:
+        return Report()
+    return Report(int(match[1]), int(match[2]), starter="deepspeed")
 
 
 _MPIRUN_REPORTS = (
@@ -121,12 +128,12 @@ _MPIRUN_REPORTS = (
 
 
 def _of_mpirun(words: str) -> Report:
-    """Read mpirun's own words (4.x and 5.x)."""
-    searched = [pattern.search(words) for pattern in _MPIRUN_REPORTS]
-    matches = [match for match in searched if match is not None]
+    """Read the report of mpirun (4.x and 5.x)."""
+    searches = [pattern.search(words) for pattern in _MPIRUN_REPORTS]
+    matches = [match for match in searches if match is not None]
     if not matches:
         return Report()
-    # What it said first: an abort is told when it happens, the summary comes at the end.
+    # The earliest one: an abort is reported when it happens, the summary comes at the end.
     values = min(matches, key=lambda match: match.start()).groupdict()
     code = int(values.get("code") or 0)
     if values.get("signal"):
@@ -146,10 +153,7 @@ _DAEMON_REPORTS = (
 
 
 def mpirun_daemon(tail: bytes) -> str:
-    """Return the host whose daemon mpirun lost or could not start, in its own words.
-
-    "" if it does not say so.
-    """
+    """Return the host of a daemon that mpirun reports as lost or not started; "" for none."""
     words = tail.decode("utf-8", "replace")
     for pattern in _DAEMON_REPORTS:
         match = pattern.search(words)
@@ -164,11 +168,9 @@ _REASON_CHARACTERS = 300
 
 
 def mpirun_reason(tail: bytes) -> str:
-    """Return the first sentence of mpirun's own help about why it could not go on.
+    """Return the first sentence of mpirun's help text, the reason for its end; "" for none.
 
-    "" if it printed none.
-
-    It stands between two lines of dashes, and breaks its lines.
+    The help text stands between two lines of dashes, with its lines broken.
     """
     for block in _HELP.findall(tail.decode("utf-8", "replace")):
         if _OF_MPIRUN.search(block):
@@ -187,30 +189,27 @@ _UNREACHED = (
 
 
 def mpirun_unreached(tail: bytes) -> str:
-    """Return which address a rank of Open MPI could not connect to, as a sentence.
-
-    "" if it does not say so.
-    """
+    """Describe the address to which a rank of Open MPI could not connect; "" for none."""
     words = tail.decode("utf-8", "replace")
-    found = next(
-        (match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None
-    )
-    if found is None:
+    for pattern in _UNREACHED:
+        match = pattern.search(words)
+        if match is not None:
+            break
+    else:
         return ""
-    address, port, error = map(printable, found.groups())
+    address, port, error = map(printable, match.groups())
     advice = "OMPI_MCA_btl_tcp_if_include names the interface that reaches the other hosts"
     return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
 
 
 def mpirun_host(tail: bytes) -> str:
-    """Return the host of the process that failed first, in mpirun's own words.
-
-    "" if it does not say.
-    """
+    """Return the host of the process that mpirun reports as the first to fail; "" for none."""
     match = re.search(
         r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
     )
-    return match.group(1) if match else ""
+    if match is None:
+        return ""
+    return match.group(1)
 
 
 _FRAME = re.compile(r"^-{20,}$")
@@ -218,16 +217,18 @@ _ABORTS = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before
 
 
 def without_help(lines: Sequence[str]) -> list[str]:
-    """Return lines with mpirun's help made empty: it stands between two lines
-    of dashes, or to the end.
+    """Empty the lines of mpirun's help, which stands between two lines of dashes, or to the end.
 
     >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
     ['step 1', '', '', '']
     """
-    kept: list[str] = []
-    inside = False
+    remaining: list[str] = []
+    is_in_help = False
     for line in lines:
-        edge = _FRAME.match(line.strip()) is not None
-        kept.append("" if edge or inside or _ABORTS.match(line) else line)
-        inside = inside != edge
-    return kept
+        is_edge = _FRAME.match(line.strip()) is not None
+        if is_edge or is_in_help or _ABORTS.match(line):
+            remaining.append("")
+        else:
+            remaining.append(line)
+        is_in_help = is_in_help != is_edge
+    return remaining

@@ -25,7 +25,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
 )
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
-from trainworks_launcher.supervise.processes.command import Running
+from trainworks_launcher.supervise.processes.command import HostCommand
 from trainworks_launcher.supervise.shutdown import Stopping
 
 Start = Callable[[Sequence[str], str, Callable[[int], None], int], None]
@@ -41,7 +41,7 @@ class Preparation:
         self,
         plan: NodePlan,
         environment: Environment,
-        running: Running,
+        running: HostCommand,
         stopping: Stopping,
         verdict: Verdict,
         redactor: Redactor,
@@ -89,9 +89,9 @@ class Preparation:
         if asked is None or asked.needs_process:
             return True
         from trainworks_launcher.checks import FAILED as CHECK_FAILED
-        from trainworks_launcher.checks.run import line_of, run
+        from trainworks_launcher.checks.run import line_of, run_checks
 
-        found = run(asked)
+        found = run_checks(asked)
         for finding in found:
             self._log(line_of(finding))
         failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]

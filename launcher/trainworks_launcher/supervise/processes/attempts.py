@@ -1,19 +1,20 @@
-"""Rounds of the ranks of one host: from one start to the next one, and whether
-a round got further than those before.
+"""Attempts of the ranks of one host: from one start of the ranks to the next one, and whether an
+attempt made more progress than the one before.
 
-torchrun starts failed ranks again as often as it may, also where that leads nowhere. A job is ended
-for it only if nothing speaks for a step further, so each of these is believed, and one of them on
-one host is enough:
+torchrun restarts failed ranks as often as its limit allows, also where no restart helps. The job is
+ended early only if nothing shows progress. Each of these counts as progress, and one of them on one
+host is enough:
 
-- a file among the checkpoints, or the heartbeat file, was written, or cannot be looked at in time;
-- the round lived for longer than ``names.FRUITLESS_SECONDS``: a job may save its work where nobody
-  looks, and say nothing of it;
-- another host was lost, and the ranks were ended for that.
+- A checkpoint or the heartbeat file was written, or could not be examined in time.
+- The attempt lived longer than ``names.FRUITLESS_SECONDS``: a job may save its work in a place that
+  the launcher does not know, and print nothing.
+- Another host was lost, and the ranks were ended for that.
 
-Whether it ended as the round before is asked on the leader, which knows the failures of all hosts
-(``crash_loop``), by the same rule as between two tries of all hosts: ``Outcome.kind_of_failure``.
+Whether two attempts failed in the same way is decided on the leader, which knows the failures of
+all hosts (``crash_loop``). The rule is the one between two attempts of all hosts:
+``Outcome.kind_of_failure``.
 
-The first round is the measure, and is never fruitless.
+The first attempt is the measure, and always counts as progress.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ from typing import Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import written_at
-from trainworks_launcher.contract.inspection import in_time
+from trainworks_launcher.contract.inspection import run_in_time
 from trainworks_launcher.supervise.processes.ranks import Rank
 
 
-class Rounds:
-    """The rounds of one host, in the loop's thread. restarts: how many came after the first one."""
+class Attempts:
+    """The attempts of one host, in the loop's thread.
+
+    Attributes:
+        restarts: Number of attempts after the first one.
+    """
 
     def __init__(
         self, checkpoints: str = "", heartbeat: str = "", longest: float = names.FRUITLESS_SECONDS
     ) -> None:
-        """No rank has started.
+        """Wait for the first rank.
 
         Args:
             checkpoints: Directory of the checkpoints; ``""`` if it is not known.
             heartbeat: Path of the script's heartbeat file; ``""`` if there is none.
-            longest: Seconds of a round that can be judged.
+            longest: Seconds; a longer attempt counts as progress.
         """
         self._checkpoints = checkpoints
         self._heartbeat = heartbeat
@@ -51,9 +56,11 @@ class Rounds:
         self.restarts = 0
 
     def started(self, rank: Rank) -> bool | None:
-        """A rank has started.
+        """Note the start of a rank.
 
-        If it is the first of a new round, return whether the one before got a step further.
+        Returns:
+            For the first rank of a new attempt: whether the attempt before made progress. None
+            for every other rank.
         """
         place = _place(rank)
         if all(_place(other) != place for other in self._ranks):
@@ -61,20 +68,18 @@ class Rounds:
             self._ranks.append(rank)
             return None
         self.restarts += 1
-        found = self._got_further()
-        self._began, self._excused, self._measured, self._ranks = (
-            time.monotonic(),
-            False,
-            True,
-            [rank],
-        )
-        return found
+        progress = self._made_progress()
+        self._began = time.monotonic()
+        self._excused = False
+        self._measured = True
+        self._ranks = [rank]
+        return progress
 
     def excuse(self) -> None:
-        """The ranks of this round are ended for a host that was lost."""
+        """Note that the ranks of this attempt are ended because another host was lost."""
         self._excused = True
 
-    def _got_further(self) -> bool:
+    def _made_progress(self) -> bool:
         before, self._files = self._files, self._state_of_files()
         return (
             not self._measured
@@ -85,22 +90,23 @@ class Rounds:
         )
 
     def _state_of_files(self) -> tuple[int | None, ...]:
-        """Return what changes when one of the files is written.
+        """Return a value for each file that changes when the file is written.
 
-        None for what cannot be looked at.
+        None for a file that cannot be examined.
         """
         from trainworks_launcher.contract.checkpoints import state_of  # only a restart needs it
 
-        looks: list[Callable[[], int | None]] = []
+        inspections: list[Callable[[], int | None]] = []
         if self._checkpoints:
-            looks.append(lambda: state_of(self._checkpoints))
+            inspections.append(lambda: state_of(self._checkpoints))
         if self._heartbeat:
-            looks.append(lambda: written_at(self._heartbeat))
-        return tuple(in_time(look, None) for look in looks)
+            inspections.append(lambda: written_at(self._heartbeat))
+        return tuple(run_in_time(inspect, None) for inspect in inspections)
 
 
 def _place(rank: Rank) -> int:
-    """Return the number that only one rank of a round has on this host: a
-    rank's own may change with the hosts.
+    """Return the number of a rank on this host, which no other rank of an attempt has.
+
+    Its global rank may be another one after a restart, because the hosts may be others.
     """
     return rank.local if rank.local >= 0 else rank.number

@@ -1,4 +1,4 @@
-"""What runs on this host: one command at a time, and the ranks that it started."""
+"""The command that runs on this host, one at a time, and the ranks that the command started."""
 
 from __future__ import annotations
 
@@ -12,38 +12,42 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Ranks
 
 
-class Running:
+class HostCommand:
     """The processes that a stop signal is for.
 
     Attributes:
-        command: The step of the preparation or the job's command that was
-            started last; None before.
-        ranks: The ranks that report here; None where there are none.
+        command: The command that was started last: a step of the preparation, or the job's
+            command. None before the first one.
+        ranks: The ranks that report to this launcher; None where none do.
     """
 
     def __init__(self, ranks_by: str) -> None:
-        """Nothing runs yet. ranks_by: who starts the ranks of this job; ``""``: nobody."""
+        """Start nothing. ranks_by: starter of the job's ranks, ``""`` if the job has no ranks."""
         self.command: Child | None = None
         self.ranks: Ranks | None = None
         self._ranks_by = ranks_by
 
     @property
     def is_active(self) -> bool:
-        """Whether the command runs."""
+        """Whether a command runs."""
         return self.command is not None and self.command.running
 
     @property
     def tail(self) -> Tail:
         """The end of the command's output."""
-        return self.command.tail if self.command is not None else Tail()
+        if self.command is None:
+            return Tail()
+        return self.command.tail
 
     @property
     def pid(self) -> int:
-        """The process id of the command; 0 if there is none."""
-        return self.command.pid if self.command is not None else 0
+        """The process id of the command; 0 before the first one."""
+        if self.command is None:
+            return 0
+        return self.command.pid
 
     def rank_pids(self) -> tuple[int, ...]:
-        """Return the process ids of the ranks that run here."""
+        """Return the process ids of the ranks that run on this host."""
         if self.ranks is not None:
             return self.ranks.running()
         if self._ranks_by and self.command is not None and self.command.running:
@@ -51,9 +55,7 @@ class Running:
         return ()
 
     def send(self, number: int) -> None:
-        """Send a signal to those who are meant to get it: the ranks, or where
-        there are none the whole command.
-        """
+        """Send a signal to the ranks, or to the whole command where there are no ranks."""
         ranks = self.rank_pids()
         for pid in ranks:
             processes.send(pid, number)

@@ -1,5 +1,5 @@
-"""The process that ends the job of this host if the launcher dies without doing so
-(programs/guard.py).
+"""Start the guard (programs/guard.py): a process that ends this host's job if the launcher dies
+without ending it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from pathlib import Path
 
 
 class Guard:
-    """Nothing before ``start``. Process 1 needs none: with it the kernel ends all others."""
+    """The guard of one job.
+
+    Process 1 needs no guard: when it ends, the kernel ends all others.
+    """
 
     def __init__(self) -> None:
         """Start nothing yet."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, python: str, launcher: str, directory: Path) -> None:
-        """Start it, for the job with this runtime directory.
+        """Start the guard for the job with this runtime directory.
 
-        Raises OSError if it cannot be started.
+        Raises OSError if the guard cannot be started.
         """
         if os.getpid() == 1:
             return
@@ -36,21 +39,19 @@ class Guard:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its process id while it runs; its status is taken when it has ended."""
-        return (
-            (self._process.pid,)
-            if self._process is not None and self._process.poll() is None
-            else ()
-        )
+        """The guard's process id while the guard runs, else nothing."""
+        if self._process is None or self._process.poll() is not None:
+            return ()
+        return (self._process.pid,)
 
     def tell(self, pid: int) -> None:
-        """Let it know a command; one that hides its environment is found by that."""
+        """Report a command's process id, so that the guard finds one that hides its environment."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(b"%d\n" % pid)
 
     def end(self) -> None:
-        """The launcher has ended the job itself."""
+        """End the guard: the launcher has ended the job itself."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -59,17 +60,19 @@ class Guard:
 
 
 _MARKS = 1 << 16
+"""Number of different marks."""
 
 
 def _mark() -> int:
-    """Mark this process, and with it all that it starts from now on, for the guard.
+    """Mark this process for the guard, and with it every process that it starts from now on.
 
-    Returns the mark; 0 for none.
+    The mark is the soft limit of bytes in POSIX message queues, less a random number below
+    ``_MARKS``: no job notices that. A limit of resources is inherited even by a process that
+    changes its session, its parent and its environment, and can be read without a lock of the
+    process (proc(5), limits).
 
-    A limit of resources is inherited whatever a process does to its session, its parent and its
-    environment, and is read without a lock of the process (proc(5), limits). The mark is the soft
-    limit of bytes in POSIX message queues, less a random number of some thousand: nothing that a
-    job starts notices that.
+    Returns:
+        The mark; 0 if there is none.
     """
     import resource  # process 1 needs no guard
 

@@ -1,9 +1,8 @@
-"""The host's private directory for the life of a job, and the environment that
-is handed to its processes.
+"""The host's private directory during a job, and the environment of the job's processes.
 
-Mode 0700, removed at the end. It holds what must not be on a command line: the environment for
-``rank.py``, the socket that ranks report to, in MPI jobs that of mpirun's agents, and values that
-are too long for the kernel.
+Mode 0700, removed at the end. The directory holds what must not be on a command line: the
+environment for ``rank.py``, the socket to which ranks report, in MPI jobs the socket of mpirun's
+agents, and values that are too long for the kernel.
 """
 
 from __future__ import annotations
@@ -27,22 +26,23 @@ Source: execve(2), MAX_ARG_STRLEN.
 """
 
 ALL_BYTES = 1 << 20
-"""What all variables together may take: half of what exec accepts for arguments and variables with
-the usual stack limit of 8 MiB (a quarter of it, execve(2)); the rest is for the arguments, and for
-what the script's children add.
+"""Limit for all variables together: half of what exec accepts for arguments and variables with the
+usual stack limit of 8 MiB (a quarter of the stack limit, execve(2)). The other half is for the
+arguments, and for variables that the script's children add.
 """
 
 
 def split_long_values(
     variables: Mapping[str, str], string_bytes: int = STRING_BYTES, all_bytes: int = ALL_BYTES
 ) -> tuple[str, ...]:
-    """Names of the variables whose values have to go by file: each too long
-    one, then the longest until all fit.
+    """Return the names of the variables with values that have to go by file.
+
+    Each value above the limit of a string, then the longest ones until all others fit.
     """
-    sizes = {
-        name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2
-        for name, value in variables.items()
-    }
+    sizes: dict[str, int] = {}
+    for name, value in variables.items():
+        # The equals sign and the final zero count, too.
+        sizes[name] = len(os.fsencode(name)) + len(os.fsencode(value)) + 2
     total = sum(sizes.values())
     chosen: list[str] = []
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -64,32 +64,32 @@ def _make_directory(variables: Mapping[str, str]) -> Path:
 
     Raises RefusalError if there is none.
     """
-    asked = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
+    requested = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
+    places = dict.fromkeys([*requested, *directories.TEMPORARY])
     reasons: list[str] = []
-    for place in sorted(
-        dict.fromkeys([*asked, *directories.TEMPORARY]), key=directories.is_too_long
-    ):
-        made = _make_directory_in(place)
-        if isinstance(made, Path):
-            return made
-        reasons.append(f"{place}: {made}")
+    for place in sorted(places, key=directories.is_too_long):
+        directory, reason = _make_directory_in(place)
+        if directory is not None:
+            return directory
+        reasons.append(f"{place}: {reason}")
     problem = Problem(
         "no directory for temporary files can be written", ", ".join(reasons), _ADVICE
     )
     raise RefusalError([problem], names.EXIT_PREPARATION)
 
 
-def _make_directory_in(place: str) -> Path | str:
-    """Return the directory that was made there, or why none could be."""
+def _make_directory_in(place: str) -> tuple[Path | None, str]:
+    """Return the new directory; None and the reason if none could be made."""
     try:
-        return Path(tempfile.mkdtemp(prefix="trainworks-", dir=Path(place).absolute()))
+        return Path(tempfile.mkdtemp(prefix="trainworks-", dir=Path(place).absolute())), ""
     except OSError as error:
-        return error.strerror or str(error)
+        return None, error.strerror or str(error)
 
 
-class NoRuntime:
-    """In place of ``Runtime`` where none could be made: nothing is started, so
-    nothing looks into it.
+class NoJobDirectory:
+    """In place of ``JobDirectory`` where no directory could be made.
+
+    No process is started then, so none reads the directory.
     """
 
     path = Path("/dev/null/trainworks")
@@ -97,21 +97,23 @@ class NoRuntime:
     by_file: tuple[str, ...] = ()
 
     def change(self, variables: Mapping[str, str]) -> None:
-        """There are no processes."""
+        """Do nothing: there are no processes."""
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
-        """There are no ranks."""
+        """Do nothing: there are no ranks."""
 
     def remove(self) -> None:
-        """There is nothing."""
+        """Do nothing: there is no directory."""
 
 
-class Runtime:
-    """The directory.
+class JobDirectory:
+    """The directory, and the variables for the job's processes.
 
-    ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
-    variables that were left out because the kernel would refuse them; NAME_FILE names the file with
-    the value.
+    Attributes:
+        path: The directory.
+        env: The environment of the job's processes.
+        by_file: Names of variables that are not in ``env``, because their values are too long
+            for the kernel. For each, NAME_FILE in ``env`` is a file with the value.
     """
 
     def __init__(
@@ -121,12 +123,12 @@ class Runtime:
 
         Args:
             inherited: This process's environment.
-            planned: The plan's variables, which lie over it; only they can be
-                too long: the others came through exec.
-            own_ranks: Every rank is a process of this host whose launcher this is.
+            planned: The plan's variables, which replace inherited ones. Only these can be too
+                long: the inherited ones came through exec.
+            own_ranks: Every rank is a process of this host, and reports to this launcher.
 
         Raises:
-            RefusalError: Nothing can be written.
+            RefusalError: No directory can be written.
         """
         self._own_ranks = own_ranks
         self.path = _make_directory({**inherited, **planned})
@@ -141,8 +143,8 @@ class Runtime:
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
-        # torch aborts a rank whose host has no such directory: it must not get there by what a
-        # user's starter exports.
+        # torch aborts a rank if its host lacks this directory. So the variable must not get to
+        # another host, to which a user's starter may export it.
         if self._own_ranks and any(name in env for name in names.RECORDER_FILES):
             env.setdefault(names.RECORDER_PIPE, f"{self.path}/recorder-rank-")
         self.by_file = split_long_values(env)
@@ -153,24 +155,26 @@ class Runtime:
         self.env: Mapping[str, str] = env
 
     def change(self, variables: Mapping[str, str]) -> None:
-        """Change variables before anything is started with them; ``""`` takes one away."""
-        self.env = {
-            name: value
-            for name, value in {**self.env, **variables}.items()
-            if value or name not in variables
-        }
+        """Change variables before a process is started with them; ``""`` removes a variable."""
+        env = {**self.env, **variables}
+        for name, value in variables.items():
+            if not value:
+                del env[name]
+        self.env = env
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
-        """Write what ``rank.py --keep`` reads. hidden: beginnings of variables
-        that ranks do not get from here.
+        """Write the environment that ``rank.py --keep`` reads.
+
+        Args:
+            cwd: The working directory of ranks.
+            hidden: Prefixes of variables that ranks do not get from this file.
         """
-        env = {
-            name: value for name, value in self.env.items() if not name.startswith(tuple(hidden))
-        }
+        visible = [name for name in self.env if not name.startswith(tuple(hidden))]
+        env = {name: self.env[name] for name in visible}
         _write_private(self.path / "environment.json", json.dumps({"cwd": cwd, "env": env}))
 
     def remove(self) -> None:
-        """Remove everything; errors no longer matter."""
+        """Remove the directory; errors no longer matter."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -1,18 +1,17 @@
-"""How mpirun's daemons start on other hosts: its agent asks the leader's launcher, and that the
-launcher of the host.
+"""Start of mpirun's daemons on other hosts: mpirun's agent asks the leader's launcher, which asks
+the launcher of the other host.
 
 Messages between launchers (``control``): ``daemon`` to a host, with a line for sh; ``daemon_lost``
-to the leader: what was started has ended before it had a rank, and mpirun may wait for it for ever.
-A worker obeys the leader alone, and
-the leader no one: its socket is in the runtime directory, which no other user reaches.
+to the leader: the process that was started has ended without a rank, and mpirun may wait for its
+daemon for ever. A worker obeys only the leader. The leader obeys no host: its socket is in the
+runtime directory, which no other user reaches.
 
-An agent of our mpirun does not wait for the end of what it has started. So there are a few of them
-at once, however many hosts there are; what they started ends with mpirun, when the launchers end
-the job.
+An agent of our own mpirun does not wait for the end of the daemon. So only a few agents run at
+once, on any number of hosts. The daemons end with mpirun, when the launchers end the job.
 
-An agent of a mpirun that the user's program calls waits, as ssh does: what is done about a daemon
-that fails is for that program to say. ``daemon`` has a number then, and ``daemon_ended`` brings it
-back with the status.
+An agent of a mpirun that the user's program calls waits for the daemon, as ssh does: that program
+decides what a failed daemon means. Such a ``daemon`` message has a number, and ``daemon_ended``
+returns the number with the status.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SOCKET = "agents"
 START, LOST, ENDED = "daemon", "daemon_lost", "daemon_ended"
 
 LINE_LIMIT = 60000
-"""Bytes of a command as JSON: a message of the control channel holds no more
+"""Bytes of a command as JSON: the limit of a message on the control channel
 (``messages.MESSAGE_LIMIT``).
 """
 
@@ -50,10 +49,7 @@ Tell = Callable[..., None]
 
 
 class Agents:
-    """The agents of mpirun, on the leader, and where they only wait.
-
-    Every method runs in the loop's thread.
-    """
+    """The agents of mpirun on this host. Every method runs in the loop's thread."""
 
     def __init__(
         self,
@@ -65,16 +61,16 @@ class Agents:
         wait: bool = False,
         copied: Callable[[], None] | None = None,
     ) -> None:
-        """Listen in ``directory``.
+        """Listen in a directory.
 
         Args:
-            loop: Waits for the agents.
+            loop: Watches the socket and the agents.
             directory: The job's runtime directory.
-            others: Returns the hosts that may be asked, each with its address.
+            others: Returns the addresses of the hosts on which daemons may be started.
             tell: As ``Role.tell``.
-            wait: Whether an agent is answered when what it started has ended.
-            copied: On a host that may not ask: called when its program does, as the first host's
-                copy of it does, too. Its agents wait for the end of the job.
+            wait: Whether an agent gets its answer at the end of the daemon, not at the start.
+            copied: For a host other than the leader, on which a copy of the first host's program
+                runs: called when that copy calls mpirun. Its agents wait for the end of the job.
         """
         self._loop = loop
         self._others = others
@@ -95,9 +91,9 @@ class Agents:
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
-        """Listen no more.
+        """Close the socket.
 
-        Agents that still ask see that, and those of a copy end without a word.
+        Agents with an open request get an end of file, and those of a copy an empty failure.
         """
         for connection in self._copies:
             if connection in self._open:
@@ -118,21 +114,21 @@ class Agents:
         with contextlib.suppress(OSError):
             connection, _address = server.accept()
             connection.setblocking(False)
-            said = bytearray()
-            self._watch(connection, lambda _: self._read(connection, said))
+            request = bytearray()
+            self._watch(connection, lambda _: self._read(connection, request))
 
-    def _read(self, connection: socket.socket, said: bytearray) -> None:
+    def _read(self, connection: socket.socket, request: bytearray) -> None:
         try:
             data = connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        said += data
-        if not data or len(said) > 2 * _READ_BYTES:
+        request += data
+        if not data or len(request) > 2 * _READ_BYTES:
             self._close(connection)
-        elif said.endswith(b"\n"):
-            answer = self._ask(bytes(said), connection)
+        elif request.endswith(b"\n"):
+            answer = self._start_daemon(bytes(request), connection)
             if answer:
                 self._answer(connection, answer)
 
@@ -141,10 +137,14 @@ class Agents:
             connection.send(json.dumps(answer).encode() + b"\n")
         self._close(connection)
 
-    def _ask(self, said: bytes, connection: socket.socket) -> Mapping[str, Json]:
-        """Tell the launcher of the host. Returns the answer; {} if it comes later."""
+    def _start_daemon(self, line: bytes, connection: socket.socket) -> Mapping[str, Json]:
+        """Send an agent's request to the launcher of the host.
+
+        Returns:
+            The answer for the agent; empty if the answer comes later.
+        """
         try:
-            request = mapping(decode(said.decode("utf-8")))
+            request = mapping(decode(line.decode("utf-8")))
         except ValueError:
             request = {}
         host, others = text(request.get("host")), self._others()
@@ -155,7 +155,7 @@ class Agents:
         if host not in others:
             why = f"{host!r} is not another host of this job, or mpirun has ended"
             return {"status": _FAILED, "text": f"trainworks: {why}\n", "others": dict(others)}
-        if len(said) > LINE_LIMIT:
+        if len(line) > LINE_LIMIT:
             return {
                 "status": _FAILED,
                 "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n",
@@ -169,22 +169,22 @@ class Agents:
         return {}
 
     def ended(self, host: str, message: Mapping[str, Json]) -> None:
-        """What an agent waits for has ended on a host."""
+        """Answer the agent that waits for a process on a host."""
         connection = self._waiting.pop(number(message.get("number")), None)
         if connection is None or connection not in self._open:  # the agent was ended before
             return
         status, output = number(message.get("status")), text(message.get("text"))
-        why = ""
+        explanation = ""
         if status:
             end = describe_status(status)
-            why = f"trainworks: what mpirun started on {host} ended: {end}\n{output}"
-        # A shell's way to tell of a signal: 128 and its number.
+            explanation = f"trainworks: what mpirun started on {host} ended: {end}\n{output}"
+        # As a shell reports a signal: 128 and its number.
         exit_status = 128 - status if status < 0 else status
-        self._answer(connection, {"status": exit_status, "text": why})
+        self._answer(connection, {"status": exit_status, "text": explanation})
 
 
 class Daemons:
-    """What the leader's agents have started on this host.
+    """The daemons that the leader's agents have started on this host.
 
     Every method runs in the loop's thread.
     """
@@ -196,13 +196,13 @@ class Daemons:
         may_start_ranks: Callable[[], bool],
         tell: Tell,
     ) -> None:
-        """None runs yet.
+        """Start none yet.
 
         Args:
-            start: Starts a command; None if nothing may be started now. Raises OSError.
-            has_ranks: Returns whether a rank has come.
-            may_start_ranks: Returns whether a process of the job runs that is not known by itself:
-                a daemon, or what a daemon has started.
+            start: Starts a command; None if no process may be started now. Raises OSError.
+            has_ranks: Returns whether a rank has reported.
+            may_start_ranks: Returns whether the job has a process that the launcher did not
+                start itself: a daemon, or a child of a daemon.
             tell: As ``Role.tell``.
         """
         self._start = start
@@ -210,23 +210,23 @@ class Daemons:
         self._may_start_ranks = may_start_ranks
         self._left = False
         self._orphan = 0  # the status of the last orphan that failed
-        self._asked = False
+        self._was_requested = False
         self._tell = tell
         self._running: dict[Child, int] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of those that run."""
+        """Process ids of the daemons that run."""
         return tuple(child.pid for child in self._running)
 
     @property
-    def were_asked(self) -> bool:
-        """Whether the leader has asked for one."""
-        return self._asked
+    def were_requested(self) -> bool:
+        """Whether the leader has asked for a daemon."""
+        return self._was_requested
 
     def start(self, _: str, message: Mapping[str, Json]) -> None:
-        """The leader asks for one."""
-        self._asked = True
+        """Start a daemon for the leader."""
+        self._was_requested = True
         awaited = number(message.get("number"))
         try:
             child = self._start(("/bin/sh", "-c", text(message.get("line"))))
@@ -237,38 +237,41 @@ class Daemons:
             self._running[child] = awaited
 
     def reap(self) -> None:
-        """Tell of those that have ended."""
+        """Report the daemons that have ended."""
         for child in tuple(self._running):
             if child.has_just_ended():
                 awaited = self._running.pop(child)
                 child.drain()
-                said = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
-                self._over(awaited, child.returncode, said)
+                output = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
+                self._over(awaited, child.returncode, output)
+                # A daemon has left its parent, which then ends with status 0.
                 self._left = self._left or not (child.returncode or awaited)
 
-    def _over(self, awaited: int, code: int, said: str) -> None:
+    def _over(self, awaited: int, code: int, output: str) -> None:
         if awaited:
-            self._tell(ENDED, number=awaited, status=code, text=said if code else "")
+            output = output if code else ""
+            self._tell(ENDED, number=awaited, status=code, text=output)
         elif code:
-            self._lost(code, said, certain=True)
+            self._lost(code, output, certain=True)
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
-        """A daemon leaves its parent when it has started: its end is that of an orphan.
+        """Note the ends of orphans, one of which may be a daemon.
 
-        So may be the end of what a start leaves behind. An orphan's status counts only while no
-        rank has come, and when nothing is left that could still start one.
+        A daemon leaves its parent when it has started, and so do other processes of a start. So
+        an orphan's status counts only while no rank has reported, and only when no process is
+        left that could still start one.
         """
         self._orphan = next(filter(None, statuses), self._orphan)
         if self._left and self._orphan and not self._running and not self._may_start_ranks():
             orphan, self._orphan = self._orphan, 0
             self._lost(orphan, "", certain=False)
 
-    def _lost(self, code: int, said: str, *, certain: bool) -> None:
+    def _lost(self, code: int, output: str, *, certain: bool) -> None:
         if not self._has_ranks():
-            self._tell(LOST, status=code, text=said or _UNREACHED, certain=certain)
+            self._tell(LOST, status=code, text=output or _UNREACHED, certain=certain)
 
     def end(self) -> None:
-        """End those that run."""
+        """End the daemons that run."""
         for child in self._running:
             child.kill()
         self._running.clear()

@@ -1,5 +1,5 @@
-"""What leaves the launcher on its standard streams: the user's output, byte for
-byte, and lines of the launcher.
+"""The launcher's standard streams: the output of the job, byte for byte, and the launcher's own
+lines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 
 TAIL_BYTES = 65536
-"""How much of the end of a command's output is kept for the failure text."""
+"""Size of the end of a command's output that is kept for the failure text."""
 
 LINE_BYTES = 65536
-"""How much of a line that has not ended is held back."""
+"""Size of an unfinished line that is held back."""
 
 _CHUNK_BYTES = 65536
 _TAKE_LIMIT = 1 << 20  # bytes; a pipe holds no more unless root enlarged it
-_SAID_LIMIT = 1000
+_OWN_LINES_LIMIT = 1000
 _QUIET_SECONDS = 0.5
 _PATIENCE_SECONDS = 1.0
 _CLOSE_SILENCE_SECONDS = 5.0
@@ -31,22 +31,24 @@ _CLOSE_LIMIT_SECONDS = 60.0
 
 
 def log(message: str) -> None:
-    """Write one line of the launcher to standard error; a reader that has gone is not a failure.
+    """Write one line of the launcher to standard error, also where the reader has gone.
 
-    Not through ``sys.stderr``: what it could not write, it writes again when
-    Python ends, and the status becomes 120.
+    Does not use ``sys.stderr``: Python writes again at exit what could not be written, and
+    changes the exit status to 120.
     """
     with contextlib.suppress(OSError):
         os.write(2, f"trainworks: {message}\n".encode("utf-8", "backslashreplace"))
 
 
 class Tail:
-    """The end of what a process printed, in constant memory: the last
-    TAIL_BYTES bytes of each of its two streams.
+    """The end of the output of a process: the last TAIL_BYTES bytes of each of its two streams.
 
-    In the order in which they came, but what one stream floods does not wash the other one's last
-    words away. ``first_at``, ``added_at``: when something came first, and last (monotonic clock);
-    0.0 for never.
+    The order of the pieces is kept. A flood on one stream does not displace the last lines of
+    the other one. Memory is constant.
+
+    Attributes:
+        first_at: Time of the first output (monotonic clock); 0.0 for none.
+        added_at: Time of the last output.
     """
 
     def __init__(self, limit: int = TAIL_BYTES) -> None:
@@ -59,10 +61,17 @@ class Tail:
         self.added_at = 0.0
 
     def read_from(self, source: int, size: int, stream: int) -> bytes:
-        """Read a piece of a pipe that does not block, and append it to stream 0
-        or 1, whose oldest bytes fall out.
+        """Read from a pipe that does not block, and append to the tail of one stream.
 
-        Raises what ``os.read`` raises. May be called from several threads.
+        May be called from several threads. Raises the errors of ``os.read``.
+
+        Args:
+            source: Descriptor of the pipe.
+            size: Limit of bytes.
+            stream: 0 for standard output, 1 for standard error.
+
+        Returns:
+            The bytes; empty at the end of the pipe.
         """
         with self._lock:
             data = os.read(source, size)
@@ -80,23 +89,22 @@ class Tail:
             return data
 
     def read(self) -> bytes:
-        """Return what is kept; a line of one stream never goes on with the other one's."""
-        kept = b""
+        """Return the tail of both streams; each piece of another stream starts a new line."""
+        tail = b""
         with self._lock:
             for _, data in self._last():
-                kept += b"\n" + data if kept and not kept.endswith(b"\n") else data
-        return kept
+                if tail and not tail.endswith(b"\n"):
+                    tail += b"\n"
+                tail += data
+        return tail
 
     def errors(self) -> bytes:
-        """Return what is kept of stream 1, the standard error."""
+        """Return the tail of the standard error (stream 1)."""
         with self._lock:
             return b"".join(bytes(data) for stream, data in self._last() if stream)
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
-        """Yield the pieces with the last bytes of each stream, in order.
-
-        What they leave out is dropped.
-        """
+        """Drop all but the last bytes of each stream; yield the remaining pieces in order."""
         excess = [size - self._limit for size in self._sizes]
         for stream, data in self._pieces:
             if excess[stream] > 0:
@@ -109,37 +117,35 @@ class Tail:
 
 
 class Stream:
-    """One source of a Copier: a descriptor being read, and the line of it that
-    has not ended yet.
-    """
+    """One source of a Copier: a descriptor, and its unfinished line."""
 
     def __init__(self, source: int, tail: Tail, prefix: bytes | None, number: int) -> None:
-        """See ``Copier.add``."""
+        """Hold the parameters of ``Copier.add``."""
         self.source = source
         self.number = number
         self.tail = tail
         self.prefix = prefix
-        self.unread = b""  # read by ``Copier.take`` and not looked at yet
-        self.held = bytearray()  # the beginning of a line, until its end comes
+        self.unread = b""  # read by ``Copier.take``, not written yet
+        self.held = bytearray()  # an unfinished line
         self.ended = False
 
 
 class Copier:
     """A thread that copies many descriptors to one, and keeps the tail of each.
 
-    A stream without a prefix (None) is copied byte for byte as it comes. Of the others each line is
-    written in one piece, so that no line has another stream's bytes in its middle, and starts with
-    the stream's prefix; nothing else changes. A line that has not ended is held back. It is shown
-    before its end when nothing else was printed for a while (a progress bar, a question), when it
-    is long (memory is bounded) and at the end of its stream. Until such an open line ends, the
-    other streams wait, but not long: then it is broken by a newline.
+    A stream without a prefix (None) is copied byte for byte, at once. Of the others each line is
+    written in one piece, with the stream's prefix before it: no line has bytes of another stream
+    in its middle. An unfinished line is held back. The copier shows it early if nothing else was
+    printed for a while (a progress bar, a question), if the line is long (memory is bounded), and
+    at the end of the stream. Such an open line makes the other streams wait for its end. They
+    wait for ``_PATIENCE_SECONDS``, then a newline breaks the open line.
 
-    A thread and not the event loop: the reader of the log may be slow, and
-    heartbeats must not wait for it.
+    A thread, because the reader of the log may be slow, and heartbeats in the event loop must not
+    wait for that reader.
     """
 
     def __init__(self, target: int) -> None:
-        """Start the thread; ``target`` is not closed by it."""
+        """Start the thread. target: descriptor to write to; remains open."""
         self.target = target
         self._lock = threading.Condition()
         self._selector = selectors.DefaultSelector()
@@ -149,7 +155,7 @@ class Copier:
         self._selector.register(self._wake_source, selectors.EVENT_READ)
         self._streams: list[Stream] = []
         self._new: list[Stream] = []
-        self._said: list[bytes] = []
+        self._own_lines: list[bytes] = []
         self._open: Stream | None = None
         self._line_is_open = False
         self._waiting_since = 0.0
@@ -163,9 +169,13 @@ class Copier:
         self._thread.start()
 
     def add(self, source: int, tail: Tail, prefix: bytes | None = None, number: int = 0) -> Stream:
-        """Copy ``source`` until its end.
+        """Copy ``source`` until its end. The copier closes the descriptor.
 
-        The copier owns and closes it. number: of the stream in its tail.
+        Args:
+            source: Descriptor to read.
+            tail: Gets the end of the output.
+            prefix: Written before each line; None to copy byte for byte.
+            number: Number of the stream in ``tail``.
         """
         os.set_blocking(source, False)
         stream = Stream(source, tail, prefix, number)
@@ -175,19 +185,20 @@ class Copier:
         self._wake()
         return stream
 
-    def say(self, line: bytes) -> None:
-        """Write a whole line of our own; never blocks.
+    def write_line(self, line: bytes) -> None:
+        """Write a line of the launcher; never blocks.
 
         Without a reader, the oldest lines are lost.
         """
         with self._lock:
-            self._said.append(line)
-            del self._said[:-_SAID_LIMIT]
+            self._own_lines.append(line)
+            del self._own_lines[:-_OWN_LINES_LIMIT]
         self._wake()
 
     def take(self) -> None:
-        """Read what is in the pipes now, even while the thread waits for a slow
-        reader: the tails are complete then.
+        """Read all that is in the pipes, even while the thread waits for a slow reader.
+
+        The tails are complete afterwards.
         """
         with self._lock:
             for stream in self._streams:
@@ -201,14 +212,18 @@ class Copier:
     def wait(self, streams: Iterable[Stream], seconds: float) -> bool:
         """Wait, bounded, until the streams have ended.
 
-        A process left behind may hold a pipe open for ever.
+        A process that was left behind may hold a pipe open for ever.
         """
-        waited_for = tuple(streams)
+        awaited = tuple(streams)
+
+        def have_ended() -> bool:
+            return all(stream.ended for stream in awaited)
+
         with self._lock:
-            return self._lock.wait_for(lambda: all(stream.ended for stream in waited_for), seconds)
+            return self._lock.wait_for(have_ended, seconds)
 
     def close(self) -> None:
-        """Write what is left while a reader takes it, then forget every stream."""
+        """Write the rest while a reader takes it, then forget every stream."""
         self.take()
         with self._lock:
             self._closing = True
@@ -229,19 +244,17 @@ class Copier:
             ready = self._wait()
             with self._lock:
                 pieces = self._step(ready)
-                done = (
-                    self._closing
-                    and not self._said
-                    and not any(stream.unread for stream in self._streams)
-                )
+                is_empty = not self._own_lines and not any(s.unread for s in self._streams)
+                done = self._closing and is_empty
             if pieces:
                 self._write(b"".join(pieces))
             if done:
                 return
 
     def _wait(self) -> set[int]:
-        """Descriptors that can be read: of all streams, or of the one with the
-        open line while others wait for it.
+        """Return the descriptors that can be read.
+
+        While streams wait for an open line, only the descriptor of that line is polled.
         """
         if self._closing:
             return set()
@@ -258,7 +271,7 @@ class Copier:
         return {key.fd for key, _ in self._selector.select(timeout)}
 
     def _step(self, ready: set[int]) -> list[bytes]:
-        """Take in what is ready; the pieces to write, in order."""
+        """Read the ready descriptors, and return the pieces to write, in order."""
         pieces: list[bytes] = []
         if self._wake_source in ready:
             with contextlib.suppress(BlockingIOError):
@@ -268,33 +281,30 @@ class Copier:
                 self._selector.register(stream.source, selectors.EVENT_READ, stream)
         self._new.clear()
         if self._open is not None:
-            # The open line first: if it ends now, no other stream has to wait.
+            # The open line first: if it ends now, the other streams need not wait.
             source = self._open.source
             self._advance(self._open, source in ready, pieces)
             ready.discard(source)
         for stream in list(self._streams):
             self._advance(stream, stream.source in ready, pieces)
-        if self._said and self._may_start(None, pieces):
-            pieces += self._said
-            self._said.clear()
+        if self._own_lines and self._may_start(None, pieces):
+            pieces += self._own_lines
+            self._own_lines.clear()
         if not pieces and time.monotonic() >= self._written_at + _QUIET_SECONDS:
             self._show_held(pieces)
-        for stream in [
-            stream
-            for stream in self._streams
-            if stream.ended and not stream.unread and not stream.held
-        ]:
-            self._streams.remove(stream)
+        for stream in tuple(self._streams):
+            if stream.ended and not stream.unread and not stream.held:
+                self._streams.remove(stream)
         return pieces
 
     def _advance(self, stream: Stream, ready: bool, pieces: list[bytes]) -> None:
-        """One stream: what was read of it, and what can be read now, as far as it may write."""
+        """Read one stream if it is ready, and add its output to the pieces if it may write."""
         if ready and not stream.ended and not stream.unread:
             stream.unread = self._read(stream)
         ending = bool(stream.held) and (stream.ended or self._closing)
-        if not (stream.unread or ending) or (
-            stream.prefix is not None and not self._may_start(stream, pieces)
-        ):
+        if not stream.unread and not ending:
+            return
+        if stream.prefix is not None and not self._may_start(stream, pieces):
             return
         data, stream.unread = stream.unread, b""
         if stream.prefix is None:
@@ -305,7 +315,7 @@ class Copier:
         self._lines(stream, data, pieces)
 
     def _read(self, stream: Stream) -> bytes:
-        """One piece of a stream; b"" if there is nothing now, or nothing any more."""
+        """Read one piece of a stream; b"" if none is there now, or if the stream has ended."""
         try:
             chunk = stream.tail.read_from(stream.source, _CHUNK_BYTES, stream.number)
         except BlockingIOError:
@@ -323,9 +333,9 @@ class Copier:
         return b""
 
     def _may_start(self, stream: Stream | None, pieces: list[bytes]) -> bool:
-        """Return whether a stream (None: ourselves) may write a line now.
+        """Return whether a stream may write a line now. None: the launcher itself.
 
-        Another's line that is open too long is broken.
+        Breaks an open line of another stream that stays open for too long.
         """
         owner = self._open
         if owner is stream and stream is not None:
@@ -347,9 +357,10 @@ class Copier:
         self._waiting_since = 0.0
 
     def _lines(self, stream: Stream, data: bytes, pieces: list[bytes]) -> None:
-        """Whole lines of a stream, prefixed; the beginning of the next one is held."""
+        """Add the complete lines of a stream with prefixes; hold the unfinished line."""
         prefix = stream.prefix or b""
         if self._open is stream and data:
+            # The rest of the open line: its beginning, with the prefix, is written already.
             end = data.find(b"\n") + 1
             if not end:
                 pieces.append(data)
@@ -360,6 +371,7 @@ class Copier:
                 self._close_line()
         end = data.rfind(b"\n") + 1
         if end:
+            # All complete lines in one piece, each after a prefix.
             lines = bytes(stream.held) + data[: end - 1]
             stream.held.clear()
             pieces += (prefix, lines.replace(b"\n", b"\n" + prefix), b"\n")
@@ -368,16 +380,14 @@ class Copier:
             self._show(stream, pieces)
 
     def _show(self, stream: Stream, pieces: list[bytes]) -> None:
-        """Show the beginning of a line whose end has not come."""
+        """Show an unfinished line."""
         pieces += (stream.prefix or b"", bytes(stream.held))
         stream.held.clear()
         self._open = stream
         self._line_is_open = True
 
     def _show_held(self, pieces: list[bytes]) -> None:
-        """Nothing is being printed: show a line that has not ended, the first
-        one if there are several.
-        """
+        """Show the first unfinished line, because nothing else is being printed."""
         for stream in self._streams:
             if stream.held:
                 if self._may_start(stream, pieces):
@@ -385,7 +395,7 @@ class Copier:
                 return
 
     def _write(self, data: bytes) -> None:
-        """Write it all, however slow the reader is."""
+        """Write all bytes, however slow the reader is."""
         rest = memoryview(data)
         while rest and self._writable:
             try:
@@ -395,7 +405,7 @@ class Copier:
                 select.select((), (self.target,), ())
                 continue
             except OSError:
-                # The reader has gone. Reading goes on, or the user's program would block for ever.
+                # The reader has gone. Reading goes on: a full pipe would block the job for ever.
                 self._writable = False
                 break
             rest = rest[written:]
@@ -403,17 +413,15 @@ class Copier:
         started = self._written_at
         self._written_at = time.monotonic()
         if self._waiting_since and self._written_at - started > _PATIENCE_SECONDS / 4:
-            # The reader was slow, not the one whose line is open.
+            # The reader was slow, so the stream with the open line had no time to end it.
             self._waiting_since = self._written_at
 
 
 class Output:
-    """Standard output and standard error of this process, as their copiers: one
-    for both where they are one file.
-    """
+    """Copiers of standard output and standard error; one copier where both are one file."""
 
     def __init__(self) -> None:
-        """Start the threads. Raises RefusalError where this container may not."""
+        """Start the threads. Raises RefusalError if this container allows no thread."""
         try:
             self._out = Copier(1)
             self._error = self._out if _same_file(1, 2) else Copier(2)
@@ -422,28 +430,29 @@ class Output:
                 why_no_thread,  # only a failure needs it
             )
 
-            what, advice = why_no_thread()
-            raise RefusalError([Problem(what, str(error), advice)], names.EXIT_LAUNCHER) from error
+            problem, advice = why_no_thread()
+            refusal = Problem(problem, str(error), advice)
+            raise RefusalError([refusal], names.EXIT_LAUNCHER) from error
 
     def log(self, message: str) -> None:
-        """One line of ours on standard error; never blocks."""
-        self._error.say(f"trainworks: {message}\n".encode("utf-8", "replace"))
+        """Write one line of the launcher on standard error; never blocks."""
+        self._error.write_line(f"trainworks: {message}\n".encode("utf-8", "replace"))
 
     def copy(
         self, out: int, error: int, tail: Tail, prefix: bytes | None = None
     ) -> tuple[Stream, Stream]:
-        """Copy two descriptors, of a process's standard output and error, to ours."""
+        """Copy two descriptors: a process's standard output and error. Return their streams."""
         return self._out.add(out, tail, prefix, 0), self._error.add(error, tail, prefix, 1)
 
     def take(self) -> None:
-        """Read what is in the pipes now, however slow our own reader is."""
+        """Read all that is in the pipes, even while the reader of this process is slow."""
         for copier in (self._out, self._error):
             copier.take()
 
     def wait(self, pairs: Iterable[tuple[Stream, Stream]], seconds: float) -> None:
         """Wait, bounded, until the streams that ``copy`` returned have ended.
 
-        Their tails then have what was read.
+        Their tails are complete then.
         """
         deadline = time.monotonic() + seconds
         self.take()
@@ -451,25 +460,23 @@ class Output:
             copier.wait(streams, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         for copier in {self._out, self._error}:
             copier.close()
 
 
-class Plain(Output):
-    """In place of ``Output`` where no thread may be started: lines of ours are
-    all there is to write.
-    """
+class SynchronousOutput(Output):
+    """In place of ``Output`` where no thread can be started: writes the launcher's own lines."""
 
     def __init__(self) -> None:
-        """There are no copiers."""
+        """Start no copiers."""
 
     def log(self, message: str) -> None:
-        """One line of ours; it waits for a slow reader."""
+        """Write one line of the launcher; waits for a slow reader."""
         log(message)
 
     def close(self) -> None:
-        """Everything is written."""
+        """Do nothing: every line is written."""
 
 
 def _same_file(first: int, second: int) -> bool:

@@ -1,4 +1,4 @@
-"""Child processes and what PID 1 owes to all others: start, signal, drain, reap."""
+"""Child processes: start, signal, drain and reap. Orphans of the job: adopt, reap and end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import struct
 import subprocess
 import time
 from pathlib import Path
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.supervise.outcome.outcome import returncode_of
 from trainworks_launcher.supervise.processes.output import Output, Tail
 
 _DRAIN_SECONDS = 0.7
 REAP_SECONDS = 5.0
-"""How long the end of a process is waited for after KILL, where nothing depends on it."""
+"""Bound of the wait for a process after KILL, where nothing depends on its end."""
 
 
 class Child:
-    """One running command in a session of its own, with its output being copied."""
+    """A running command in a session of its own; its output is copied."""
 
     def __init__(
         self,
@@ -32,11 +32,19 @@ class Child:
         output: Output,
         prefix: bytes | None = None,
     ) -> None:
-        """Start it; ``prefix`` is what ``output.Copier.add`` takes.
+        """Start the command.
 
-        Raises OSError if it cannot be started.
+        A text file without ``#!`` is run by sh, as a shell does it (execvp(3), ENOEXEC).
 
-        A text without ``#!`` is run by sh, as a shell does it (execvp(3), ENOEXEC).
+        Args:
+            argv: The command line.
+            env: All variables of the command.
+            cwd: The working directory.
+            output: Copies both streams of the command.
+            prefix: Prefix of its lines, as in ``output.Copier.add``.
+
+        Raises:
+            OSError: The command cannot be started.
         """
         self.tail = Tail()
         self._output = output
@@ -47,6 +55,7 @@ class Child:
                 raise
             self._process = _start(("/bin/sh", *argv), env, cwd)
         self.pid = self._process.pid
+        # Copies, because the copier closes its descriptors, and Popen closes its own.
         descriptors = []
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
@@ -56,16 +65,16 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether its end has not been noted yet."""
+        """Whether the end of the command has not been noted yet."""
         return self._process.returncode is None
 
     @property
     def returncode(self) -> int:
-        """Its return code, negative after a signal; 0 while it runs."""
+        """Exit status of the command, negative after a signal; 0 while the command runs."""
         return self._process.returncode or 0
 
     def has_just_ended(self) -> bool:
-        """Return whether it has ended since it was last looked at; its status is taken then."""
+        """Return whether the command has ended since the last call; this reads its status."""
         return self._process.returncode is None and self._process.poll() is not None
 
     def signal(self, number: int) -> None:
@@ -74,24 +83,22 @@ class Child:
             send(self.pid, number)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to everything in the command's process group, gone or not."""
+        """Send a signal to the command's process group, also after the command's own end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def drain(self) -> None:
-        """Wait, bounded, for the rest of the output.
+        """Wait, bounded, for the rest of the output, then end the command's process group.
 
-        Then end what the child left behind and take its last words.
-
-        Waiting comes first: ``script > >(tee log)`` leaves a process behind
-        that is about to write what matters.
+        Waiting comes first: ``script > >(tee log)`` leaves a process behind that still writes
+        the last lines of the log.
         """
         self._output.wait((self._streams,), _DRAIN_SECONDS)
         self.signal_group(signal.SIGKILL)
         self._output.wait((self._streams,), _DRAIN_SECONDS)
 
     def kill(self) -> None:
-        """KILL it with its group and wait, bounded."""
+        """KILL the command with its process group, and wait, bounded."""
         self.signal_group(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)
@@ -112,8 +119,8 @@ def _start(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.
 
 
 def _is_text(program: Path) -> bool:
-    """Return whether a file is a text without an interpreter of its own:
-    nothing that another machine runs.
+    """Return whether a program is a text file without ``#!``: for example, no binary of
+    another architecture.
     """
     try:
         with program.open("rb") as opened:
@@ -124,34 +131,34 @@ def _is_text(program: Path) -> bool:
 
 
 def why_not_started(program: str, cwd: str, error: OSError) -> str:
-    """Return why the kernel could not start a program, in its own words and,
-    where they mislead, with what is wrong.
+    """Describe why the kernel could not start a program.
 
-    ``No such file`` is also said of a script whose interpreter does not exist (execve(2), ENOENT).
+    Adds a cause where the kernel's words mislead: ``No such file`` is also the error for a
+    script whose interpreter does not exist (execve(2), ENOENT).
     """
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     if error.errno == errno.E2BIG:
         return (
-            f"{said}; one argument or variable is longer than the kernel's 128 KiB,"
+            f"{reason}; one argument or variable is longer than the kernel's 128 KiB,"
             " or all together are too long"
         )
     if error.errno == errno.EAGAIN:
         from trainworks_launcher.environment.cgroups import of_processes  # only a failure needs it
 
-        return f"{said}{of_processes()}"
-    first = b""
+        return f"{reason}{of_processes()}"
+    first_line = b""
     with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
-        first = opened.readline(_FIRST_LINE)
-    if error.errno != errno.ENOENT or not first.startswith(b"#!"):
-        return said
-    if first.endswith(b"\r\n"):
+        first_line = opened.readline(_FIRST_LINE)
+    if error.errno != errno.ENOENT or not first_line.startswith(b"#!"):
+        return reason
+    if first_line.endswith(b"\r\n"):
         return (
-            f"{said}; its lines end with CR LF, as on Windows:"
+            f"{reason}; its lines end with CR LF, as on Windows:"
             " convert them, for example with dos2unix"
         )
-    interpreter = first[2:].decode("utf-8", "replace").split()[:1]
+    interpreter = first_line[2:].decode("utf-8", "replace").split()[:1]
     return (
-        f"{said}; its first line names the interpreter"
+        f"{reason}; its first line names the interpreter"
         f" {''.join(interpreter)!r}, which does not exist"
     )
 
@@ -166,75 +173,96 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def stat(pid: int) -> tuple[int, str]:
-    """Return (parent, start time) of a process from proc(5); (0, "") if it is gone."""
+class ProcessStat(NamedTuple):
+    """The fields of ``/proc/PID/stat`` that say which process has a number (proc(5)).
+
+    Attributes:
+        parent: The parent's process id; 0 if the process is gone.
+        started: Start time in clock ticks since boot, for example ``"83241"``; ``""`` if the
+            process is gone. A number that was given to a new process has a new start time.
+        state: For example ``"S"``, or ``"Z"`` for a process that has ended; ``"X"`` if gone.
+    """
+
+    parent: int
+    started: str
+    state: str
+
+
+def stat(pid: int) -> ProcessStat:
+    """Read the parent, the start time and the state of a process."""
+    fields = _stat_fields(pid)
+    if not fields:
+        return ProcessStat(parent=0, started="", state="X")
+    return ProcessStat(parent=int(fields[1]), started=fields[19], state=fields[0])
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Split ``/proc/PID/stat`` behind the program's name; an empty list if the process is gone."""
     try:
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="ascii", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
+        content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return 0, ""
-    return int(fields[1]), fields[19]
+        return []
+    # The name stands in parentheses, and may hold blanks and parentheses of its own.
+    return content.rpartition(")")[2].split()
 
 
 def children_of(parent: int) -> tuple[int, ...]:
-    """Direct children of a process, in the kernel's own list where it has one
-    (proc(5), children).
+    """Return the direct children of a process.
+
+    Reads the kernel's list where the kernel was built with one (proc(5), children), else the
+    parent of every process.
     """
     try:
-        lists = [
-            path.read_text(encoding="ascii")
-            for path in Path(f"/proc/{parent}/task").glob("*/children")
-        ]
+        paths = Path(f"/proc/{parent}/task").glob("*/children")
+        lists = [path.read_text(encoding="ascii") for path in paths]
     except OSError:
         lists = []
     if lists:
         return tuple(int(pid) for pid in " ".join(lists).split())
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
-    return tuple(pid for pid in pids if stat(pid)[0] == parent)
+    return tuple(pid for pid in pids if stat(pid).parent == parent)
 
 
-def takers(pid: int, number: int) -> list[int]:
-    """Return who in a process's tree a signal is for: the topmost ones with a
-    handler, or that wait for it (SigBlk).
+def signal_receivers(pid: int, number: int) -> list[int]:
+    """Return the topmost processes of a tree that handle a signal, or wait for it (SigBlk).
 
-    Starters and shells without a handler would die of it. Below a process that has one, the workers
-    of its data loaders have inherited it (proc(5), status).
+    Starters and shells without a handler would die of the signal. Workers of a data loader
+    inherit the handler of the process above them (proc(5), status), so the search ends there.
+
+    Args:
+        pid: The top of the tree.
+        number: The signal.
     """
     bit = 1 << (number - 1)
     try:
-        lines = (
-            Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
-        )
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    if any(
-        line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit for line in lines
-    ):
-        return [pid]
-    return [found for child in children_of(pid) for found in takers(child, number)]
+    for line in status.splitlines():
+        # For example ``SigCgt:\t0000000000004a02``: a bit for each signal with a handler.
+        if line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit:
+            return [pid]
+    receivers: list[int] = []
+    for child in children_of(pid):
+        receivers += signal_receivers(child, number)
+    return receivers
 
 
 def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
-    """Return the exit status (negative after a signal) of another's child that has ended.
+    """Return the exit status of a process that has ended and is not our child.
 
-    None if it is not known.
+    Until its parent calls wait(2), the status is in proc(5), field ``exit_code``; afterwards the
+    pidfd has the status (Linux 6.15).
 
-    Until the parent has taken it, it is in proc(5), field ``exit_code``; after
-    that the pidfd tells it (Linux 6.15).
+    Args:
+        pid: The process.
+        started: Its start time, as ``stat`` returned it while the process ran.
+        descriptor: Its pidfd.
+
+    Returns:
+        The status, negative after a signal; None if the kernel does not tell it.
     """
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="ascii", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:
-        fields = []
+    fields = _stat_fields(pid)
     if fields and fields[0] == "Z" and fields[19] == started:
         return returncode_of(int(fields[49]))
     import fcntl  # only jobs with ranks need it
@@ -245,122 +273,119 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     except OSError:
         return None
     mask, code = struct.unpack("Q52xi", information)
-    return returncode_of(code) if mask & _PIDFD_INFO_EXIT else None
+    if not mask & _PIDFD_INFO_EXIT:
+        return None
+    return returncode_of(code)
 
 
 # linux/pidfd.h; struct pidfd_info, its first 64 bytes.
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
 
 
-class Family:
+class Orphans:
     """The orphans of the job: processes that left our sessions and lost their parents.
 
-    Process 1 gets them from the kernel. Any other process asks for them (PR_SET_CHILD_SUBREAPER,
-    prctl(2)), so that nothing that the job started outlives it, whatever its session and its
-    environment.
+    The kernel gives orphans to process 1. Any other process has to ask for the orphans below it
+    (PR_SET_CHILD_SUBREAPER, prctl(2)). So no process of the job outlives the job, even after a
+    change of its session and its environment.
     """
 
     def __init__(self) -> None:
-        """Ask for them. What is a child of this process before that is not of the job."""
-        self._first = os.getpid() == 1
+        """Ask the kernel for orphans.
+
+        Children that this process has already are not of the job.
+        """
+        self._is_init = os.getpid() == 1
         self._strangers = frozenset(children_of(os.getpid()))
-        self._asked = not self._first and _adopt(True)
+        self._is_subreaper = not self._is_init and _set_subreaper(True)
 
     def reap(self, known: Iterable[int]) -> list[int]:
-        """Take the status of every ended process that became ours, and return them.
+        """Read the status of every orphan that has ended.
 
-        Negative after a signal.
+        Args:
+            known: Children that other code waits for. Poll them just before this call: an ended
+                one hides the orphans that ended after it.
 
-        ``known`` are waited for elsewhere; they must have been looked at just before, or they hide
-        what ended after them.
+        Returns:
+            The statuses, negative after a signal.
         """
-        ours = frozenset(known) if self._first else self._strangers.union(known)
+        excluded = frozenset(known)
+        if not self._is_init:
+            excluded |= self._strangers
         statuses: list[int] = []
-        while self._first or self._asked:
+        while self._is_init or self._is_subreaper:
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
-            if found is None or found.si_pid in ours:
+            if child is None or child.si_pid in excluded:
                 break
-            statuses.append(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+            exited = child.si_code == os.CLD_EXITED
+            statuses.append(child.si_status if exited else -child.si_status)
             with contextlib.suppress(ChildProcessError):
-                # The thread that started it was first (hang.looking).
-                os.waitpid(found.si_pid, 0)
+                # Another thread may have waited for its own child already (hang.sampling).
+                os.waitpid(child.si_pid, 0)
         return statuses
 
     def has_others(self, known: Iterable[int]) -> bool:
-        """Return whether a process of the job runs that is none of the known
-        ones, and not below one of them.
-        """
-        return bool(_below(os.getpid(), self._strangers.union(known)))
+        """Return whether the job has a process outside the trees of the known ones."""
+        return bool(_descendants(os.getpid(), self._strangers.union(known)))
 
     def end(self, known: Iterable[int], seconds: float) -> tuple[int, ...]:
-        """KILL all that the job has started, and wait so long until none of it is left.
+        """KILL every process of the job, and wait for their ends.
 
-        That is every process below this one: who loses its parent comes here. Only proc(5), stat,
-        is read for it. A process that hangs in a driver may hold the lock of its memory, for which
-        a read of its environment waits.
+        The processes of the job are all descendants of this process: the orphans come here. Only
+        proc(5), stat, is read. A process that hangs in a driver may hold the lock of its memory,
+        and a read of its environment would wait for that lock.
 
         Args:
             known: Children of this process that are not of the job.
-            seconds: How long the ends are waited for.
+            seconds: Bound of the wait.
 
         Returns:
-            The processes that do not end.
+            The processes that have not ended.
         """
         deadline = time.monotonic() + seconds
-        kept = self._strangers.union(known)
+        excluded = self._strangers.union(known)
         while True:
-            found = _below(os.getpid(), kept)
-            for pid in found:
+            processes = _descendants(os.getpid(), excluded)
+            for pid in processes:
                 send(pid, signal.SIGKILL)
-            for pid in found:
+            for pid in processes:
                 _wait_for_end(pid, deadline)
-            for pid in set(children_of(os.getpid())) - kept:
+            for pid in set(children_of(os.getpid())) - excluded:
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
-            if not found or time.monotonic() >= deadline:
+            if not processes or time.monotonic() >= deadline:
                 break
-        if self._asked:
-            _adopt(False)
-        return tuple(_below(os.getpid(), kept)) if found else ()
+        if self._is_subreaper:
+            _set_subreaper(False)
+        if not processes:
+            return ()
+        return tuple(_descendants(os.getpid(), excluded))
 
 
-def _below(top: int, kept: Iterable[int]) -> list[int]:
-    """Return the processes below one that have not ended.
-
-    Without those that are kept, and what is below them.
-    """
-    below: dict[int, list[int]] = {}
+def _descendants(top: int, excluded: Iterable[int]) -> list[int]:
+    """Return the running processes below one, without the trees of the excluded ones."""
+    children: dict[int, list[int]] = {}
     ended: set[int] = set()
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if entry.isdecimal():
-            parent, state = _parent_and_state(int(entry))
-            below.setdefault(parent, []).append(int(entry))
-            if state in "ZX":
+            process = stat(int(entry))
+            children.setdefault(process.parent, []).append(int(entry))
+            if process.state in "ZX":
                 ended.add(int(entry))
-    found: list[int] = []
-    waiting = [top]
-    while waiting:
-        children = [pid for pid in below.get(waiting.pop(), ()) if pid not in kept]
-        waiting += children
-        found += [pid for pid in children if pid not in ended]
-    return found
-
-
-def _parent_and_state(pid: int) -> tuple[int, str]:
-    """Return a process's parent and state of proc(5); (0, "X") if it is gone."""
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="ascii", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:
-        return 0, "X"
-    return int(fields[1]), fields[0]
+    running: list[int] = []
+    parents = [top]
+    while parents:
+        for pid in children.get(parents.pop(), ()):
+            if pid in excluded:
+                continue
+            # An ended process may still have children that run.
+            parents.append(pid)
+            if pid not in ended:
+                running.append(pid)
+    return running
 
 
 def _wait_for_end(pid: int, deadline: float) -> None:
@@ -375,11 +400,11 @@ def _wait_for_end(pid: int, deadline: float) -> None:
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def _adopt(wanted: bool) -> bool:
-    """Ask the kernel for the orphans of our descendants, or no longer; whether it agrees."""
+def _set_subreaper(enable: bool) -> bool:
+    """Set or clear PR_SET_CHILD_SUBREAPER for this process; return success."""
     import ctypes  # takes milliseconds, and process 1, which every container has, does not need it
 
     try:
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False

@@ -1,11 +1,9 @@
-"""The ranks of this host: each reports when it starts.
+"""The ranks of this host: each reports to the launcher when it starts.
 
-The launcher handles its output, its signals and its end.
-
-``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches it) and
-hands over the read ends of its standard output and error. So the output of a rank comes straight to
-the launcher of its own host, whatever started it; its process id is the kernel's word
-(SO_PEERCRED), and signals can go to the rank itself.
+``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches the
+socket) and sends the read ends of its standard output and error. So the launcher of a rank's own
+host reads its output, whichever program started the rank. The kernel tells the rank's process id
+(SO_PEERCRED), so the launcher can send signals to the rank itself.
 """
 
 from __future__ import annotations
@@ -32,21 +30,30 @@ _ERROR_BYTES = 1 << 20
 
 
 class Rank:
-    """One rank of this host. number: its global rank, local: its number on this host, -1 if it did
-    not say. status: its exit status (negative after a signal), None as long as it is not known.
-    began, ended_at: when its start and its end were seen (monotonic clock), 0.0 while it runs.
-    error: what torch has written to the rank's error file, once it has ended.
+    """One rank of this host.
+
+    Attributes:
+        number: Its global rank.
+        local: Its number on this host; -1 if the rank did not report one.
+        pid: Its process id.
+        started: Its start time, as ``processes.stat`` returns it.
+        tail: The end of its output.
+        status: Its exit status, negative after a signal; None while it is not known.
+        began: Time at which the rank reported (monotonic clock).
+        ended_at: Time at which the launcher noticed its end; 0.0 while it runs.
+        error: Content of torch's error file, read after the rank's end.
+        streams: Its standard output and error.
     """
 
     def __init__(self, number: int, pid: int, local: int = -1, errors: str = "") -> None:
-        """A process that runs. errors: its error file, which torchrun names and removes.
+        """Read the process's start time. errors: path of torch's error file, "" for none.
 
-        "" for none.
+        torchrun names that file, and removes it.
         """
         self.number = number
         self.local = local
         self.pid = pid
-        self.started = processes.stat(pid)[1]
+        self.started = processes.stat(pid).started
         self.tail = Tail()
         self.status: int | None = None
         self.began = time.monotonic()
@@ -56,7 +63,7 @@ class Rank:
         self.streams: tuple[Stream, Stream] | None = None
 
     def end(self, status: int | None, at: float) -> None:
-        """Its end was seen. status: negative after a signal, None if it is not known. at: when."""
+        """Note the end. status: negative after a signal, None if it is not known. at: when."""
         self.status = status
         self.ended_at = at
         if self._errors and status != 0:
@@ -64,12 +71,13 @@ class Rank:
                 self.error = opened.read(_ERROR_BYTES)
 
     def is_running(self) -> bool:
-        """Return whether the process is there, and is still the one that reported."""
-        return not self.ended_at and processes.stat(self.pid)[1] == self.started != ""
+        """Return whether the process that reported still exists."""
+        started = processes.stat(self.pid).started
+        return not self.ended_at and started == self.started != ""
 
 
 class Ranks:
-    """Listens for the ranks of one host. Every method runs in the loop's thread."""
+    """The socket to which the ranks of one host report. Methods run in the loop's thread."""
 
     def __init__(
         self,
@@ -80,9 +88,16 @@ class Ranks:
         on_start: Callable[[Rank], None],
         on_end: Callable[[Rank], None],
     ) -> None:
-        """Listen in ``directory``. prefix: of the lines of a rank, None for output as it is.
-        on_start, on_end: called for each rank; an end is seen at once where the kernel has
-        pidfd_open (Linux 5.3), else never.
+        """Listen in a directory.
+
+        Args:
+            loop: Watches the socket and the ranks' ends.
+            directory: The runtime directory.
+            output: Copies the output of the ranks.
+            prefix: Returns the prefix for the lines of a rank; None to copy byte for byte.
+            on_start: Called for each rank that reports.
+            on_end: Called for each end, at once where the kernel has pidfd_open (Linux 5.3),
+                else never.
         """
         self._loop = loop
         self._output = output
@@ -92,43 +107,43 @@ class Ranks:
         self._all: list[Rank] = []
         self._watched: dict[int, Rank] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:
-            # By way of the descriptor: a path of more than 107 bytes does not
-            # fit into a socket's address.
-            self._server.bind(f"/proc/self/fd/{place}/{SOCKET}")
+            # Through the descriptor, because a socket's address holds at most 107 bytes of path.
+            self._server.bind(f"/proc/self/fd/{runtime}/{SOCKET}")
         finally:
-            os.close(place)
+            os.close(runtime)
         self._server.listen(512)
         loop.watch(self._server, READ, self._accept)
 
     @property
     def all(self) -> tuple[Rank, ...]:
-        """Every rank that ever reported, in order; after a restart a number comes again."""
+        """All ranks that have reported, in order; a restarted rank has several entries."""
         return tuple(self._all)
 
     def running(self) -> tuple[int, ...]:
-        """Process ids of the ranks that still run."""
+        """Return the process ids of the ranks that still run."""
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
     def latest(self, number: int) -> Rank | None:
-        """Return the process that had this rank last."""
+        """Return the last process with this global rank."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
 
     def take(self) -> None:
-        """Read what the ranks have written until now, so that their tails have it."""
+        """Read all that the ranks have written, so that their tails are complete."""
         self._output.take()
 
     def take_ends(self) -> None:
-        """Note every end there is.
+        """Note the ends of all ranks that have ended.
 
-        Those that are seen at one look have one time: which came first is not known.
+        Ends that are seen together get the same time: their order is not known.
         """
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
         now = time.monotonic()
         ended = [(descriptor, self._watched.pop(descriptor)) for descriptor, _ in poll.poll(0)]
+        # Note all ends before the first callback, which may compare them.
         for descriptor, rank in ended:
             self._loop.unwatch(descriptor)
             rank.end(processes.exit_status_of(rank.pid, rank.started, descriptor), now)
@@ -141,7 +156,7 @@ class Ranks:
         self._output.wait([rank.streams for rank in self._all if rank.streams is not None], seconds)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket, and watch the ranks no more."""
         self._loop.unwatch(self._server)
         self._server.close()
         for descriptor in self._watched:
@@ -158,9 +173,9 @@ class Ranks:
         self._loop.watch(connection, READ, lambda _: self._reported(connection))
 
     def _reported(self, connection: socket.socket) -> None:
-        """A rank says who it is.
+        """Read the report of a rank.
 
-        It waits for our answer, so that nothing is printed before we can read it.
+        The rank prints nothing before our answer, so no output is lost.
         """
         self._loop.unwatch(connection)
         with connection:
@@ -171,10 +186,9 @@ class Ranks:
                 )
                 for level, kind, rights in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        received += [
-                            entry[0]
-                            for entry in struct.iter_unpack("i", rights[: len(rights) // 4 * 4])
-                        ]
+                        whole_integers = rights[: len(rights) // 4 * 4]
+                        for (descriptor,) in struct.iter_unpack("i", whole_integers):
+                            received.append(descriptor)
                 header = mapping(decode(data.decode("utf-8")))
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             except (OSError, ValueError):
@@ -183,14 +197,13 @@ class Ranks:
                 for descriptor in received:
                     os.close(descriptor)
                 return
-            # The kernel's word, as this PID namespace has it.
+            # From the kernel, in numbers of this PID namespace.
             pid = struct.unpack("3i", credentials)[0]
             errors = text(header.get("errors"))
             rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")), errors)
             self._all.append(rank)
-            rank.streams = self._output.copy(
-                received[0], received[1], rank.tail, self._prefix(rank.number)
-            )
+            out, error = received
+            rank.streams = self._output.copy(out, error, rank.tail, self._prefix(rank.number))
             self._watch_end(rank)
             with contextlib.suppress(OSError):
                 connection.send(b"1")

@@ -1,14 +1,13 @@
-"""What dead ranks leave in /dev/shm: a killed process removes neither its
-shared memory nor the segments of NCCL.
+"""Files that dead ranks leave in /dev/shm: a killed process removes neither its shared memory nor
+the segments of NCCL.
 
-Docker gives a container 64 MiB of it, so a job that starts again a dozen times would fill it.
-Before a try, and after a restart of torchrun's own, the files are removed that this user owns, that
-were not there when the job began, and that no process has mapped or open. That is done where
-/dev/shm belongs to this container alone. Elsewhere other jobs of this user may be about to open
-such a file: a line says what was left.
+Docker gives a container 64 MiB of it, so a dozen restarts would fill /dev/shm. Before an attempt,
+and after a restart by torchrun, the launcher removes each file that this user owns, that is newer
+than the job, and that no process has mapped or open.
 
-A file of another user's process can be seen as little as that process's
-mappings (proc(5)); it is not ours to remove.
+The launcher does so where /dev/shm belongs to this container alone. Elsewhere another job of this
+user may be about to open such a file, and the launcher only logs the leftovers. Files of another
+user stay: the mappings of another user's processes cannot be read (proc(5)).
 """
 
 from __future__ import annotations
@@ -26,15 +25,19 @@ _IPC_OF_THE_HOST = f"ipc:[{0xEFFFFFFF}]"  # include/linux/proc_ns.h, PROC_IPC_IN
 
 
 class Key(NamedTuple):
-    """A file, whatever its name: the file system's device and the number of the file there."""
+    """Identity of a file under any name: the device of its file system, and its number there."""
 
     device: int
     inode: int
 
 
 class Leftovers(NamedTuple):
-    """What a clean-up has found. number, size: of files, and their bytes.
-    removed: whether they were removed.
+    """The result of a clean-up.
+
+    Attributes:
+        number: Number of files.
+        size: Their bytes.
+        removed: Whether the files were removed.
     """
 
     number: int
@@ -50,28 +53,29 @@ class Leftovers(NamedTuple):
 
 
 def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:
-    """Return this user's files there: which one -> its path and size."""
-    found: dict[Key, tuple[str, int]] = {}
+    """Return this user's files in a directory: identity -> path and size."""
+    own_files: dict[Key, tuple[str, int]] = {}
     for folder, _, names in os.walk(place):
         for name in names:
             path = Path(folder, name)
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if status.st_uid == os.geteuid():
-                    found[Key(status.st_dev, status.st_ino)] = (str(path), status.st_blocks * 512)
-    return found
+                    size = status.st_blocks * 512
+                    own_files[Key(status.st_dev, status.st_ino)] = (str(path), size)
+    return own_files
 
 
 def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> Leftovers | None:
-    """Remove what dead processes have left; None if that is nothing.
+    """Remove the files of dead processes; return None if there are none.
 
     May wait for a process: call it in a thread.
 
     Args:
-        before: The files that were there when the job began.
+        before: The files that existed when the job began.
         place: The directory.
-        until: When the ranks that run now have started, in seconds since 1970; files that came
-            later may be theirs. 0: none runs.
+        until: Start of the ranks that run now, in seconds since 1970. Files that were changed
+            later may be theirs. 0 if no rank runs.
     """
     of_job = {}
     for key, (path, size) in files(place).items():
@@ -80,6 +84,7 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
         of_job[key] = (path, size)
     if not of_job:
         return None
+    # Reading all processes takes time, so only if a file may have to go.
     for key in set(_used()):
         of_job.pop(key, None)
     if not of_job:
@@ -96,11 +101,11 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
 
 
 def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
-    """Return whether the place belongs to this container alone.
+    """Return whether a directory belongs to this container alone.
 
-    A container's engine mounts a file system there that is named ``shm`` (Docker, Podman,
-    containerd, CRI-O). With ``--ipc=host``, or in no container, the namespace of IPC is the host's;
-    a mount of the host's directory has another name.
+    Engines of containers (Docker, Podman, containerd, CRI-O) mount a file system named ``shm``
+    there. With ``--ipc=host``, or without a container, the namespace of IPC is the host's, and a
+    mount of the host's directory has another name.
     """
     try:
         if os.readlink("/proc/self/ns/ipc") == _IPC_OF_THE_HOST:
@@ -110,7 +115,8 @@ def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
     source = ""
     for line in text_of(mounts).splitlines():
         mount, _, system = line.partition(" - ")
-        if mount.split()[4:5] == [place]:  # the last one lies over those before
+        # A later mount hides the earlier ones.
+        if mount.split()[4:5] == [place]:
             source = " ".join(system.split()[:2])
     return source == "tmpfs shm"
 

@@ -1,8 +1,9 @@
-"""The processes beside a host's command: parameter servers. Started before it, ended with the job.
+"""Sidecars: processes beside a host's command, for example parameter servers. They start before
+the command, and end with the job.
 
-They serve the commands of all hosts, so one that ends with a failure is the job's failure, and one
-that ends well (its work is done) is nothing. A stop signal does not go to them: the programs they
-serve may want to save something first.
+Sidecars serve the commands of all hosts, so a sidecar that fails is the job's failure. One that
+ends with status 0 has done its work. A stop signal does not go to sidecars: the programs that they
+serve may still have to save something.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from trainworks_launcher.plan.plan import Auxiliary
 from trainworks_launcher.supervise.processes.processes import Child
 
 
-class Auxiliaries:
-    """Those of one host."""
+class Sidecars:
+    """The sidecars of one host."""
 
     def __init__(self, rows: Sequence[Auxiliary], start: Callable[[Auxiliary], Child]) -> None:
-        """Nothing is started yet. start: starts one, or raises OSError."""
+        """Start nothing yet. start: starts one sidecar; raises OSError."""
         self._rows = tuple(rows)
         self._start = start
         self._running: list[tuple[Auxiliary, Child]] = []
 
     def start(self) -> None:
-        """Start all, in order. Raises OSError if one cannot be started."""
+        """Start all sidecars, in order. Raises OSError if one cannot be started."""
         for row in self._rows:
             self._running.append((row, self._start(row)))
 
@@ -33,15 +34,21 @@ class Auxiliaries:
         return tuple(child.pid for _, child in self._running)
 
     def failures(self) -> list[tuple[Auxiliary, Child]]:
-        """Those that have ended with a failure since the last call."""
-        ended = [(row, child) for row, child in self._running if child.has_just_ended()]
-        for _, child in ended:
+        """Return the sidecars that have failed since the last call."""
+        failed: list[tuple[Auxiliary, Child]] = []
+        running: list[tuple[Auxiliary, Child]] = []
+        for row, child in self._running:
+            if not child.has_just_ended():
+                running.append((row, child))
+                continue
             child.drain()
-        self._running = [(row, child) for row, child in self._running if child.running]
-        return [(row, child) for row, child in ended if child.returncode]
+            if child.returncode:
+                failed.append((row, child))
+        self._running = running
+        return failed
 
     def end(self) -> None:
-        """End those that still run: they have nothing of their own to save."""
+        """End the sidecars that still run: they have nothing to save."""
         running, self._running = self._running, []
         for _, child in running:
             if child.running:

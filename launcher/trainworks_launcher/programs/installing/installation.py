@@ -1,5 +1,5 @@
-"""Calls of uv, one after the other: what is asked for, then what lost a
-requirement, then what does not work.
+"""Install with uv: first the requested requirements, then newer versions of packages that lost a
+requirement, then replacements for packages that cannot be imported.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 from trainworks_launcher.programs.installing import pip_files
-from trainworks_launcher.programs.installing.answering import Answer
+from trainworks_launcher.programs.installing.answer import Answer
 from trainworks_launcher.programs.installing.environment import (
     MANIFEST,
     MANIFEST_VARIABLE,
     RefusedError,
     distributions,
     is_later,
-    losing,
     normalised,
+    unmet_requirements,
     versions,
 )
-from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
+from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading, read_words
 
 _CONSTRAINTS = "constraints.txt"
-"""Beside the manifest: the image's own for pip and uv.
+"""The image's own constraints for pip and uv, beside the manifest.
 
-In an image built on ours another version may be installed.
+An image that is built on ours may have another version installed.
 """
 
 
 def settings_of_pip() -> Any:
-    """Return what ``pip install`` would use. Raises RefusedError."""
+    """Return the settings of ``pip install``. Raises RefusedError."""
     try:
         return pip_files.read_settings()
     except pip_files.SettingsError as error:
@@ -48,7 +48,7 @@ def settings_of_pip() -> Any:
 
 
 def uv_settings_of_user() -> Path:
-    """Return where uv would read the user's own settings."""
+    """Return the path of the user's own settings of uv."""
     return _user_settings() / "uv" / "uv.toml"
 
 
@@ -57,10 +57,10 @@ def _user_settings() -> Path:
 
 
 def _without_uv_of_user(folder: Path) -> Path:
-    """Return a folder that stands for the user's settings without uv's.
+    """Return a copy of the user's settings folder, of links, without uv's settings.
 
-    They would change what is resolved on one machine and not on the next one.
-    git and keyring read theirs there.
+    Those would change the resolution on one machine and not on the next one. git and keyring read
+    their settings in this folder.
     """
     own = folder / "of-user"
     own.mkdir(exist_ok=True)
@@ -76,13 +76,13 @@ def _without_uv_of_user(folder: Path) -> Path:
 
 
 def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return what pip would use as variables and options of uv.
+    """Convert pip's settings to variables and options of uv.
 
-    What may have a password is in a file of this folder.
+    Settings that may have a password are written to a file.
 
     Args:
         pip: pip's settings.
-        folder: A private one.
+        folder: A private folder for the file.
     """
     _write_uv_settings(pip, folder)
     variables = _variables_of(pip, folder)
@@ -126,7 +126,7 @@ def _write_uv_settings(pip: Any, folder: Path) -> None:
     if pip.index_url:
         text += f"\n[[index]]\nurl = {json.dumps(pip.index_url)}\ndefault = true\n"
 
-    # uv's place for a system's settings: those of a project count, too, and come first.
+    # uv's place for a system's settings: settings of a project also count, and come first.
     file = folder / "settings" / "uv" / "uv.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
@@ -134,7 +134,7 @@ def _write_uv_settings(pip: Any, folder: Path) -> None:
 
 
 def _variables_of(pip: Any, folder: Path) -> dict[str, str]:
-    """Return pip's settings as variables of uv; a setting without a value is absent."""
+    """Convert pip's settings to variables of uv; a setting without a value is absent."""
     bundle = pip.cert
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         bundle = bundle or os.environ.get(name, "")
@@ -157,14 +157,15 @@ def _variables_of(pip: Any, folder: Path) -> dict[str, str]:
     if pip.break_system_packages:
         variables["UV_BREAK_SYSTEM_PACKAGES"] = "1"
     if pip.extra_index_urls:
-        # With several indexes pip asks all; with one only, uv says more of what is wrong with it.
+        # pip asks all of several indexes. With a single one, uv's own strategy has better errors.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return {name: value for name, value in variables.items() if value}
 
 
 def _without_the_images(constraints: Iterable[str]) -> list[str]:
-    """Return files of constraints without the image's own: what is installed
-    counts, and is a constraint already.
+    """Return files of constraints without the image's own.
+
+    The installed versions count, and are constraints already.
     """
     manifest = os.environ.get(MANIFEST_VARIABLE) or MANIFEST
     own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, MANIFEST)}
@@ -172,35 +173,37 @@ def _without_the_images(constraints: Iterable[str]) -> list[str]:
 
 
 class Installation:
-    """Calls of uv for this Python, one after the other.
+    """Installs with uv for one Python, in several calls.
 
     Attributes:
-        python: The Python that is installed for.
-        folder: A private one, for uv's files.
-        before: The versions before the first one.
-        pinned: Names of which a line of the user's own asks for one version.
-        pip: The options that ``pip install`` would have.
+        python: The Python that gets the packages.
+        folder: A private folder for uv's files.
+        before: The versions before the first call.
+        pinned: Names for which a line of the user requests one version.
+        pip: The settings of ``pip install``.
+        environment: The variables of uv.
+        options: The options of uv.
     """
 
     def __init__(self, python: Any, uv: str, folder: Path) -> None:
-        """folder: a private one, for uv's files."""
+        """Read pip's settings. folder: a private folder for uv's files."""
         self.python = python
         self.before = versions(python)
-        self._lacking = losing(python)
+        self._broken_before = unmet_requirements(python)
         self._uv, self.folder = uv, folder
         self.pinned: set[str] = set()
         self.pip = settings_of_pip()
-        variables, more = for_uv(self.pip, folder)
+        variables, options = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
-        self.options = more
+        self.options = options
         if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
             way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
             python.say(f"{uv_settings_of_user()} is not used: {way}")
-        self._kept: tuple[str, ...] = ()
+        self._image_constraints: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
     def file(self, name: str, lines: Iterable[str]) -> str:
-        """Write a file for uv, and return its path."""
+        """Write a file for uv, and return the path."""
         path = self.folder / name
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return str(path)
@@ -208,7 +211,7 @@ class Installation:
     def call(
         self, *words: str, quiet: bool = False, **more: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Call uv with pip's settings. quiet: what it says is shown where it succeeds only."""
+        """Call uv with pip's settings. quiet: its errors are shown only if it succeeds."""
         errors = subprocess.PIPE if quiet else None
         done = subprocess.run(
             (self._uv, *words), env=self.environment, check=False, stderr=errors, **more
@@ -217,16 +220,17 @@ class Installation:
             sys.stderr.write(done.stderr.decode("utf-8", "replace"))
         return done
 
-    def exported(self, file: Path, words: Sequence[str]) -> Path:
-        """Return a ``uv.lock``, or the lock of a script, as a ``pylock.toml``:
-        nothing is resolved, and nothing is run.
+    def export_lock(self, file: Path, words: Sequence[str]) -> Path:
+        """Convert a ``uv.lock``, or the lock of a script, to a ``pylock.toml``.
+
+        uv resolves nothing and runs nothing for that.
 
         Args:
             file: The lock of a project, or the script.
-            words: Extras and groups.
+            words: Options for extras and groups.
 
         Raises:
-            RefusedError: uv cannot read it.
+            RefusedError: uv cannot read the lock.
         """
         target = self.folder / f"of-{file.stem}" / "pylock.toml"
         target.parent.mkdir(exist_ok=True)
@@ -245,122 +249,138 @@ class Installation:
         return target
 
     def install(self, *words: str, quiet: bool = False) -> int:
-        """Install, and return uv's status."""
+        """Install packages, and return uv's status."""
         return int(self.python.install(self, (*self.options, *words), quiet=quiet))
 
-    def first(
+    def install_requested(
         self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading
     ) -> int:
-        """Install what is asked for, without indexes of the user's file that do
-        not answer, as pip does.
+        """Install the requested requirements.
+
+        Without indexes from the user's files that do not answer, as pip does.
 
         Args:
-            words: For uv.
-            answer: Lines, and what is kept.
-            needs: Names of what is compiled, to what compiles it.
-            reading: What projects ask for themselves.
+            words: Words for uv.
+            answer: The lines, and the constraints of the image.
+            needs: Name of a package that is compiled -> the component that compiles it.
+            reading: The requirements of projects.
 
         Returns:
             uv's status.
 
         Raises:
-            RefusedError: For what would be compiled, and cannot be.
+            RefusedError: A package has to be compiled, and cannot be.
         """
-        # What a project has from a place of its own is there as a wheel, or is
-        # built in another way.
-        of_projects = [line for line in reading.looked_at if line.name not in reading.sources]
-        kept = [f"{name}=={version}" for name, version in answer.kept.items()]
-        self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
+        # A project's requirement with a source of its own has a wheel there, or a build of its own.
+        project_lines = [line for line in reading.project_lines if line.name not in reading.sources]
+        constraints = [f"{name}=={version}" for name, version in answer.kept.items()]
+        if constraints:
+            self._image_constraints = ("-c", self.file("kept.txt", constraints))
+        else:
+            self._image_constraints = ()
         excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
         if answer.freed:
             excluded += ["--overrides", self.file("freed.txt", answer.freed)]
         lines = answer.lines
-        self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
-        indexes = [
-            line for line in lines if line.text.startswith(SOURCES[1:]) and "://" in line.text
-        ]
-        if any(line.text.startswith(SOURCES[1]) for line in indexes):
+        self.pinned = {line.name for line in lines if line.name and _is_pin(line.requirement)}
+        index_lines = _index_lines(lines)
+        if any(line.text.startswith(SOURCES[1]) for line in index_lines):
             self.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         while True:
-            requirements = [line.text for line in lines if not line.constraint]
-            limits = [line.text for line in lines if line.constraint]
             options = [line.text for line in lines if line.text.startswith("--")]
             self._sources = ("-r", self.file("sources.txt", options)) if options else ()
-            files = []
-            if lines:
-                files += ["-r", self.file("wanted.txt", requirements)]
-            if limits:
-                files += ["-c", self.file("limits.txt", limits)]
-            compiled = [line for line in (*lines, *of_projects) if line.name in needs]
+            compiled = [line for line in (*lines, *project_lines) if line.name in needs]
             self._refuse_compiled(compiled, options, needs)
-            status = self.install(*words, *files, *excluded, *self._kept)
+            files = self._files_of(lines)
+            status = self.install(*words, *files, *excluded, *self._image_constraints)
             if status == 0:
                 return status
 
-            tried = [line for line in indexes if line in lines]
-            dead = [line for line in tried if not self._answers(line.text.split(" ")[1])]
+            dead = self._dead_indexes([line for line in index_lines if line in lines])
             if not dead:
                 return status
             for line in dead:
                 self.python.say(
-                    f"{line.place}: {_plain(line.text)} does not answer:"
+                    f"{line.place}: {_without_login(line.text)} does not answer:"
                     " it is left out, as pip does"
                 )
                 answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
 
+    def _files_of(self, lines: Sequence[Line]) -> list[str]:
+        """Write the lines to files, and return uv's options for the files."""
+        requirements = [line.text for line in lines if not line.constraint]
+        constraints = [line.text for line in lines if line.constraint]
+        options: list[str] = []
+        if lines:
+            options += ["-r", self.file("wanted.txt", requirements)]
+        if constraints:
+            options += ["-c", self.file("limits.txt", constraints)]
+        return options
+
+    def _dead_indexes(self, lines: Sequence[Line]) -> list[Line]:
+        """Return the lines of indexes that do not answer."""
+        return [line for line in lines if not self._can_reach(line.text.split(" ")[1])]
+
     def _refuse_compiled(
         self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]
     ) -> None:
-        """Raise RefusedError for lines whose distributions have no wheel, and
-        whose compiler is not there.
-        """
+        """Raise RefusedError for lines without a wheel, which would need a missing compiler."""
         refused = []
         target = str(self.folder / "none")
         dry_run = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", target)
         for line in lines:
-            if line.wanted.url or line.constraint:
+            if line.requirement.url or line.constraint:
                 continue
-            one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-            if self.python.lacks_wheel(self, (*dry_run, "-r", one)):
-                name = needs[line.name]
+            requirement = re.sub(r" --hash=.*", "", line.text)
+            file = self.file("one.txt", [*options, requirement])
+            if self.python.lacks_wheel(self, (*dry_run, "-r", file)):
+                component = needs[line.name]
                 refused.append(
-                    f"{line.place}: {line.name} is compiled by {name}, which is not there, and no"
-                    f" wheel fits; use `--with {name}` on a target of CUDA 13, name the address of"
-                    " a wheel, or leave it out"
+                    f"{line.place}: {line.name} is compiled by {component}, which is not there,"
+                    f" and no wheel fits; use `--with {component}` on a target of CUDA 13, name the"
+                    " address of a wheel, or leave it out"
                 )
         if refused:
             raise RefusedError(*refused)
 
-    def _answers(self, address: str) -> bool:
-        """Whether a package index can be reached: any answer counts."""
+    def _can_reach(self, address: str) -> bool:
+        """Return whether a package index can be reached: any answer counts."""
         proxy = self.pip.proxy
         proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
         try:
-            urllib.request.build_opener(proxies).open(_plain(address), timeout=20).close()
+            opener = urllib.request.build_opener(proxies)
+            opener.open(_without_login(address), timeout=20).close()
         except urllib.error.HTTPError:
             return True
         except (OSError, ValueError) as error:
             return isinstance(getattr(error, "reason", None), ssl.SSLError)
         return True
 
-    def mend(self, answer: Answer, companions: Mapping[str, str]) -> None:
-        """Let what lost its requirements move, too: wheels only, as nobody asked for it.
+    def repair(self, answer: Answer, companions: Mapping[str, str]) -> None:
+        """Install other versions of packages that lost a requirement.
 
-        Raises RefusedError for what the image keeps, and for what the user's
-        own lines ask for in just this version.
+        From wheels only, because the user has not requested these packages.
+
+        Args:
+            answer: The versions that the image keeps.
+            companions: Name of a package compiled against a framework -> the framework.
+
+        Raises:
+            RefusedError: A package lost a requirement, and the image keeps it, or a line of the
+                user requests just this version.
         """
         tried: set[str] = set()
         while True:
-            unmet = losing(self.python)
+            unmet = unmet_requirements(self.python)
             installed = distributions(self.python)
-            new = sorted(unmet.keys() - self._lacking - tried)
+            new = sorted(unmet.keys() - self._broken_before - tried)
             tried.update(new)
-            # A project of the user's own stays, and a line said what it does not get.
-            lost = [name for name in new if not _is_of_a_folder(installed[name])]
-            if not lost:
+            # A project of the user stays; a line has told which requirement it does not get.
+            broken = [name for name in new if not _is_of_a_folder(installed[name])]
+            if not broken:
                 return
-            for name in lost:
+            for name in broken:
                 version, requirement = installed[name].version, unmet[name]
                 need = f"{requirement.name}{requirement.specifier}"
                 if name in answer.kept:
@@ -376,29 +396,38 @@ class Installation:
                         f" ask for a version of {name} that fits {have},"
                         f" or choose an image with {need}"
                     )
-            if self.moved(lost):
+            if self.install_beside(broken):
                 continue
-            for name in lost:
-                if not self.moved([name]):
+            # Not all together: try them one by one.
+            for name in broken:
+                if not self.install_beside([name]):
                     need = f"{unmet[name].name}{unmet[name].specifier}"
                     self.python.say(
                         f"{name} {installed[name].version} stays,"
                         f" and does not go with the requirements: it requires {need}"
                     )
 
-    def moved(self, wanted: Sequence[str], *more: str) -> bool:
-        """Ask for distributions beside what was brought, which stays as it is.
+    def install_beside(self, requirements: Sequence[str], *more: str) -> bool:
+        """Install requirements without a change of packages that earlier calls have installed.
 
-        Return whether that went.
+        Returns:
+            Whether uv succeeded.
         """
-        names = [re.split("[<=]", requirement)[0] for requirement in wanted]
-        brought = []
+        names = [re.split("[<=]", requirement)[0] for requirement in requirements]
+        installed_before = []
         for name, version in versions(self.python).items():
             if name not in names and self.before.get(name) != version:
-                brought.append(f"{name}=={version}")
-        limits = (*self._sources, *self._kept, "-c", self.file("brought.txt", brought))
-        only = [f"--only-binary={name}" for name in names]
-        return self.install(*wanted, *only, *more, *limits, quiet=True) == 0
+                installed_before.append(f"{name}=={version}")
+        constraints = ("-c", self.file("brought.txt", installed_before))
+        options = [f"--only-binary={name}" for name in names]
+        options += [*more, *self._sources, *self._image_constraints, *constraints]
+        return self.install(*requirements, *options, quiet=True) == 0
+
+
+def _index_lines(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines that name an index by an address."""
+    options = SOURCES[1:]  # not the default index
+    return [line for line in lines if line.text.startswith(options) and "://" in line.text]
 
 
 def _is_of_a_folder(distribution: Any) -> bool:
@@ -406,18 +435,19 @@ def _is_of_a_folder(distribution: Any) -> bool:
     return '"dir_info"' in (distribution.read_text("direct_url.json") or "")
 
 
-def _is_pin(wanted: Any) -> bool:
-    if wanted.url:
+def _is_pin(requirement: Any) -> bool:
+    """Return whether a requirement allows one version only."""
+    if requirement.url:
         return True
-    return any(limit.operator.startswith("==") for limit in wanted.specifier)
+    return any(limit.operator.startswith("==") for limit in requirement.specifier)
 
 
-def _plain(address: str) -> str:
+def _without_login(address: str) -> str:
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
 def modules_of(python: Any, name: str) -> list[str]:
-    """Return the top modules of a distribution that has compiled code; none for another."""
+    """Return the top modules of a distribution with compiled code; none for another one."""
     files = distributions(python)[name].files or ()
     paths = {str(file) for file in files}
     modules = set()
@@ -428,10 +458,11 @@ def modules_of(python: Any, name: str) -> list[str]:
     return sorted(modules)
 
 
-def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
-    """Import what was compiled against what the image keeps.
+def check_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
+    """Import new versions of packages that are compiled against a framework of the image.
 
-    Raise RefusedError where that fails.
+    Raises:
+        RefusedError: A package cannot be imported.
     """
     python, before = installation.python, installation.before
     after = versions(python)
@@ -445,7 +476,7 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
         if error and index and not has_source:
             python.say(f"{name} is taken from {index}, which has the build for this image")
             installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-            installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
+            installation.install_beside([name], f"--reinstall-package={name}", f"--index={index}")
             error = python.import_error((module,))
         if error:
             advice = "ask for a build that fits"
@@ -457,30 +488,32 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
             )
 
 
-def look_at_older(installation: Installation) -> None:
-    """Take an older release of what fails beside what went back, as pyarrow
-    does beside numpy 1: no metadata say it.
+def replace_incompatible(installation: Installation) -> None:
+    """Replace new packages that cannot be imported beside an older version of another one.
+
+    As pyarrow beside numpy 1: their metadata do not exclude that.
     """
     python, before = installation.python, installation.before
     after = versions(python)
-    back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
-    if not back:
+    downgraded = [name for name, old in before.items() if is_later(old, after.get(name, old))]
+    if not downgraded:
         return
     for name in after:
-        if after[name] == before.get(name) or name in back:
+        if after[name] == before.get(name) or name in downgraded:
             continue
         modules = modules_of(python, name)
         error = python.import_error(modules) if modules else ""
-        if not any(other in error.lower() for other in back):
+        if not any(other in error.lower() for other in downgraded):
             continue
-        works = _older_that_works(name, after[name], modules, installation)
+        works = _install_older(name, after[name], modules, installation)
         if works and name not in installation.pinned:
             python.say(
                 f"{name} {after[name]} cannot be imported beside the requirements ({error}):"
                 f" {works} is taken"
             )
             continue
-        installation.moved([f"{name}=={after[name]}"])
+        # No older release works, or the user requests this one: it stays.
+        installation.install_beside([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
         python.say(
             f"warning: {name} {after[name]} cannot be imported beside the requirements"
@@ -488,18 +521,19 @@ def look_at_older(installation: Installation) -> None:
         )
 
 
-def _older_that_works(
+def _install_older(
     name: str, version: str, modules: Sequence[str], installation: Installation
 ) -> str:
-    """Install older releases of a distribution until one can be imported, and return its version.
+    """Install older releases of a distribution until one can be imported.
 
-    ``""`` if none of the last four major versions can be.
+    Returns:
+        Its version; ``""`` if no release of the last four major versions can be imported.
     """
     python = installation.python
     digits = re.match(r"\d+", version)
     major = int(digits.group()) if digits else 0
     for limit in range(major, max(major - 4, 0), -1):
-        if not installation.moved([f"{name}<{limit}"]):
+        if not installation.install_beside([f"{name}<{limit}"]):
             continue
         if not python.import_error(modules):
             return versions(python)[name]
@@ -507,47 +541,48 @@ def _older_that_works(
 
 
 class Task:
-    """An installation whose files are read and answered.
+    """One run of install.py.
 
     Attributes:
-        reading: What is asked for.
-        answer: What of it is answered with what the image has.
-        installation: Calls of uv; None where there is none.
+        reading: The requested requirements.
+        answer: The lines for uv, and the versions that the image keeps.
+        installation: Calls of uv; None without uv.
     """
 
     def __init__(
-        self, python: Any, given: argparse.Namespace, words: Sequence[str], folder: Path
+        self, python: Any, options: argparse.Namespace, words: Sequence[str], folder: Path
     ) -> None:
-        """Read and answer.
+        """Read the requirements, and adapt the lines to the image.
 
         Args:
-            python: The Python that is installed for.
-            given: The manifest, whether the answer may change a line (``strict``), and what is kept
-                without a manifest (``keep``).
-            words: Of the installation.
-            folder: A private one.
+            python: The Python that gets the packages.
+            options: The manifest, whether a changed line is refused (``strict``), and the kept
+                versions of an image without a manifest (``keep``).
+            words: The words of ``pip install``.
+            folder: A private folder.
 
         Raises:
-            RefusedError: A line cannot be read, or asks for what the image cannot give.
+            RefusedError: A line cannot be read, or conflicts with the image.
         """
         self._manifest: Mapping[str, Any]
-        if given.manifest.is_file():
-            self._manifest = json.loads(given.manifest.read_text(encoding="utf-8"))
+        if options.manifest.is_file():
+            self._manifest = json.loads(options.manifest.read_text(encoding="utf-8"))
         else:
-            self._manifest = {"protected": dict(row.split("==", 1) for row in given.keep)}
+            kept = dict(row.split("==", 1) for row in options.keep)
+            self._manifest = {"protected": kept}
         self._words, self._folder = words, folder
         self._python = python
         uv = python.uv()
         self.installation = Installation(python, uv, folder) if uv else None
         self.reading = read_words(python, words, self.installation)
         self.answer = Answer(self._manifest, self.reading)
-        for note in self.answer.said:
+        for note in self.answer.notes:
             python.say(note)
-        if self.answer.said and given.strict:
+        if self.answer.notes and options.strict:
             raise RefusedError("--strict: lines are not answered with what the image has")
 
     def run(self, *more: str) -> int:
-        """Install what is asked for, and these; return the installer's status.
+        """Install the requested requirements and more; return the installer's status.
 
         Raises RefusedError.
         """
@@ -562,17 +597,23 @@ class Task:
         if self.reading.project is not None:
             installation.environment["UV_PROJECT"] = str(self.reading.project)
         words = [*self.reading.words, *more]
-        status = installation.first(words, self.answer, manifest.get("needs", {}), self.reading)
+        needs = manifest.get("needs", {})
+        status = installation.install_requested(words, self.answer, needs, self.reading)
         if status:
             return status
-        installation.mend(self.answer, manifest.get("companions", {}))
-        look_at_companions(manifest, installation)
-        look_at_older(installation)
+        installation.repair(self.answer, manifest.get("companions", {}))
+        check_companions(manifest, installation)
+        replace_incompatible(installation)
+        self._report(installation)
+        return 0
+
+    def _report(self, installation: Installation) -> None:
+        """Log the changed versions, and packages that lack a compiler."""
         after = versions(self._python)
         for name, old in sorted(installation.before.items()):
             if after.get(name) != old:
                 self._python.say(f"{name} {old} -> {after.get(name, 'removed')}")
-        for name, component in manifest.get("compiled_by", {}).items():
+        for name, component in self._manifest.get("compiled_by", {}).items():
             if after.get(name) != installation.before.get(name):
                 problem = (
                     f"{name} may compile code for GPUs when it is first used,"
@@ -581,18 +622,19 @@ class Task:
                 self._python.say(
                     f"warning: {problem}: take an image that was built --with {component}"
                 )
-        return 0
 
     def _by_pip(self) -> int:
         self._python.say(
             "this image has no uv: pip installs,"
             " and what of the image loses a requirement is not looked after"
         )
-        kept = self._folder / "kept.txt"
+        constraints = self._folder / "kept.txt"
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
-        kept.write_text("".join(rows), encoding="utf-8")
+        constraints.write_text("".join(rows), encoding="utf-8")
         pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check")
         own = _without_the_images(os.environ.get("PIP_CONSTRAINT", "").split())
         environment = {**os.environ, "PIP_CONSTRAINT": " ".join(own)}
-        done = subprocess.run((*pip, *self._words, "-c", str(kept)), env=environment, check=False)
+        done = subprocess.run(
+            (*pip, *self._words, "-c", str(constraints)), env=environment, check=False
+        )
         return done.returncode

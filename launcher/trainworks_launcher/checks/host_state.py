@@ -1,6 +1,6 @@
-"""What the kernel's own files say about a host. Reads only; nothing of it can hang on a device.
+"""Read the state of a host from the kernel's own files, none of which can hang on a device.
 
-The driver may: ``gpus`` asks it by processes that can be left behind.
+The driver may hang: ``gpus`` queries the driver by processes that can be left behind.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
 _FULL_BYTES = 1 << 16
-"""What a program that writes in blocks may leave on a disk that is full."""
+"""Free bytes on a disk that counts as full: a program that writes in blocks may leave so much."""
 
 
-class Seen(NamedTuple):
-    """What was seen on a host.
+class HostState(NamedTuple):
+    """The state of a host.
 
     Attributes:
-        driver: Version of the NVIDIA driver; ``""`` if there is none, or it does not say.
-        gpus: What nvidia-smi says; None if it was not asked.
+        driver: Version of the NVIDIA driver; ``""`` for none, or if not known.
+        gpus: GPUs by nvidia-smi; None if it was not queried.
         shared_memory: Size of /dev/shm in bytes; None if there is none.
-        free: Directory -> bytes that can be written there, by its longest existing parent.
-        interface_up: Whether the interface is up and has a carrier; None if it
-            is not there, or none was asked for.
+        free: Directory -> free bytes of its file system.
+        interface_up: Whether the interface is up and has a carrier; None if there is no such
+            interface.
     """
 
     driver: str = ""
@@ -43,18 +43,22 @@ class Seen(NamedTuple):
 
 
 def driver_version(text: str) -> str:
-    """Return the version in the text of /proc/driver/nvidia/version; ``""`` for none."""
+    """Parse the version in the text of /proc/driver/nvidia/version; ``""`` for none."""
     match = _VERSION.search(text)
-    return match.group(1) if match else ""
+    if match is None:
+        return ""
+    return match.group(1)
 
 
-def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -> Seen:
-    """Look at this host.
+def read_host_state(
+    interface: str, directories: Sequence[str], gpus: Gpus | None = None
+) -> HostState:
+    """Read the state of this host.
 
     Args:
         interface: Network interface; ``""`` for none.
-        directories: Where the job writes.
-        gpus: What nvidia-smi said; None if it was not asked.
+        directories: Directories to which the job writes.
+        gpus: GPUs by nvidia-smi; None if it was not queried.
     """
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
     if not driver and gpus is not None:
@@ -64,7 +68,7 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         file_system = _file_system(directory)
         if file_system is not None and file_system.f_blocks:
             free[directory] = file_system.f_frsize * file_system.f_bavail
-    return Seen(
+    return HostState(
         driver=driver,
         gpus=gpus,
         shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
@@ -74,7 +78,7 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
 
 
 def _is_up(interface: str) -> bool | None:
-    """Return whether a network interface is up and has a carrier; None if the kernel has none.
+    """Return whether a network interface is up and has a carrier; None if it does not exist.
 
     Source: Linux, Documentation/ABI/testing/sysfs-class-net.
     """
@@ -88,27 +92,30 @@ def _is_up(interface: str) -> bool | None:
 def size_of(path: str) -> int | None:
     """Return the size of a file system in bytes; None if there is none."""
     try:
-        found = os.statvfs(path)
+        file_system = os.statvfs(path)
     except OSError:
         return None
-    return found.f_frsize * found.f_blocks
+    return file_system.f_frsize * file_system.f_blocks
 
 
 def is_full(path: str) -> bool:
-    """Return whether the file system of a path can be written, and has less
-    than _FULL_BYTES, or no inode, left.
-    """
-    found = _file_system(path)
-    if found is None or found.f_flag & os.ST_RDONLY:
+    """Return whether a writable file system has less than _FULL_BYTES, or no inode, left."""
+    file_system = _file_system(path)
+    if file_system is None or file_system.f_flag & os.ST_RDONLY:
         return False
-    blocks = found.f_bavail if os.geteuid() else found.f_bfree
-    no_inode = found.f_files > 0 and not (found.f_favail if os.geteuid() else found.f_ffree)
-    return no_inode or (found.f_blocks > 0 and blocks * found.f_frsize < _FULL_BYTES)
+    # root may use blocks and inodes that are reserved.
+    blocks, inodes = file_system.f_bfree, file_system.f_ffree
+    if os.geteuid():
+        blocks, inodes = file_system.f_bavail, file_system.f_favail
+    if file_system.f_files > 0 and not inodes:
+        return True
+    return file_system.f_blocks > 0 and blocks * file_system.f_frsize < _FULL_BYTES
 
 
 def _file_system(path: str) -> os.statvfs_result | None:
-    place = Path(path).absolute()
-    for parent in (place, *place.parents):
+    """Return the file system of a path's longest existing parent; None if none can be examined."""
+    absolute = Path(path).absolute()
+    for parent in (absolute, *absolute.parents):
         with contextlib.suppress(OSError):
             return os.statvfs(str(parent))
     return None

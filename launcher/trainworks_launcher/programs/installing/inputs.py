@@ -1,6 +1,4 @@
-"""What is asked for: each file is read by what its kind belongs to, pip's line
-by line, and what uv reads by uv.
-"""
+"""Read the requested requirements: pip's files line by line, other files with uv."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from trainworks_launcher.programs.installing import pip_files
 from trainworks_launcher.programs.installing.environment import (
     RUNTIME_DIRECTORY,
     RefusedError,
-    applying,
     normalised,
+    parse_applicable,
 )
 from trainworks_launcher.programs.installing.standards import (
     Marker,
@@ -45,42 +43,43 @@ SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _PROJECT, _UV_LOCK = "pyproject.toml", "uv.lock"
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 _SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\r?\n((?:#(?: .*)?\r?\n)+?)# ///[ \t]*\r?$")
-"""The table in a script's head (PEP 723)."""
+"""The table in the head of a script (PEP 723)."""
 
 
 class Line(NamedTuple):
-    """A line of the user's own.
+    """A line of the user.
 
     Attributes:
-        place: Where it stands.
-        text: For uv.
-        wanted: The requirement that it is, if it applies; ``None`` for an
-            option, and for what only uv can read.
-        constraint: It only limits.
+        place: Its file and number, for people.
+        text: The line for uv.
+        requirement: Its requirement, if that applies to this system; ``None`` for an option, and
+            for a form that only uv can read.
+        constraint: Whether the line only constrains.
     """
 
     place: str
     text: str
-    wanted: Any = None
+    requirement: Any = None
     constraint: bool = False
 
     @property
     def name(self) -> str:
-        """The distribution's name as indexes write it; ``""`` for no requirement."""
-        return normalised(self.wanted.name) if self.wanted else ""
+        """The distribution's name as indexes write it; ``""`` without a requirement."""
+        if not self.requirement:
+            return ""
+        return normalised(self.requirement.name)
 
 
 def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
-    """Yield the lines of a requirements file and of what it includes, as pip's
-    own parser reads them.
+    """Yield the lines of a requirements file and of included files, as pip reads them.
 
     Args:
-        python: The Python that is installed for.
+        python: The Python that gets the packages.
         file: The file.
-        options: Gets those of pip's options that uv takes on its command line only.
+        options: Gets options of pip that uv has on its command line only.
 
     Raises:
-        RefusedError: The file, or a line of it, is another tool's, or pip cannot read it.
+        RefusedError: The file or a line is of another tool, or pip cannot read it.
     """
     for pattern, sentence in _OTHERS.items():
         if re.fullmatch(pattern, file.name):
@@ -108,39 +107,39 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
 
 
 def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> Iterator[Line]:
-    """Yield a line of options as lines of uv.
+    """Convert a line of options to lines of uv.
 
-    Those that uv has on its command line only go to ``options``.
+    Options that uv has on its command line only go to ``options``.
     """
-    of_row = row.options
-    if of_row.pre:
+    row_options = row.options
+    if row_options.pre:
         options.add("--prerelease=allow")
-    if of_row.require_hashes:
+    if row_options.require_hashes:
         options.add("--require-hashes")
-    for host in of_row.trusted_host:
+    for host in row_options.trusted_host:
         options.add(f"--allow-insecure-host={host}")
-    if of_row.prefer_binary:
+    if row_options.prefer_binary:
         python.say(
             f"{place}: --prefer-binary is left out: uv takes the newest release that fits;"
             " --only-binary is kept"
         )
-    for address in of_row.requirement:
+    for address in row_options.requirement:
         yield Line(place, f"-r {address}")
-    for address in of_row.constraint:
+    for address in row_options.constraint:
         yield Line(place, f"-c {address}")
-    if of_row.index_url:
-        yield Line(place, f"--index-url {of_row.index_url}")
-    for address in of_row.extra_index_url:
+    if row_options.index_url:
+        yield Line(place, f"--index-url {row_options.index_url}")
+    for address in row_options.extra_index_url:
         yield Line(place, f"--extra-index-url {address}")
-    for link in of_row.find_links:
+    for link in row_options.find_links:
         beside_file = row.file.parent / link
         folder = beside_file.absolute() if beside_file.exists() else link
         yield Line(place, f"--find-links {folder}")
-    for name in _names_in(of_row.no_binary):
+    for name in _names_in(row_options.no_binary):
         yield Line(place, f"--no-binary {name}")
-    for name in _names_in(of_row.only_binary):
+    for name in _names_in(row_options.only_binary):
         yield Line(place, f"--only-binary {name}")
-    if of_row.no_index:
+    if row_options.no_index:
         yield Line(place, "--no-index")
 
 
@@ -164,18 +163,18 @@ def _requirement(python: Any, place: str, row: Any) -> Line:
         )
     wheel = re.search(r"[^/\s@]+\.whl", text)
     if wheel is None:
-        wanted = applying(python, text)
+        requirement = parse_applicable(python, text)
     else:
         _, semicolon, marker = text.partition(";")
-        wanted = _of_wheel(python, place, wheel.group(), f"{semicolon} {marker}")
+        requirement = _of_wheel(python, place, wheel.group(), f"{semicolon} {marker}")
     text = f"-e {text}" if is_editable else _with_private_copy(text)
     for digest in row.options.hash:
         text += f" --hash={digest}"
-    return Line(place, text, wanted, row.constraint)
+    return Line(place, text, requirement, row.constraint)
 
 
 def _of_wheel(python: Any, place: str, name_in_address: str, marker: str) -> Any:
-    """Return the requirement that the name of a wheel's file states, if it applies.
+    """Return the requirement in the file name of a wheel, if it applies to this system.
 
     Raises RefusedError for a wheel of another Python or system.
     """
@@ -184,12 +183,12 @@ def _of_wheel(python: Any, place: str, name_in_address: str, marker: str) -> Any
         name, version, _, tags = parse_wheel_filename(file)
     except ValueError as error:
         raise RefusedError(f"{place}: {error}") from error
-    wanted = applying(python, f"{name}=={version}{marker}")
+    requirement = parse_applicable(python, f"{name}=={version}{marker}")
     # As texts: the builder's own packaging has another class for them.
     fitting = [str(tag) for tag in python.tags()]
-    if wanted and not any(str(tag) in fitting for tag in tags):
+    if requirement and not any(str(tag) in fitting for tag in tags):
         raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
-    return wanted
+    return requirement
 
 
 _FOLDER = re.compile(
@@ -198,10 +197,10 @@ _FOLDER = re.compile(
 
 
 def _with_private_copy(text: str) -> str:
-    """Return a line that names a folder with a copy of it, where a job
-    installs: hosts may share the folder.
+    """Replace a folder in a line by a private copy, in a job: hosts may share the folder.
 
-    What lies around it in the working directory is linked: its version may come from there.
+    Other entries of the working directory are linked beside the copy: the project's version may
+    come from them.
     """
     requirement = _FOLDER.match(text)
     if requirement is None or RUNTIME_DIRECTORY not in os.environ:
@@ -217,10 +216,7 @@ def _with_private_copy(text: str) -> str:
 
 
 def table_of(file: Path) -> Mapping[str, Any]:
-    """Return the content of a TOML file, or of the table in a script's head.
-
-    Raises RefusedError.
-    """
+    """Parse a TOML file, or the table in the head of a script. Raises RefusedError."""
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
@@ -236,45 +232,45 @@ def table_of(file: Path) -> Mapping[str, Any]:
 
 
 def refuse_python(python: Any, file: Path, *, is_asked_for: bool = True) -> None:
-    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not
-    look at all of them.
+    """Raise RefusedError if a project, a lock or a script is for another Python.
+
+    uv does not check all of them.
 
     Args:
-        python: The Python that is installed for.
+        python: The Python that gets the packages.
         file: The file.
-        is_asked_for: Whether its requirements are to be installed. A script
-            without a head says nothing otherwise.
+        is_asked_for: Whether its requirements are installed. Otherwise a script without a head is
+            for every Python.
     """
     if not is_asked_for and file.suffix == ".py" and not has_head(file):
         return
     table = table_of(file)
-    wanted = str(table.get("project", table).get("requires-python", ""))
-    have = python.markers().get("python_full_version") or platform.python_version()
+    requirement = str(table.get("project", table).get("requires-python", ""))
+    present = python.markers().get("python_full_version") or platform.python_version()
     try:
-        fits = not wanted or SpecifierSet(wanted).contains(have, prereleases=True)
+        fits = not requirement or SpecifierSet(requirement).contains(present, prereleases=True)
     except ValueError as error:
-        raise RefusedError(f"{file}: requires-python is {wanted}: {error}") from error
+        raise RefusedError(f"{file}: requires-python is {requirement}: {error}") from error
     if not fits:
-        advice = f"choose an image with Python {wanted}"
-        problem = f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}"
-        raise RefusedError(problem, newer={"python": wanted})
+        advice = f"choose an image with Python {requirement}"
+        problem = f"{file}: requires-python is {requirement}, and this image has Python {present}"
+        raise RefusedError(f"{problem}: {advice}", newer={"python": requirement})
 
 
 def has_head(script: Path) -> bool:
-    """Whether a script says in its head what it requires (PEP 723)."""
+    """Return whether a script has a head with its requirements (PEP 723)."""
     return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 def read_project(
     python: Any, file: Path, extras: Iterable[str], groups: Iterable[str]
 ) -> Iterator[Line]:
-    """Yield what a project or a script asks for itself, to look at it: uv reads the file, and
-    decides what it means.
+    """Yield the requirements of a project or a script, for checks. uv itself reads the file.
 
     Args:
-        python: The Python that is installed for.
+        python: The Python that gets the packages.
         file: ``pyproject.toml``, or a script.
-        extras: Names of the extras that are wanted. One may name others of its own project.
+        extras: Names of the requested extras. One may name others of its own project.
         groups: Names of dependency groups.
     """
     table = table_of(file)
@@ -301,15 +297,15 @@ def read_project(
         if isinstance(row, dict):
             open_sets.append(("group", normalised(str(row.get("include-group", "")))))
             continue
-        wanted = applying(python, str(row))
-        if wanted and own_name and normalised(wanted.name) == own_name:
-            open_sets += [("extra", normalised(name)) for name in wanted.extras]
+        requirement = parse_applicable(python, str(row))
+        if requirement and own_name and normalised(requirement.name) == own_name:
+            open_sets += [("extra", normalised(name)) for name in requirement.extras]
         else:
-            yield Line(str(file), str(row), wanted)
+            yield Line(str(file), str(row), requirement)
 
 
 def sources_of(file: Path) -> Mapping[str, Any]:
-    """Return where a project or a script has its requirements from, as it says to uv."""
+    """Return the sources of requirements that a project or a script declares to uv."""
     own: Mapping[str, Any] = table_of(file).get("tool", {}).get("uv", {})
     return own.get("sources", {})  # type: ignore[no-any-return]
 
@@ -317,7 +313,7 @@ def sources_of(file: Path) -> Mapping[str, Any]:
 def project_in(word: str) -> tuple[Path, list[str]] | None:
     """Return the ``pyproject.toml`` of a folder that a word names, and its extras.
 
-    None for another word.
+    For example of ``./code[gpu]``. None for another word.
     """
     match = re.fullmatch(r"(?P<path>[^-].*?)(?:\[(?P<extras>[^\]]*)\])?", word)
     if match is None:
@@ -333,11 +329,12 @@ def project_in(word: str) -> tuple[Path, list[str]] | None:
 
 
 def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[Line]:
-    """Yield what uv takes of a ``pylock.toml`` for this machine, as lines with hashes.
+    """Yield the packages of a ``pylock.toml`` that uv selects here, as lines with hashes.
+
+    uv itself installs such a file as a whole or not at all, and so would replace packages that the
+    image keeps.
 
     Raises RefusedError.
-
-    uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
     """
     python = installation.python
     selected = python.selected(installation, ("-r", str(file), *words))
@@ -347,7 +344,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
         name, version = normalised(row["name"]), str(row.get("version", ""))
         if name not in chosen:
             continue
-        # A row or a choice without a version is of any.
+        # A row or a selection without a version matches any version.
         if not version or chosen[name] in ("", version):
             rows.setdefault(name, []).append(row)
 
@@ -367,7 +364,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
         if row.get("version"):
             requirement += f"=={row['version']}"
         text = _text_of_row(row, file.parent)
-        yield Line(f"{file}: {row['name']}", text, applying(python, requirement))
+        yield Line(f"{file}: {row['name']}", text, parse_applicable(python, requirement))
 
 
 def _fits(python: Any, row: Mapping[str, Any]) -> bool:
@@ -381,7 +378,7 @@ def _fits(python: Any, row: Mapping[str, Any]) -> bool:
 
 
 def _text_of_row(row: Mapping[str, Any], folder: Path) -> str:
-    """Return a package of a ``pylock.toml`` as a line of a requirements file."""
+    """Write a package of a ``pylock.toml`` as a line of a requirements file."""
     name, repository, archive = row["name"], row.get("vcs"), row.get("archive")
     if repository:
         address = _address_of(repository, folder)
@@ -414,25 +411,24 @@ def _address_of(source: Mapping[str, Any], folder: Path) -> str:
 
 
 class Reading:
-    """What the words of an installation ask for.
+    """The requested requirements.
 
     Attributes:
-        python: The Python that is installed for.
-        lines: The user's own lines, of requirements files and of locks: uv gets them.
-        looked_at: What projects and scripts ask for themselves: uv reads their files.
-        words: What uv gets beside the lines.
-        options: Options of pip's in files, which uv takes on its command line only.
-        sources: Names that a project or a script has from elsewhere than an
-            index of pip's settings.
-        indexes: Lines of indexes that are a lock's.
-        project: The folder whose ``[tool.uv]`` counts; None for none.
+        python: The Python that gets the packages.
+        lines: Lines of the user, of requirements files and of locks, for uv.
+        project_lines: Requirements of projects and scripts; uv reads their files itself.
+        words: Other words for uv.
+        options: Options of pip in files that uv has on its command line only.
+        sources: Names that a project or a script takes from another source than an index.
+        indexes: Lines of indexes from a lock.
+        project: The folder with the ``[tool.uv]`` that counts; None for none.
     """
 
     def __init__(self, python: Any) -> None:
         """Begin with nothing."""
         self.python = python
         self.lines: list[Line] = []
-        self.looked_at: list[Line] = []
+        self.project_lines: list[Line] = []
         self.words: list[str] = []
         self.options: set[str] = set()
         self.sources: set[str] = set()
@@ -441,12 +437,12 @@ class Reading:
 
 
 def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
-    """Read the files that words name, each with what reads its kind. Raises RefusedError.
+    """Read the files in the words of ``pip install``, each by its kind. Raises RefusedError.
 
     Args:
-        python: The Python that is installed for.
-        words: Of an installation.
-        installation: uv; None where there is none: then only files of pip's are read.
+        python: The Python that gets the packages.
+        words: The words.
+        installation: Calls of uv; None without uv, with which only pip's files can be read.
     """
     reading, rest = Reading(python), iter(words)
     files: list[Path] = []
@@ -464,23 +460,25 @@ def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
             project = project_in(word)
             if project is not None:
                 file, own_extras = project
-                _look_at(file, own_extras, (), reading)
+                _add_project(file, own_extras, (), reading)
 
-    # A group is FILE:NAME where more than one file could have it.
+    # A group is FILE:NAME if several files could have the group.
     for group in groups:
         place, colon, name = group.rpartition(":")
         if colon:
             reading.words += ("--group", group)
-            _look_at(Path(place), (), (name,), reading)
+            _add_project(Path(place), (), (name,), reading)
     of_files = [group for group in groups if ":" not in group]
     for file in files:
         _read(file, extras, of_files, reading, installation)
     return reading
 
 
-def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], reading: Reading) -> None:
+def _add_project(
+    file: Path, extras: Iterable[str], groups: Iterable[str], reading: Reading
+) -> None:
     refuse_python(reading.python, file)
-    reading.looked_at += read_project(reading.python, file, extras, groups)
+    reading.project_lines += read_project(reading.python, file, extras, groups)
     reading.sources.update(map(normalised, sources_of(file)))
     reading.project = reading.project or file.parent.absolute()
 
@@ -507,7 +505,7 @@ def _read(
         for name in groups:
             options += ["--group", name]
         if not is_pylock:
-            file, options = installation.exported(file, options), []
+            file, options = installation.export_lock(file, options), []
         lines = list(read_lock(file, options, installation))
         reading.lines += lines
         reading.indexes += [line.text for line in lines if line.text.startswith("--")]
@@ -520,7 +518,7 @@ def _read(
                 f"{file} says to uv where its requirements come from, which uv reads of a lock:"
                 f" `uv lock --script {file}` writes it"
             )
-    _look_at(file, extras, groups, reading)
+    _add_project(file, extras, groups, reading)
     reading.words += ["-r", str(file), *options]
     for name in groups:
         reading.words += ["--group", f"{file}:{name}"]

@@ -1,5 +1,5 @@
-"""The figures of this host and, on the leader, those of the others: one line of
-the log at the end of the job.
+"""The summary of a job: figures of this host and, on the leader, of all others, as one line of the
+log at the job's end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MESSAGE = "figures"
 """The kind of this room's message to the leader: the fields of ``Figures``."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two looks at the GPUs: each pause is twice the one before, so
-that a short job has some, too.
+"""Seconds between two samples of the GPUs. Each pause is twice the one before, so that a short job
+has samples, too.
 """
 
 _GPUS = 64
@@ -31,16 +31,16 @@ _MINUTES, _HOURS = 600, 36000
 
 
 class Figures(NamedTuple):
-    """What is known of one host.
+    """The figures of one host.
 
     Attributes:
         first_output: Seconds from the start of the program to its first output.
-        restarts: How often its ranks were started again.
+        restarts: Number of restarts of its ranks.
         idle: Seconds without progress.
-        memory: Bytes that its container used at most, with the page cache; 0 where the kernel does
-            not say, or the figure is not the job's own.
-        gpus: Percent of the time in which each GPU computed, on average; ()
-            where there are none, or they do not say.
+        memory: Highest bytes of its container, with the page cache; 0 if the kernel does not
+            count them, or the figure is not the job's own.
+        gpus: Mean use of each GPU in percent of the time; () without GPUs, or if they do not
+            report their use.
     """
 
     first_output: float | None = None
@@ -51,48 +51,58 @@ class Figures(NamedTuple):
 
 
 def read_figures(message: Mapping[str, Json]) -> Figures:
-    """Return the figures in the message of another host; what cannot be read is unknown."""
-    first_output, idle = message.get("first_output"), message.get("idle")
+    """Read the figures in the message of another host; a value that is unreadable is unknown."""
     gpus = message.get("gpus")
     percents = []
     if isinstance(gpus, list):
         percents = [min(100, max(0, number(percent))) for percent in gpus[:_GPUS]]
     return Figures(
-        first_output=None if first_output is None else seconds(first_output),
+        first_output=_seconds(message.get("first_output")),
         restarts=max(0, number(message.get("restarts"))),
-        idle=None if idle is None else seconds(idle),
+        idle=_seconds(message.get("idle")),
         memory=max(0, number(message.get("memory"))),
         gpus=tuple(percents),
     )
 
 
-def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
-    """Return what a job took, for people. took: seconds.
+def _seconds(value: Json) -> float | None:
+    if value is None:
+        return None
+    return seconds(value)
 
-    Hosts: host -> its figures, None for one that told nothing.
+
+def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
+    """Write the summary for people.
+
+    Args:
+        took: Seconds of the job.
+        hosts: Host -> its figures; None for a host that sent none.
     """
-    known = {host: figures for host, figures in hosts.items() if figures is not None}
+    known = [figures for figures in hosts.values() if figures is not None]
     parts = [f"{_duration(took)} on {_count(len(hosts), 'host')}"]
 
-    outputs = [row.first_output for row in known.values() if row.first_output is not None]
+    outputs = [row.first_output for row in known if row.first_output is not None]
     if outputs:
         parts.append(f"first output after {_duration(min(outputs))}")
 
-    restarts = max((row.restarts for row in known.values()), default=0)
+    restarts = max((row.restarts for row in known), default=0)
     if restarts:
         parts.append(_count(restarts, "restart"))
 
-    idle = min((row.idle for row in known.values() if row.idle is not None), default=0.0)
+    idle = min((row.idle for row in known if row.idle is not None), default=0.0)
     if idle:
         parts.append(f"{_duration(idle)} without progress")
 
-    memory, host = max(((row.memory, host) for host, row in known.items()), default=(0, ""))
+    memory, largest_host = 0, ""
+    for host, figures in hosts.items():
+        if figures is not None and (figures.memory, host) > (memory, largest_host):
+            memory, largest_host = figures.memory, host
     if memory:
-        where = f" ({host})" if len(hosts) > 1 else ""
+        where = f" ({largest_host})" if len(hosts) > 1 else ""
         parts.append(f"at most {_size(memory)} of memory{where}")
 
     gpus: list[int] = []
-    for row in known.values():
+    for row in known:
         gpus += row.gpus
     if gpus:
         mean = sum(gpus) / len(gpus)
@@ -101,20 +111,23 @@ def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
 
 
 def _count(number_: int, noun: str) -> str:
-    """Return ``1 host`` or ``2 hosts``."""
-    return f"{number_} {noun}" if number_ == 1 else f"{number_} {noun}s"
+    """Write ``1 host`` or ``2 hosts``."""
+    if number_ == 1:
+        return f"{number_} {noun}"
+    return f"{number_} {noun}s"
 
 
 def _size(count: int) -> str:
-    """Return bytes for people: ``61.3 GiB``, ``38 MiB``."""
+    """Write bytes for people: ``61.3 GiB``, ``38 MiB``."""
     gibibytes = count / (1 << 30)
     if gibibytes >= 0.1:
         return f"{gibibytes:.1f} GiB"
+    # Rounded up, so that a little memory is not 0 MiB.
     return f"{-(-count // (1 << 20))} MiB"
 
 
 def _duration(value: float) -> str:
-    """Return seconds for people: ``3.2 s``, ``12 min``, ``5.1 h``."""
+    """Write seconds for people: ``3.2 s``, ``12 min``, ``5.1 h``."""
     if value < _MINUTES:
         return f"{value:.1f} s"
     if value < _HOURS:
@@ -122,8 +135,8 @@ def _duration(value: float) -> str:
     return f"{value / 3600:.1f} h"
 
 
-class Account:
-    """The account of one run, from the start of the program.
+class JobSummary:
+    """Collects the figures of one run, from the start of the program.
 
     Every method runs in the loop's thread.
     """
@@ -131,41 +144,51 @@ class Account:
     def __init__(
         self, loop: Loop, member: str, hosts: Sequence[str], log: Callable[[str], None]
     ) -> None:
-        """The program starts now. member: this launcher's name. hosts: those of
-        the job. log: prints a line.
+        """Begin at the start of the program.
+
+        Args:
+            loop: The loop of the run.
+            member: This launcher's name.
+            hosts: Names of the job's launchers.
+            log: Prints a line.
         """
         self._loop = loop
         self._member = member
         self._hosts = hosts
         self._log = log
         self._started = time.monotonic()
-        self._known: dict[str, Figures] = {}
-        self._asking: subprocess.Popen[bytes] | None = None
+        self._figures: dict[str, Figures] = {}
+        self._sampler: subprocess.Popen[bytes] | None = None
         self._answer = b""
         self._samples: dict[int, list[int]] = {}
 
     def watch_gpus(self, program: Sequence[str], visible: Sequence[str]) -> None:
-        """Ask for the use of the GPUs from now on: in a program of its own, for
-        a broken driver may end its caller.
+        """Sample the use of the GPUs from now on.
 
-        program: the command that prints it. visible: the GPUs that the job may use; (): all.
+        In a process of its own, because a broken driver may end the caller.
+
+        Args:
+            program: Command that prints the samples.
+            visible: The GPUs that the job may use; () for all.
         """
         with contextlib.suppress(OSError):
             words = (*program, f"{_FIRST_PAUSE:g}", f"{_LONGEST_PAUSE:g}", *visible)
-            self._asking = subprocess.Popen(
+            self._sampler = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-        if self._asking is not None and self._asking.stdout is not None:
-            source = self._asking.stdout.fileno()
+        if self._sampler is not None and self._sampler.stdout is not None:
+            source = self._sampler.stdout.fileno()
             os.set_blocking(source, False)
-            self._loop.watch(source, READ, lambda _: self._hear(source))
+            self._loop.watch(source, READ, lambda _: self._read(source))
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids whose status is taken by ``close``."""
-        return (self._asking.pid,) if self._asking is not None else ()
+        """Process id of the sampler; ``close`` reads its status."""
+        if self._sampler is None:
+            return ()
+        return (self._sampler.pid,)
 
-    def _hear(self, source: int) -> None:
+    def _read(self, source: int) -> None:
         """Read lines: each is a list with [index, percent, bytes of memory] of each GPU."""
         try:
             chunk = os.read(source, 65536)
@@ -186,27 +209,30 @@ class Account:
                 index, percent = number(row[0]), number(row[1])
                 self._samples.setdefault(index, []).append(percent)
 
-    def told(self, host: str, message: Mapping[str, Json]) -> None:
-        """Another host has ended, and tells its figures."""
-        self._known[host] = read_figures(message)
+    def receive(self, host: str, message: Mapping[str, Json]) -> None:
+        """Note the figures of another host, which has ended."""
+        self._figures[host] = read_figures(message)
 
     def close(self, tails: Sequence[Tail], restarts: int, idle: float | None) -> Mapping[str, Json]:
-        """Nothing runs on this host any more. Return the fields for the leader.
+        """Complete the figures of this host, on which no process runs any more.
 
         Args:
-            tails: What the program, or its ranks, printed.
-            restarts: How often its ranks were started again.
-            idle: Seconds without progress; None where that was not looked at.
+            tails: Tails of the program's output, or of the ranks'.
+            restarts: Number of restarts of its ranks.
+            idle: Seconds without progress; None if the host was not watched.
+
+        Returns:
+            The fields for the leader.
         """
-        asking, self._asking = self._asking, None
-        if asking is not None and asking.stdout is not None and asking.stdin is not None:
-            self._hear(asking.stdout.fileno())
-            self._loop.unwatch(asking.stdout.fileno())
-            asking.stdin.close()
-            asking.stdout.close()
-            asking.kill()
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None and sampler.stdout is not None and sampler.stdin is not None:
+            self._read(sampler.stdout.fileno())
+            self._loop.unwatch(sampler.stdout.fileno())
+            sampler.stdin.close()
+            sampler.stdout.close()
+            sampler.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                asking.wait(_END_SECONDS)  # a driver may hang in the kernel
+                sampler.wait(_END_SECONDS)  # a driver may hang in the kernel
         outputs = [tail.first_at - self._started for tail in tails if tail.first_at]
         gpus = [round(sum(uses) / len(uses)) for uses in self._samples.values()]
         own = Figures(
@@ -216,11 +242,11 @@ class Account:
             memory=highest_bytes(contained=is_contained()) or 0,
             gpus=tuple(gpus),
         )
-        self._known[self._member] = own
+        self._figures[self._member] = own
         return {**own._asdict(), "gpus": list(gpus)}
 
     def write(self) -> None:
-        """The leader knows the figures of all hosts: print the line."""
+        """Log the summary, on the leader, which has the figures of all hosts."""
         took = time.monotonic() - self._started
-        hosts = {host: self._known.get(host) for host in self._hosts}
+        hosts = {host: self._figures.get(host) for host in self._hosts}
         self._log(line(took, hosts))

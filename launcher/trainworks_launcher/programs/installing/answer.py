@@ -1,0 +1,202 @@
+"""Adapt the user's requirements to the image: keep its own builds, and refuse conflicts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Sequence
+
+from trainworks_launcher.programs.installing.environment import (
+    RefusedError,
+    build_of,
+    distributions,
+    is_later,
+    needs_of,
+    normalised,
+)
+from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading
+from trainworks_launcher.programs.installing.standards import Requirement
+
+_TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
+"""Names for which the package index has another project than people expect."""
+_LEFT_OUT = (
+    "cudatoolkit", "pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "python", "pywin32",
+    "pywinpty", "tensorflow-macos", "tensorflow-metal", "windows-curses",
+)  # fmt: skip
+"""Names that pip freeze writes on other systems or by a mistake of Debian's, and conda's own.
+
+No index has them for Linux.
+"""
+
+
+class Answer:
+    """The user's requirements, adapted to the image.
+
+    Attributes:
+        kept: Name -> version that the image keeps.
+        excluded: Names that uv leaves out in every place.
+        freed: Companions for which a project requests a version for another framework: uv may
+            take any version.
+        notes: Lines for the log about requirements that are not installed as requested.
+        lines: The lines for uv.
+        left: Places of indexes that are left out.
+        without_source: Names for which a project's own source is not used.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
+        """Adapt the lines of a reading.
+
+        Raises RefusedError with all lines that conflict with the image.
+        """
+        lines = [*reading.lines, *reading.project_lines]
+        self._python = reading.python
+        installed = distributions(self._python)
+        companions = manifest.get("companions", {})
+        self.kept: dict[str, str] = {}
+        self._needs: list[tuple[str, Any]] = []
+        for name, version in manifest.get("protected", {}).items():
+            self.kept[name] = version
+            if name in installed:
+                self.kept[name] = installed[name].version
+                self._needs += [(name, need) for need in needs_of(self._python, installed[name])]
+        self.excluded, self.lines = set(_LEFT_OUT), list(reading.lines)
+        self.notes: list[str] = []
+        self.left: list[str] = []
+        self._refused: list[str] = []
+        self._newer: dict[str, str] = {}
+        for line in lines:
+            if not line.name:
+                self._adapt_index(line, manifest.get("wheel_index", ""))
+                continue
+            if line.name in companions and line.requirement.specifier:
+                self._newer[line.name] = str(line.requirement.specifier)
+            self._adapt_requirement(line)
+
+        self.freed = self._free_companions(lines, companions)
+        if self.excluded & set(self.kept):
+            self.excluded |= set(self.kept)
+        if self.excluded - set(_LEFT_OUT):
+            # Lines that are left out are of another build of the framework.
+            libraries = {normalised(name) for name in manifest.get("libraries", ())}
+            missing = libraries - set(installed)
+            named = sorted({line.name for line in lines} & missing)
+            if named:
+                self.notes.append(
+                    f"{', '.join(named)}: not installed, only another build needs them"
+                )
+            self.excluded |= missing
+        if self._refused:
+            raise RefusedError(*self._refused, newer=self._newer)
+
+        # Those sources are an index of another build, or a folder of the project's own.
+        self.without_source = sorted(reading.sources & {*self.kept, *companions})
+        for name in self.without_source:
+            self.notes.append(f"the source of {name} is not used: this image has its own")
+
+    def _adapt_requirement(self, line: Line) -> None:
+        """Decide whether a requirement is installed, left out or refused."""
+        name, place, specifier = line.name, line.place, line.requirement.specifier
+        requested = f"{name}{specifier}"
+        installed_version = self.kept.get(name, "")
+        if name in _TRAPS and not line.requirement.url:
+            self._refused.append(
+                f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
+            )
+        elif name in _LEFT_OUT:
+            self.notes.append(f"{place}: {requested} is left out: it is not for this system")
+        elif not installed_version:
+            self._adapt_to_needs(line, requested)
+        elif not _holds(line.requirement, installed_version):
+            limits = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
+            if any(is_later(version, installed_version) for version in limits):
+                self._newer[name] = str(specifier)
+                self._refused.append(
+                    f"{place}: {requested}, and this image has {name} {installed_version}:"
+                    f" choose an image with {requested}"
+                )
+            elif not _holds(line.requirement, build_of(self._python, name, installed_version)):
+                shown = "an address" if line.requirement.url else requested
+                self.notes.append(
+                    f"{place}: {shown} is not installed:"
+                    f" this image keeps {name} {installed_version}"
+                )
+            self.excluded.add(name)
+
+    def _adapt_to_needs(self, line: Line, requested: str) -> None:
+        """Leave out a version that conflicts with a package that the image keeps."""
+        exact = _versions_matching(r"==[^*]+$", line)
+        if not exact:
+            return
+        for owner, need in self._needs:
+            if normalised(need.name) != line.name:
+                continue
+            if need.specifier.contains(exact[0], prereleases=True):
+                continue
+            self.notes.append(
+                f"{line.place}: {requested} is not installed:"
+                f" this image's {owner} {self.kept[owner]} needs {line.name}{need.specifier}"
+            )
+            self.excluded.add(line.name)
+
+    def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
+        """Let companions of a replaced framework have any version.
+
+        The user's version belongs to the framework that was requested.
+
+        Args:
+            lines: All lines.
+            companions: Name of a package -> name of its framework.
+
+        Returns:
+            Names of companions in a project's file, which uv reads itself.
+        """
+        freed = []
+        for line in lines:
+            framework = companions.get(line.name, "")
+            if not framework:
+                continue
+            exact = _versions_matching(r"===?[^*]+$", line)
+            build = build_of(self._python, framework, self.kept.get(framework, ""))
+            own = build.partition("+")[2]
+            builds = {version.partition("+")[2] for version in exact} - {"", own}
+            is_answered = framework in self.excluded and (exact or line.requirement.url)
+            if not is_answered and not builds:
+                continue
+            requested = f"{line.name}{line.requirement.specifier}"
+            if line.requirement.url:
+                requested = "an address"
+            release = f"{framework} {self.kept.get(framework, '')}"
+            self.notes.append(
+                f"{line.place}: {requested} goes with another {framework}:"
+                f" the release for {release} is taken"
+            )
+            if line in self.lines:
+                name = Requirement(line.name)
+                self.lines[self.lines.index(line)] = Line(
+                    line.place, line.name, name, line.constraint
+                )
+            else:
+                freed.append(line.name)
+        return freed
+
+    def _adapt_index(self, line: Line, own: str) -> None:
+        """Leave out an index of the framework's vendor with another build than the image's."""
+        option, _, address = line.text.partition(" ")
+        vendor = re.match(r"https?://[^/]+/", own)
+        if vendor is None or option not in SOURCES:
+            return
+        if address.startswith(vendor.group()) and address.rstrip("/") != own:
+            self._python.say(
+                f"{line.place}: {address} is not needed: it has another build than this image"
+            )
+            self.lines.remove(line)
+            self.left.append(line.place)
+
+
+def _versions_matching(pattern: str, line: Line) -> list[str]:
+    """Return the versions of limits that match a pattern: ``1.2`` of ``==1.2,<2``."""
+    limits = line.requirement.specifier
+    return [limit.version for limit in limits if re.match(pattern, str(limit))]
+
+
+def _holds(requirement: Any, version: str) -> bool:
+    return not requirement.url and bool(requirement.specifier.contains(version, prereleases=True))
