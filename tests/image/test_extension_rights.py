@@ -475,7 +475,7 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
     _, base = find_base(docker_image.reference, engine, facts)
     source = ROOT / "src" / "trainworks"
     programs = {
-        "inside.py": (source / "extend" / "inside.py").read_bytes(),
+        "build_stage.py": (source / "extend" / "build_stage.py").read_bytes(),
         "imports.py": (source / "imagetest" / "imports.py").read_bytes(),
     }
     texts = {name: (ROOT / "templates" / name).read_text() for name in RECIPES}

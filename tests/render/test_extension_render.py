@@ -112,7 +112,7 @@ QUESTIONS = {
 @pytest.fixture(scope="module")
 def recipes(root: Path) -> Recipes:
     texts = {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
-    return Recipes(texts=texts, programs={"inside.py": b"print()\n"})
+    return Recipes(texts=texts, programs={"build_stage.py": b"print()\n"})
 
 
 @pytest.fixture(scope="module", params=PLANS)

@@ -30,7 +30,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.inside.packages import PackagesAnswer, PythonDistribution, SystemPackage
+from trainworks.imagetest.probe.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering
 

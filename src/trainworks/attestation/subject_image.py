@@ -33,7 +33,7 @@ from trainworks.extend.image import plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
-from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
 from trainworks.inspect.targets import build_command, find_image
 from trainworks.plan.model import ImagePlan

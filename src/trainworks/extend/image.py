@@ -332,9 +332,9 @@ def _refuse_network(request: ExtendRequest, engine: Engine) -> None:
 
 def _programs() -> dict[str, bytes]:
     """Return the programs that run in the base image, by file name."""
-    inside = resources.files("trainworks.extend").joinpath("inside.py")
+    build_stage = resources.files("trainworks.extend").joinpath("build_stage.py")
     imports = resources.files("trainworks.imagetest").joinpath("imports.py")
-    return {"inside.py": inside.read_bytes(), "imports.py": imports.read_bytes()}
+    return {"build_stage.py": build_stage.read_bytes(), "imports.py": imports.read_bytes()}
 
 
 def _lock_requirements(

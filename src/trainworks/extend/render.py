@@ -33,7 +33,7 @@ class Recipes:
 
     Attributes:
         texts: The texts of ``RECIPES``.
-        programs: Name to text: ``inside.py``, and ``imports.py`` of the image tests.
+        programs: Name to text: ``build_stage.py``, and ``imports.py`` of the image tests.
         uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
     """
 

@@ -16,8 +16,8 @@ from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, ImageTestError
 from trainworks.imagetest import probe_request, secrets
-from trainworks.imagetest.inside.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.job_files import READ, JobFiles
+from trainworks.imagetest.probe.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.results import CheckResult, one_line
 from trainworks.imagetest.test_promises import damages
 from trainworks.plan import checks as kinds
@@ -242,7 +242,7 @@ def _without_optional(
 
 
 class Frameworks(TypedDict):
-    """What ``inside.frameworks`` answers."""
+    """What ``probe.frameworks`` answers."""
 
     version: list[int]
     torch: str
@@ -252,7 +252,7 @@ class Frameworks(TypedDict):
 
 
 def _frameworks(container: Container, python: str, *, torch: bool) -> Frameworks:
-    program, request = ("inside.frameworks",), {"torch": torch}
+    program, request = ("probe.frameworks",), {"torch": torch}
     return probe_request.ask_program(
         container, (python,), program, request, Frameworks, timeout=_LIMIT
     )

@@ -2,9 +2,9 @@
 
 That Python runs this file.
 
-The source of this file is sent into a container (``imagetest.questions``). It has only the standard
-library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. An
-older Python answers with its version only.
+The source of this file is sent into a container (``imagetest.probe_request``). It has only the
+standard library of a Python that may be as old as 3.8: import nothing else, and use no newer
+syntax. An older Python answers with its version only.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH123

@@ -21,9 +21,9 @@ from trainworks import imagetest
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import ImageTestError
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
-from trainworks.imagetest.inside.files import IMPORT_TIMEOUT, ImageContents
-from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
+from trainworks.imagetest.probe.files import IMPORT_TIMEOUT, ImageContents
+from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.shape import misfit
 from trainworks.plan import checks as kinds
 
@@ -35,8 +35,8 @@ broken environment can be checked.
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-INSIDE = tuple(
-    f"inside.{each}"
+PROBE_MODULES = tuple(
+    f"probe.{each}"
     for each in (
         "packages",
         "files",
@@ -257,7 +257,7 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
     timeout = _BASE_TIMEOUT + IMPORT_TIMEOUT * children
     try:
         answer = ask_program(
-            container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout
+            container, (interpreter, "-I"), PROBE_MODULES, request, Answer, timeout=timeout
         )
     except ImageTestError as error:
         raise ImageTestError(
@@ -277,7 +277,7 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
 
 
 class Imported(TypedDict):
-    """What ``inside.importing`` answers."""
+    """What ``probe.importing`` answers."""
 
     imported: str
 
@@ -288,7 +288,7 @@ def can_import(container: Container, python: str, module: str, *, timeout: float
         ask_program(
             container,
             (python,),
-            ("inside.importing",),
+            ("probe.importing",),
             {"module": module},
             Imported,
             timeout=timeout,

@@ -35,9 +35,9 @@ from trainworks.engine.protocol import (
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, probe_request, secrets
 from trainworks.imagetest.concurrency import Lanes
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
-from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.makers import Makers, list_problems
+from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
+from trainworks.imagetest.probe.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL

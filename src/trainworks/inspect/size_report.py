@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside.files import pattern_of
+from trainworks.imagetest.probe.files import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
 from trainworks.terminal.formatting import amount, megabytes, stacked
