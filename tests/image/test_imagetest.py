@@ -849,10 +849,10 @@ def test_an_answer_that_the_engine_loses_is_asked_for_again() -> None:
     assert probe_request.ask(LocalContainer(lost=2), request) == probe_request.ask(
         LocalContainer(), request
     )
-    assert probe_request.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
-    assert probe_request.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(
-        status=0, output=""
-    )
+    assert probe_request.run_printing(LocalContainer(lost=1), ("false",), timeout=60).status == 1
+    assert probe_request.run_printing(
+        LocalContainer(lost=3), ("echo", "a"), timeout=60
+    ) == Completed(status=0, output="")
 
 
 def test_every_kind_of_promise_has_its_function() -> None:
@@ -860,9 +860,7 @@ def test_every_kind_of_promise_has_its_function() -> None:
     assert set(promises.PROMISES) == kinds
     for kind, function in promises.PROMISES.items():
         name = f"test_{kind.replace('-', '_')}"
-        assert function.__name__ == (
-            "test_inside" if kind in QUESTIONS and kind != "path" else name
-        )
+        assert function.__name__ == ("test_probe" if kind in QUESTIONS and kind != "path" else name)
 
 
 def test_kept_and_broken_promises_in_the_order_of_the_plan(

@@ -25,7 +25,7 @@ from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolati
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import EngineError, ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
-from trainworks.host.archives import RECORD, Found, find_archive, line_of
+from trainworks.host.archives import RECORD, ArchiveChoice, find_archive, line_of
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
@@ -240,7 +240,7 @@ def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
 
 def locate_archive(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, *, locked: bool = False
-) -> Found:
+) -> ArchiveChoice:
     """Return the package archive in its locked state, where that is anywhere.
 
     Else today's, and say that.
