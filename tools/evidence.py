@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run a suite, and write what ran, where, and how it ended to evidence/: tools/evidence.py run
-SUITE "NAME: COMMAND"...
+"""Run a suite, and write a record of the run to evidence/: tools/evidence.py run SUITE "NAME:
+COMMAND"...
 
-Commands run one after the other until one fails, each by a shell. One that counts tests writes
-JUnit's XML to $JUNIT. `tools/evidence.py gpu report.json` makes a record of a report of `make gpu`.
-Add a record to git, and run `make docs`: then it is in docs/status.md. Only Python's own library is
-needed.
+The record has the commands, the machine and the results. Commands run one after the other until one
+fails, each by a shell. A command that counts tests writes JUnit's XML to $JUNIT. `tools/evidence.py
+gpu report.json` makes a record of a report of `make gpu`. Add a record to git, and run `make docs`:
+then it is in docs/status.md. Only Python's own library is needed.
 """
 
 from __future__ import annotations
@@ -34,45 +34,39 @@ NAMES = 20
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """Return what `digest` of a record must be: the sha256 of everything else in it
+    """Return the right digest of a record: the sha256 of its other keys
     (`trainworks.attestation.evidence`).
     """
-    rest = {name: value for name, value in record.items() if name != "digest"}
-    return (
-        "sha256:"
-        + hashlib.sha256(
-            json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
-    )
+    content = {name: value for name, value in record.items() if name != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def asked(*words: str) -> str:
-    """Return what a program prints; nothing where it is absent or fails."""
+def output_of(*words: str) -> str:
+    """Return a program's output; ``""`` if the program is absent."""
     if not shutil.which(words[0]):
         return ""
-    return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def checkout() -> tuple[str, bool]:
     """Return git's commit, and whether files differ from it; records do not count."""
-    return asked("git", "rev-parse", "HEAD"), bool(
-        asked("git", "status", "--porcelain", "--", f":!{FOLDER}")
-    )
+    commit = output_of("git", "rev-parse", "HEAD")
+    changes = output_of("git", "status", "--porcelain", "--", f":!{FOLDER}")
+    return commit, bool(changes)
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is."""
-    text = (
-        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    )
+    """Return this machine's processor, cores and engine."""
+    information = Path("/proc/cpuinfo")
+    text = information.read_text(encoding="utf-8") if information.is_file() else ""
     name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    docker = asked("docker", "version", "--format", "{{.Server.Version}}")
+    docker = output_of("docker", "version", "--format", "{{.Server.Version}}")
     return {
         "cpu": name[1] if name else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "engine": f"Docker {docker}" if docker else asked("buildah", "--version"),
+        "engine": f"Docker {docker}" if docker else output_of("buildah", "--version"),
     }
 
 
@@ -103,22 +97,28 @@ def write(
     return path
 
 
-def counted(junit: Path) -> dict[str, Any]:
-    """Return how many tests passed, failed and were skipped, and the names of those that failed."""
+def count_tests(junit: Path) -> dict[str, Any]:
+    """Return the numbers of passed, failed and skipped tests, and the names of failed ones."""
     if not junit.is_file():
         return {}
-    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
-    failed = [
-        case for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    names = [f"{case.get('classname')}.{case.get('name')}" for case in failed[:NAMES]]
+    count = 0
+    skipped = 0
+    failures = []
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        count += 1
+        if case.find("failure") is not None or case.find("error") is not None:
+            failures.append(f"{case.get('classname')}.{case.get('name')}")
+        if case.find("skipped") is not None:
+            skipped += 1
     numbers = {
-        "passed": len(cases) - len(failed) - len(skipped),
-        "failed": len(failed),
-        "skipped": len(skipped),
+        "passed": count - len(failures) - skipped,
+        "failed": len(failures),
+        "skipped": skipped,
     }
-    return {"tests": numbers, **({"failures": names} if names else {})}
+    counts: dict[str, Any] = {"tests": numbers}
+    if failures:
+        counts["failures"] = failures[:NAMES]
+    return counts
 
 
 def run(suite: str, steps: Sequence[str]) -> int:
@@ -127,26 +127,24 @@ def run(suite: str, steps: Sequence[str]) -> int:
     for number, step in enumerate(steps, start=1):
         name, _, command = step.partition(": ")
         print(f"== {number} of {len(steps)}: {name} ==", flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, "JUNIT": f"{folder}/junit.xml"}
             status = subprocess.run(("sh", "-c", command), check=False, env=variables).returncode
-            found = counted(Path(variables["JUNIT"]))
-        ended = (
-            {"result": "failed", "cause": f"exit status {status}"}
-            if status
-            else {"result": "passed", "cause": ""}
-        )
-        parts.append({"name": name, **ended, **found, "seconds": round(time.monotonic() - begun)})
+            counts = count_tests(Path(variables["JUNIT"]))
+        seconds = round(time.monotonic() - started)
+        result, cause = "passed", ""
+        if status:
+            result, cause = "failed", f"exit status {status}"
+        part = {"name": name, "result": result, "cause": cause, **counts, "seconds": seconds}
+        parts.append(part)
         if status:
             break
     date, after = time.strftime("%Y-%m-%d", time.gmtime()), checkout()
-    write(
-        suite,
-        parts,
-        {"date": date, "commit": before[0], "changed": before[1] or after != before},
-        {},
-    )
+    commit, was_changed = before
+    # A file may have changed during the run.
+    is_changed = was_changed or after != before
+    write(suite, parts, {"date": date, "commit": commit, "changed": is_changed}, {})
     return status
 
 
@@ -164,28 +162,26 @@ def of_gpu(report: Mapping[str, Any]) -> Path:
         raise ValueError("it names no GPU")
     if all(part["result"] == "NOT TESTED" for part in report["parts"]):
         raise ValueError("nothing was tested")
-    parts = [
-        {
-            "name": part["part"],
-            "result": GPU_RESULTS[part["result"]],
-            "cause": part["cause"],
-            "seconds": round(part["seconds"]),
+    parts = []
+    for row in report["parts"]:
+        part = {
+            "name": row["part"],
+            "result": GPU_RESULTS[row["result"]],
+            "cause": row["cause"],
+            "seconds": round(row["seconds"]),
         }
-        for part in report["parts"]
-    ]
+        parts.append(part)
+    # A plus after the commit says that files differ from it.
     commit = report["commit"].removesuffix("+")
     more = {
         "date": report["date"],
         "commit": commit,
         "changed": commit != report["commit"] or not commit,
+        "image": report.get("image", ""),
+        "tested": report["digest"],
     }
     where = {"gpus": versions.pop("devices"), **versions}
-    return write(
-        "make gpu",
-        parts,
-        {**more, "image": report.get("image", ""), "tested": report["digest"]},
-        where,
-    )
+    return write("make gpu", parts, more, where)
 
 
 def main() -> int:
@@ -198,13 +194,13 @@ def main() -> int:
     commands.add_parser("gpu", help="record a report of `make gpu`").add_argument(
         "report", type=Path
     )
-    given = parser.parse_args()
-    if given.command == "run":
-        return run(given.suite, given.steps)
+    options = parser.parse_args()
+    if options.command == "run":
+        return run(options.suite, options.steps)
     try:
-        of_gpu(json.loads(given.report.read_text(encoding="utf-8")))
+        of_gpu(json.loads(options.report.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{given.report}: {error}; no record is written", file=sys.stderr)
+        print(f"{options.report}: {error}; no record is written", file=sys.stderr)
         return 1
     return 0
 
