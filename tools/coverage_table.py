@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Hold tests/coverage.toml to the tests that are there, and run the quick ones
-that it names: `make coverage`.
+"""Check that the tests of tests/coverage.toml exist, and run the quick ones: `make coverage`.
 
-The table has what AWS's pages describe, a row for each item. Its last word is a test: a row that
-works has one, and a test that is gone is a failure. Each row that works is recorded by its words,
-so that none falls without a word of why. `--all` runs the tests of smdistributed and those with
-containers, too; `--record` adds what works now to the record.
+The table has a row for each item that AWS's pages describe. A row that works names a test, and a
+missing test is a failure. Each row that works is recorded by its words: a recorded row that stops
+working needs a reason. `--all` runs the tests of smdistributed and those with containers, too;
+`--record` adds the rows that work now to the record.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "coverage.toml"
 RECORD = ROOT / "tests" / "coverage-worked.txt"
-"""The rows that work or have worked, a line each as ``named`` writes it.
+"""The rows that work or have worked, as lines of ``Item.named``.
 
-Lines are added, and none is taken away.
+Lines are added, and never removed.
 """
 
 LIBRARY = "smdistributed/"
-"""Where tests begin that run with the Python that has torch, in a folder of their own."""
+"""Beginning of the tests that run with the Python that has torch, in their own folder."""
 
 TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
 WORDS = {"Y": "yes", "P": "partly", "N": "no", "-": "not ours"}
@@ -39,8 +38,8 @@ class Page:
     """A page of AWS's documentation.
 
     Attributes:
-        name: By which rows name it.
-        title: What a reader sees.
+        name: The name in rows.
+        title: The title for readers.
     """
 
     name: str
@@ -53,12 +52,12 @@ class Item:
 
     Attributes:
         page: The name of the page.
-        number: Of the item, over all pages.
-        item: What is described.
+        number: The number of the item, over all pages.
+        item: The description.
         state: A key of ``WORDS``.
-        where: Where a reader finds it, with a link; ``""`` unless the state is Y.
-        reason: Why it is not wholly there, in one line; ``""`` if the state is Y.
-        fell: Why it worked and does no more, in one line; ``""`` for every other row.
+        where: The place of the documentation, with a link; ``""`` unless the state is Y.
+        reason: The reason for another state than Y, in one line.
+        fell: The reason why the item no longer works, in one line; ``""`` for other rows.
         tests: Files, functions or cases, by their ids of pytest.
     """
 
@@ -73,108 +72,119 @@ class Item:
 
     @property
     def named(self) -> str:
-        """Return its line of the record."""
+        """Return the item's line of the record."""
         return f"{self.number} {self.item}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The whole file."""
+    """The complete file."""
 
     pages: tuple[Page, ...]
     items: tuple[Item, ...]
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the ids of all tests that are named, once each."""
-        return tuple(dict.fromkeys(test for item in self.items for test in item.tests))
+        """Return the ids of all named tests, once each."""
+        tests: dict[str, None] = {}
+        for item in self.items:
+            tests |= dict.fromkeys(item.tests)
+        return tuple(tests)
 
 
 def read_table(text: str) -> Table:
     """Read the text of the file; an unknown key is a ``TypeError``."""
     data = tomllib.loads(text)
-    items = (Item(**{**row, "tests": tuple(row.get("tests", ()))}) for row in data["item"])
-    return Table(tuple(Page(**row) for row in data["page"]), tuple(items))
+    pages = [Page(**row) for row in data["page"]]
+    items = []
+    for row in data["item"]:
+        tests = tuple(row.get("tests", ()))
+        items.append(Item(**{**row, "tests": tests}))
+    return Table(tuple(pages), tuple(items))
 
 
 def problems(table: Table, worked: Sequence[str], ids: Iterable[str] | None = None) -> list[str]:
-    """Return what is wrong with the table.
+    """Return the problems of the table.
 
     Args:
         table: The table.
         worked: The lines of the record.
-        ids: Ids of all tests of the suites that are looked at. None: whether
-            tests are there is not asked.
+        ids: Ids of all tests of some suites; None: the existence of tests is
+            not checked.
     """
-    found = [problem for item in table.items for problem in _problems_of(item)]
-    found += _fallen(table, worked)
+    lines = []
+    for item in table.items:
+        lines += _problems_of(item)
+    lines += _record_problems(table, worked)
     numbers = [item.number for item in table.items]
-    found += [
-        f"row {number}: is there twice"
-        for number in sorted({n for n in numbers if numbers.count(n) > 1})
-    ]
+    repeated = {number for number in numbers if numbers.count(number) > 1}
+    lines += [f"row {number}: is there twice" for number in sorted(repeated)]
     names = {page.name for page in table.pages}
-    found += [
-        f"row {item.number}: page {item.page!r} is not known"
-        for item in table.items
-        if item.page not in names
-    ]
+    for item in table.items:
+        if item.page not in names:
+            lines.append(f"row {item.number}: page {item.page!r} is not known")
     if ids is not None:
-        there = _with_parents(ids)
-        suites = {name.partition("/")[0] for name in there}
-        found += [
-            f"row {item.number}: test {test} is gone"
-            for item in table.items
-            for test in item.tests
-            if test.partition("/")[0] in suites and test not in there
-        ]
-    return found
+        lines += _missing_tests(table, ids)
+    return lines
+
+
+def _missing_tests(table: Table, ids: Iterable[str]) -> list[str]:
+    """Return a line for each named test that is in none of the suites with these ids."""
+    existing = _with_parents(ids)
+    suites = {name.partition("/")[0] for name in existing}
+    lines = []
+    for item in table.items:
+        for test in item.tests:
+            suite = test.partition("/")[0]
+            if suite in suites and test not in existing:
+                lines.append(f"row {item.number}: test {test} is gone")
+    return lines
 
 
 def _problems_of(item: Item) -> list[str]:
-    """Return what is wrong with a row alone."""
+    """Return the problems of a row alone."""
     row = f"row {item.number}"
     if item.state not in WORDS:
         return [f"{row}: state {item.state!r} is not one of {', '.join(WORDS)}"]
-    found = []
+    lines = []
     if item.state == "Y" and not item.tests:
-        found.append(
+        lines.append(
             f"{row}: state Y without a test: name one that shows it, or write P and a reason"
         )
     if item.state == "Y" and (item.reason or not item.where):
-        found.append(f"{row}: state Y says `where`, and no `reason`")
+        lines.append(f"{row}: state Y says `where`, and no `reason`")
     if item.state != "Y" and (item.where or not item.reason):
-        found.append(f"{row}: state {item.state} says its `reason`, and not `where`")
-    return found
+        lines.append(f"{row}: state {item.state} says its `reason`, and not `where`")
+    return lines
 
 
-def _fallen(table: Table, worked: Sequence[str]) -> list[str]:
-    """Return what the record says of rows that work no more, and which rows it lacks."""
+def _record_problems(table: Table, worked: Sequence[str]) -> list[str]:
+    """Return the differences between the record and the table.
+
+    They are rows that no longer work, and rows that the record lacks.
+    """
     record = RECORD.relative_to(ROOT)
-    found = []
     rows = {item.named for item in table.items}
-    found += [
-        f"row {line!r} worked, and no row has this number and these words: bring it back, or write"
-        f" the new in {record}"
-        for line in worked
-        if line not in rows
+    missing = [line for line in worked if line not in rows]
+    lines = [
+        f"row {line!r} worked, and no row has this number and these words: bring it back,"
+        f" or write the new in {record}"
+        for line in missing
     ]
     for item in table.items:
         row = f"row {item.number}"
         works = item.state == "Y"
         has_worked = item.named in worked
         if works and not has_worked:
-            found.append(
-                f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)}"
-                " --record` adds it"
-            )
+            program = Path(__file__).relative_to(ROOT)
+            lines.append(f"{row}: works, and {record} lacks it: `{program} --record` adds it")
         if has_worked and not works and not item.fell:
-            found.append(
+            lines.append(
                 f"{row}: worked, and has the state {item.state}: mend it, or say why in its `fell`"
             )
         if item.fell and (works or not has_worked):
-            found.append(f"{row}: `fell` is for a row that worked and does no more")
-    return found
+            lines.append(f"{row}: `fell` is for a row that worked and does no more")
+    return lines
 
 
 def read_record() -> list[str]:
@@ -190,52 +200,47 @@ def recorded(table: Table, worked: Sequence[str]) -> list[str]:
 
 def _with_parents(ids: Iterable[str]) -> set[str]:
     """Return ids of tests with those of their functions and files."""
-    found = set()
+    all_ids = set()
     for case in ids:
         function = case.partition("[")[0]
-        found |= {case, function, function.partition("::")[0]}
-    return found
+        all_ids |= {case, function, function.partition("::")[0]}
+    return all_ids
 
 
 def collect(tests: Sequence[str]) -> list[str]:
-    """Return the ids of the tests in the files that these are in.
+    """Return the ids of all tests in the existing files of these tests.
 
-    The files that are there are asked.
-
-    Tests of smdistributed are left out where the Python with torch is not: `make torch` makes it.
+    Tests of smdistributed are left out without the Python with torch, which `make torch` makes.
     """
-    files = dict.fromkeys(test.partition("::")[0] for test in tests)
-    files = {name: None for name in files if (ROOT / name).is_file()}
-    library = [name.removeprefix(LIBRARY) for name in files if name.startswith(LIBRARY)]
-    ids = _collected(sys.executable, ROOT, [name for name in files if not name.startswith(LIBRARY)])
+    library_files = []
+    own_files = []
+    for name in dict.fromkeys(test.partition("::")[0] for test in tests):
+        if not (ROOT / name).is_file():
+            continue
+        if name.startswith(LIBRARY):
+            library_files.append(name.removeprefix(LIBRARY))
+        else:
+            own_files.append(name)
+    ids = _collect_files(sys.executable, ROOT, own_files)
     if TORCH.is_file():
-        ids += [f"{LIBRARY}{each}" for each in _collected(str(TORCH), ROOT / LIBRARY, library)]
+        library_ids = _collect_files(str(TORCH), ROOT / LIBRARY, library_files)
+        ids += [f"{LIBRARY}{test}" for test in library_ids]
     return ids
 
 
-def _collected(python: str, folder: Path, files: Sequence[str]) -> list[str]:
+def _collect_files(python: str, folder: Path, files: Sequence[str]) -> list[str]:
     if not files:
         return []
+    command = [python, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:cacheprovider"]
     # Every marker: tests with containers are named, too.
-    command = [
-        python,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "--quiet",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        *files,
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
+    command += ["-m", "", *files]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
         raise RuntimeError(
             "pytest cannot collect the tests of"
-            f" {folder}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            f" {folder}:\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
         )
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    return [line for line in result.stdout.splitlines() if "::" in line]
 
 
 def page_markdown(table: Table) -> str:
@@ -267,8 +272,8 @@ def main(words: Sequence[str]) -> int:
         lines = recorded(table, read_record())
         RECORD.write_text("\n".join((*lines, "")), encoding="utf-8")
         return 0
-    wrong = problems(table, read_record(), collect(table.named))
-    for problem in wrong:
+    table_problems = problems(table, read_record(), collect(table.named))
+    for problem in table_problems:
         print(f"{TABLE.relative_to(ROOT)}: {problem}", file=sys.stderr)
     if not TORCH.is_file():
         print(
@@ -280,20 +285,17 @@ def main(words: Sequence[str]) -> int:
     processes = ["--numprocesses", "2", "--dist", "loadfile", "--quiet"]
     started = time.monotonic()
     # Without `-m` tests with containers are left out.
-    status = [
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *processes, *own], cwd=ROOT, check=False
-        ).returncode
-    ]
+    quick = [sys.executable, "-m", "pytest", *processes, *own]
+    statuses = [subprocess.run(quick, cwd=ROOT, check=False).returncode]
     if "--all" in words:
         torch = [str(TORCH), "-m", "pytest", *processes, *library]
-        status.append(subprocess.run(torch, cwd=ROOT / LIBRARY, check=False).returncode)
+        statuses.append(subprocess.run(torch, cwd=ROOT / LIBRARY, check=False).returncode)
         engine = [sys.executable, "-m", "pytest", "-m", "engine", *processes, *own]
-        status.append(subprocess.run(engine, cwd=ROOT, check=False).returncode)
+        statuses.append(subprocess.run(engine, cwd=ROOT, check=False).returncode)
     seconds = time.monotonic() - started
     works = sum(item.state == "Y" for item in table.items)
     print(f"{works} of {len(table.items)} items have the state Y; their tests took {seconds:.0f} s")
-    return 1 if wrong or any(status) else 0
+    return 1 if table_problems or any(statuses) else 0
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ GPU_RESULTS = {"PASSED": "passed", "FAILED": "failed", "NOT TESTED": "not tested
 NAMES = 20
 """The most failed tests that are named: enough to see which room is broken."""
 
+
 NAMESPACE = "trainworks-evidence"
 """What a signature is for (ssh-keygen -Y, option -n): a signature of a commit is not one of a
 record.
@@ -47,32 +48,27 @@ SIGNERS = "evidence/allowed_signers"
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """Return what `digest` of a record must be: the sha256 of everything else in it
+    """Return the right digest of a record: the sha256 of its other keys
     (`trainworks.attestation.evidence`).
     """
-    rest = {name: value for name, value in record.items() if name != "digest"}
-    return (
-        "sha256:"
-        + hashlib.sha256(
-            json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
-    )
+    content = {name: value for name, value in record.items() if name != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def asked(*words: str) -> str:
-    """Return what a program prints; nothing where it is absent or fails."""
+def output_of(*words: str) -> str:
+    """Return a program's output; ``""`` if the program is absent."""
     if not shutil.which(words[0]):
         return ""
-    return subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def checkout() -> tuple[str, bool]:
     """Return git's commit, and whether files differ from it; records do not count."""
-    return asked("git", "rev-parse", "HEAD"), bool(
-        asked("git", "status", "--porcelain", "--", f":!{FOLDER}")
-    )
+    commit = output_of("git", "rev-parse", "HEAD")
+    changes = output_of("git", "status", "--porcelain", "--", f":!{FOLDER}")
+    return commit, bool(changes)
 
 
 def memory_gib() -> int:
@@ -93,10 +89,10 @@ def cpu_model() -> str:
 
 def container_engine() -> str:
     """Return the name and version of Docker, else of buildah; "" where neither is installed."""
-    docker = asked("docker", "version", "--format", "{{.Server.Version}}")
+    docker = output_of("docker", "version", "--format", "{{.Server.Version}}")
     if docker:
         return f"Docker {docker}"
-    return asked("buildah", "--version")
+    return output_of("buildah", "--version")
 
 
 def machine() -> dict[str, Any]:
@@ -117,7 +113,7 @@ def images() -> dict[str, str]:
 
     An image that a suite removed again is not among them.
     """
-    listed = asked(
+    listed = output_of(
         "docker",
         "image",
         "ls",
@@ -168,7 +164,7 @@ def result_of(case: ElementTree.Element) -> str:
     return "passed"
 
 
-def counted(junit: Path) -> dict[str, Any]:
+def count_tests(junit: Path) -> dict[str, Any]:
     """Return how the tests of a JUnit file ended: their numbers, each file's numbers and seconds,
     and the names of those that failed; {} without such a file.
     """
@@ -200,31 +196,25 @@ def run(suite: str, steps: Sequence[str]) -> int:
     for number, step in enumerate(steps, start=1):
         name, _, command = step.partition(": ")
         print(f"== {number} of {len(steps)}: {name} ==", flush=True)
-        begun = time.monotonic()
+        started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, "JUNIT": f"{folder}/junit.xml"}
             status = subprocess.run(("sh", "-c", command), check=False, env=variables).returncode
-            found = counted(Path(variables["JUNIT"]))
-        ended = (
-            {"result": "failed", "cause": f"exit status {status}"}
-            if status
-            else {"result": "passed", "cause": ""}
-        )
-        parts.append({"name": name, **ended, **found, "seconds": round(time.monotonic() - begun)})
+            counts = count_tests(Path(variables["JUNIT"]))
+        seconds = round(time.monotonic() - started)
+        result, cause = "passed", ""
+        if status:
+            result, cause = "failed", f"exit status {status}"
+        part = {"name": name, "result": result, "cause": cause, **counts, "seconds": seconds}
+        parts.append(part)
         if status:
             break
     date, after = time.strftime("%Y-%m-%d", time.gmtime()), checkout()
-    write(
-        suite,
-        parts,
-        {
-            "date": date,
-            "commit": before[0],
-            "changed": before[1] or after != before,
-            "images": images(),
-        },
-        {},
-    )
+    commit, was_changed = before
+    # A file may have changed during the run.
+    is_changed = was_changed or after != before
+    more = {"date": date, "commit": commit, "changed": is_changed, "images": images()}
+    write(suite, parts, more, {})
     return status
 
 
@@ -242,28 +232,26 @@ def of_gpu(report: Mapping[str, Any]) -> Path:
         raise ValueError("it names no GPU")
     if all(part["result"] == "NOT TESTED" for part in report["parts"]):
         raise ValueError("nothing was tested")
-    parts = [
-        {
-            "name": part["part"],
-            "result": GPU_RESULTS[part["result"]],
-            "cause": part["cause"],
-            "seconds": round(part["seconds"]),
+    parts = []
+    for row in report["parts"]:
+        part = {
+            "name": row["part"],
+            "result": GPU_RESULTS[row["result"]],
+            "cause": row["cause"],
+            "seconds": round(row["seconds"]),
         }
-        for part in report["parts"]
-    ]
+        parts.append(part)
+    # A plus after the commit says that files differ from it.
     commit = report["commit"].removesuffix("+")
     more = {
         "date": report["date"],
         "commit": commit,
         "changed": commit != report["commit"] or not commit,
+        "image": report.get("image", ""),
+        "tested": report["digest"],
     }
     where = {"gpus": versions.pop("devices"), **versions}
-    return write(
-        "make gpu",
-        parts,
-        {**more, "image": report.get("image", ""), "tested": report["digest"]},
-        where,
-    )
+    return write("make gpu", parts, more, where)
 
 
 def sign(record: Path, key: Path) -> int:

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Write everything in this repository that follows from the facts: `tools/generate.py`, or
-`--check` to compare only.
+"""Write the files of this repository that follow from the facts; `--check` only compares them.
 
 - Tables of targets, versions, builds, components, instance types and exit statuses, and the command
   line's help. Each stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
-- Which later decisions change each decision of docs/adr.
-- What AWS's pages describe, and where it is: docs/coverage.md, from tests/coverage.toml.
+- In docs/adr, links from each decision to the later ones that change it.
+- The items of AWS's pages and their places here: docs/coverage.md, from tests/coverage.toml.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
@@ -30,7 +30,7 @@ from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
-from trainworks.facts.rows import Facts  # noqa: E402
+from trainworks.facts.rows import Facts, TargetRow  # noqa: E402
 from trainworks.inspect.listing import patches_until, summary_markdown  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
 from trainworks.plan.select import request_for, sorted_rows, version_key  # noqa: E402
@@ -67,10 +67,8 @@ def proved(facts: Facts) -> str:
     """Return each vendor's recipe, with its version in the image of SageMaker's
     page, and whether it was really run.
     """
-    (page,) = (row for row in facts.targets if (row.framework, row.version, row.cuda) == PAGE)
-    versions = {
-        step.component: step.version for step in make_plan(request_for(page, facts), facts).steps
-    }
+    (page,) = [row for row in facts.targets if (row.framework, row.version, row.cuda) == PAGE]
+    versions = component_versions(page, facts)
     head = f"{PAGE[0]} {PAGE[1]}, `{PAGE[2]}`"
     lines = [f"| component | recipe | in {head} | run for real | by |", "|---|---|---|---|---|"]
     for row in facts.components:
@@ -84,6 +82,12 @@ def proved(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
+def component_versions(row: TargetRow, facts: Facts) -> dict[str, str]:
+    """Return the versions of a target's components, by their names."""
+    plan = make_plan(request_for(row, facts), facts)
+    return {step.component: step.version for step in plan.steps}
+
+
 AWS_OWN = ("smp", "smddp", "metis", "rmm", "efa-installer", "open-mpi")
 """What vendor targets are kept for: the columns of their table."""
 
@@ -94,9 +98,7 @@ def vendor_targets(facts: Facts) -> str:
     for row in sorted_rows(facts):
         if facts.sources_of(row) != "vendor":
             continue
-        versions = {
-            step.component: step.version for step in make_plan(request_for(row, facts), facts).steps
-        }
+        versions = component_versions(row, facts)
         cells = " | ".join(versions.get(name, "-") for name in AWS_OWN)
         lines.append(f"| {row.framework} {row.version}, `{row.cuda}` | {cells} |")
     return "\n".join(lines) + "\n"
@@ -129,18 +131,12 @@ def drivers(facts: Facts) -> str:
         if row.minimum_driver:
             cells.setdefault(row.minimum_driver, []).append(row.name)
     lines = ["| `--cuda` | NVIDIA driver at least |", "|---|---|"]
-    return (
-        "\n".join(
-            [*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]
-        )
-        + "\n"
-    )
+    lines += [f"| {', '.join(names)} | {driver} |" for driver, names in cells.items()]
+    return "\n".join(lines) + "\n"
 
 
 def choice(facts: Facts) -> str:
-    """Return what one chooses among: of each CUDA the framework's version, the
-    driver, and the end of its patches.
-    """
+    """Return the choices of users: for each CUDA the framework's version, driver and last patch."""
     lines = [
         "| `--cuda` | framework | NVIDIA driver at least | patches until |",
         "|---|---|---|---|",
@@ -174,19 +170,17 @@ def cell(text: str) -> str:
 
 
 def properties() -> str:
-    """Return what rules can ask about every target."""
+    """Return the properties of targets that rules can use."""
     lines = ["| property | what it is |", "|---|---|"]
-    return (
-        "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())])
-        + "\n"
-    )
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items()]
+    return "\n".join(lines) + "\n"
 
 
 def compatibility_rules(facts: Facts) -> str:
-    """Return the compatibility rules: what each is about, what it requires, why, and its source."""
+    """Return the compatibility rules with their conditions, requirements, reasons and sources."""
 
-    def ranges(written: Mapping[str, str]) -> str:
-        return ", ".join(f"{name} {allowed}" for name, allowed in written.items())
+    def ranges(ranges_by_name: Mapping[str, str]) -> str:
+        return ", ".join(f"{name} {allowed}" for name, allowed in ranges_by_name.items())
 
     lines = ["| rule | when | required | why | instead | source |", "|---|---|---|---|---|---|"]
     for rule in facts.rules:
@@ -220,15 +214,12 @@ def launcher_facts(facts: Facts) -> str:
     manifest = json.loads(render_manifest(plan))
     image = {name: manifest[name] for name in ("schema", "name", "target", "components", "fabric")}
     image["programs"] = dict(plan.programs)
-    instances = {
-        row.name: {
-            key: value for key, value in asdict(row).items() if key not in ("name", "source")
-        }
-        for row in facts.instances
-    }
-    rows = ",\n".join(
-        f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items()
-    )
+    instances = []
+    for row in facts.instances:
+        values = asdict(row)
+        del values["name"], values["source"]
+        instances.append(f"    {json.dumps(row.name)}: {json.dumps(values)}")
+    rows = ",\n".join(instances)
     families = json.dumps([row.name for row in facts.families])
     return (
         "{\n"
@@ -253,58 +244,64 @@ def usage() -> str:
 
 def variables() -> str:
     """Return the environment variables and the settings that commands read."""
-    sources = dict.fromkeys(source for name in COMMANDS for source in grammar_of(name).reads)
-    lines = ["| name | meaning |", "|---|---|"]
-    return (
-        "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)])
-        + "\n"
-    )
+    rows: dict[str, None] = {}
+    for name in COMMANDS:
+        for source in grammar_of(name).reads:
+            rows[f"| `{source.name}` | {source.meaning} |"] = None
+    lines = ["| name | meaning |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
 
 
 def evidence() -> str:
-    """Return the newest record of each suite and machine in evidence/: those
-    that git has, where this is a checkout.
+    """Return the newest record of each suite and machine in evidence/.
+
+    In a checkout only the records that git tracks are read.
     """
-    folder = ROOT / "evidence"
-    listed = subprocess.run(
+    tracked = subprocess.run(
         ("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False
     )
-    names = (
-        listed.stdout.split()
-        if not listed.returncode
-        else [f"evidence/{path.name}" for path in folder.glob("*.json")]
-    )
+    if tracked.returncode == 0:
+        names = tracked.stdout.split()
+    else:
+        names = [f"evidence/{path.name}" for path in (ROOT / "evidence").glob("*.json")]
+    # A later record of a suite on the same machine replaces the earlier one.
     rows: dict[tuple[str, str], str] = {}
     for name in sorted(names):
         record = json.loads((ROOT / name).read_text(encoding="utf-8"))
-        where = (
-            ", ".join(record["where"].get("gpus", ()))
-            or f"{record['where']['cores']} cores, no GPU"
-        )
-        if driver := record["where"].get("driver"):
-            where += f", driver {driver}"
-        counts = [part["tests"]["passed"] for part in record["parts"] if "tests" in part]
-        failed = [part["name"] for part in record["parts"] if part["result"] == "failed"]
+        parts = record["parts"]
+        machine = machine_text(record["where"])
+        counts = [part["tests"]["passed"] for part in parts if "tests" in part]
+        failed = [part["name"] for part in parts if part["result"] == "failed"]
         result = f"failed: {', '.join(failed)}" if failed else "green"
-        result += f", {sum(counts):,} tests" if counts else f", {len(record['parts'])} parts"
-        commit = f"`{record['commit'][:8]}`" + (", with changes" if record["changed"] else "")
+        result += f", {sum(counts):,} tests" if counts else f", {len(parts)} parts"
+        commit = f"`{record['commit'][:8]}`"
+        if record["changed"]:
+            commit += ", with changes"
         cells = (
             f"[`{record['suite']}`](../{name})",
             record["date"],
             commit,
-            where,
+            machine,
             result,
             f"{record['seconds'] // 60} min",
         )
-        rows[record["suite"], where] = f"| {' | '.join(map(cell, cells))} |"
+        rows[record["suite"], machine] = f"| {' | '.join(map(cell, cells))} |\n"
+    if not rows:
+        return "There is no record yet.\n"
     head = "| what | date | commit | where | result | took |\n|---|---|---|---|---|---|\n"
-    return (
-        head + "".join(f"{row}\n" for row in rows.values()) if rows else "There is no record yet.\n"
-    )
+    return head + "".join(rows.values())
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """Return the words for a record's machine: ``NVIDIA H200, driver VERSION``."""
+    text = ", ".join(machine.get("gpus", ())) or f"{machine['cores']} cores, no GPU"
+    if driver := machine.get("driver"):
+        text += f", driver {driver}"
+    return text
 
 
 def exit_statuses() -> str:
-    """Return what each exit status of build.py means, and which commands can end with it."""
+    """Return the meaning of each exit status of build.py, and the commands that have it."""
     ends: dict[int, list[str]] = {}
     for name in COMMANDS:
         for status, _ in grammar_of(name).exit_statuses:
@@ -326,14 +323,20 @@ def exit_statuses() -> str:
 def filled(text: str, parts: Mapping[str, str]) -> str:
     """Return a page with the text between marks of these names replaced.
 
-    Tests write the other parts.
+    Parts of other names stay: tests write them.
     """
-    return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
+
+    def replacement(part: re.Match[str]) -> str:
+        begin, name, old, end = part.groups()
+        return f"{begin}{parts.get(name, old)}{end}"
+
+    return MARKED.sub(replacement, text)
 
 
 def main() -> int:
-    """Write, or with `--check` name what differs."""
+    """Write the generated files, or with `--check` print those that differ."""
     facts = load(ROOT)
+    coverage = (ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8")
     parts = {
         **components(facts),
         "choice": choice(facts),
@@ -349,33 +352,31 @@ def main() -> int:
         "variables": variables(),
         "exit-statuses": exit_statuses(),
         "evidence": evidence(),
-        "coverage": page_markdown(
-            read_table((ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8"))
-        ),
+        "coverage": page_markdown(read_table(coverage)),
     }
-    wanted = {
-        path: filled(path.read_text(encoding="utf-8"), parts)
-        for path in (
-            ROOT / "README.md",
-            *sorted((ROOT / "docs").glob("*.md")),
-            *sorted((ROOT / "docs" / "tables").glob("*.md")),
-        )
-    }
-    wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
+    pages = [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "tables").glob("*.md")),
+    ]
+    texts = {path: filled(path.read_text(encoding="utf-8"), parts) for path in pages}
+
+    launcher = ROOT / "launcher"
+    texts[launcher / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
     library = ROOT / "smdistributed" / "smdistributed" / "modelparallel" / "torch"
-    wanted[ROOT / "launcher" / "trainworks_launcher" / "job" / "smp_parameters.json"] = (
-        library / "job" / "parameters.json"
-    ).read_text(encoding="utf-8")
-    wanted |= {ROOT / "images" / "schema" / name: text for name, text in schema_files().items()}
+    parameters = (library / "job" / "parameters.json").read_text(encoding="utf-8")
+    texts[launcher / "trainworks_launcher" / "job" / "smp_parameters.json"] = parameters
+    for name, schema in schema_files().items():
+        texts[ROOT / "images" / "schema" / name] = schema
     try:
-        wanted |= decision_pages(ROOT)
+        texts |= decision_pages(ROOT)
     except DecisionError as error:
         sys.exit(str(error))
-    stale = [
-        path
-        for path, text in wanted.items()
-        if not path.is_file() or path.read_text(encoding="utf-8") != text
-    ]
+
+    stale = []
+    for path, text in texts.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(
@@ -384,7 +385,7 @@ def main() -> int:
             )
         return 1 if stale else 0
     for path in stale:
-        path.write_text(wanted[path], encoding="utf-8")
+        path.write_text(texts[path], encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0
 

@@ -38,21 +38,20 @@ def schema_files() -> dict[str, str]:
         f"lock-{Path(BASE_IMAGES).stem}": (KEYS[LockedBaseImage], LockedBaseImage),
         f"lock-{Path(ARCHIVES).stem}": (KEYS[LockedArchive], LockedArchive),
     }
-    return {
-        f"{name}.json": json.dumps(_schema(name, key, row_type), indent=2) + "\n"
-        for name, (key, row_type) in files.items()
-    }
+    texts = {}
+    for name, (key, row_type) in files.items():
+        schema = _schema(name, key, row_type)
+        texts[f"{name}.json"] = json.dumps(schema, indent=2) + "\n"
+    return texts
 
 
 def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
     shape = shape_of(row_type)
-    properties = {
-        each.name: _type(shape.types[each.name]) | _default(each)
-        for each in dataclasses.fields(row_type)
-    }
+    properties = {}
+    for field in dataclasses.fields(row_type):
+        properties[field.name] = _type(shape.types[field.name]) | _default(field)
     required = list(shape.required)
-    # A file may say once, at its head, where all its rows come from; and what
-    # framework its rows are of.
+    # The head of a file may have the source and the framework of all its rows.
     head = {"source"} if "source" in properties else set()
     if name == "framework":
         del properties["framework"]
@@ -63,7 +62,7 @@ def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
         "description": inspect.cleandoc(row_type.__doc__ or ""),
         "additionalProperties": False,
         "properties": properties,
-        "required": [each for each in required if each != "source"],
+        "required": [column for column in required if column != "source"],
     }
     return {
         "$schema": DIALECT,
@@ -77,10 +76,12 @@ def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
 
 
 def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """Return what a schema says of a default; an empty one is left out."""
+    """Return a default as a part of a schema; an empty default is left out."""
     if field.default is dataclasses.MISSING or not field.default:
         return {}
-    return {"default": list(field.default) if isinstance(field.default, tuple) else field.default}
+    if isinstance(field.default, tuple):
+        return {"default": list(field.default)}
+    return {"default": field.default}
 
 
 def _type(annotation: Any) -> dict[str, Any]:

@@ -26,11 +26,11 @@ ARM = (
     "        type: ARM_CONTAINER\n",
     "        image: aws/codebuild/amazonlinux-aarch64-standard:3.0\n",
 )
-"""What CodeBuild builds images for arm64 on (user guide, "Docker images provided by CodeBuild")."""
+"""CodeBuild's machine for arm64 (user guide, "Docker images provided by CodeBuild")."""
 
 
 def ask(*words: str) -> Any:
-    """Return what a command of build.py says as JSON."""
+    """Return the JSON of a command of build.py."""
     command = (sys.executable, str(ROOT / "build.py"), *words, "--format", "json")
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -39,39 +39,43 @@ def batch(targets: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, 
     """Return the tasks of the batch, one for each target that can be built.
 
     Args:
-        targets: What `build.py --list` says.
-        findings: What `build.py check` says.
+        targets: The result of `build.py --list`.
+        findings: The result of `build.py check`.
     """
-    buildable = {
-        finding["target"] for finding in findings if finding["fits"] and not finding["unlocked"]
-    }
+    buildable = set()
+    for finding in findings:
+        if finding["fits"] and not finding["unlocked"]:
+            buildable.add(finding["target"])
     lines = ["  build-list:\n"]
     for target in targets:
         name = target["name"]
-        if name in buildable:
-            lines += [
-                f"    - identifier: {re.sub('[^A-Za-z0-9_]', '_', name)}\n",
-                "      env:\n",
-                *(ARM if target["architecture"] == "arm64" else ()),
-                "        privileged-mode: true\n",
-                "        variables:\n",
-                f"          TARGET: {name}\n",
-            ]
+        if name not in buildable:
+            continue
+        identifier = re.sub("[^A-Za-z0-9_]", "_", name)
+        lines.append(f"    - identifier: {identifier}\n")
+        lines.append("      env:\n")
+        if target["architecture"] == "arm64":
+            lines += ARM
+        lines.append("        privileged-mode: true\n")
+        lines.append("        variables:\n")
+        lines.append(f"          TARGET: {name}\n")
     return "".join(lines)
 
 
 def filled(text: str, content: str) -> str:
-    """Return a text with what stands between the two marks replaced."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{FILE.name} lacks the line {((end and BEGIN) or END).strip()!r}")
+    """Return a text with new content between the two marks."""
+    before, begin, after_begin = text.partition(BEGIN)
+    _, end, after = after_begin.partition(END)
+    for line, mark in ((BEGIN, begin), (END, end)):
+        if not mark:
+            raise SystemExit(f"{FILE.name} lacks the line {line.strip()!r}")
     return before + begin + content + end + after
 
 
 def with_tools(text: str, tools: Mapping[str, str]) -> str:
-    """Return a text whose variables ``NAME_IMAGE`` name the images of tools,
-    with the digests that are recorded.
+    """Return a text with the images of tools in the variables ``NAME_IMAGE``.
+
+    The images have the recorded digests.
     """
     lines = text.splitlines(keepends=True)
     for name, image in tools.items():
@@ -83,22 +87,24 @@ def with_tools(text: str, tools: Mapping[str, str]) -> str:
 def tool_images() -> dict[str, str]:
     """Return the image of each tool, by its digest where `build.py lock` has recorded one."""
     facts = load(ROOT)
-    found = {}
+    images = {}
     for tool in facts.tool_images:
         digest = facts.digest_by_image.get(tool.image, "")
-        found[tool.name] = f"{tool.image}@{digest}" if digest else tool.image
-    return found
+        images[tool.name] = f"{tool.image}@{digest}" if digest else tool.image
+    return images
 
 
 def main() -> int:
-    """Write the file, or say that it is stale."""
+    """Write the file, or with `--check` report that it is stale."""
     text = FILE.read_text(encoding="utf-8")
-    wanted = with_tools(filled(text, batch(ask("--list"), ask("check"))), tool_images())
+    tasks = batch(ask("--list"), ask("check"))
+    new_text = with_tools(filled(text, tasks), tool_images())
     if "--check" in sys.argv[1:]:
-        if text != wanted:
+        is_stale = text != new_text
+        if is_stale:
             print("buildspec.yml is not what the facts say: run `make docs`", file=sys.stderr)
-        return int(text != wanted)
-    FILE.write_text(wanted, encoding="utf-8")
+        return int(is_stale)
+    FILE.write_text(new_text, encoding="utf-8")
     return 0
 
 

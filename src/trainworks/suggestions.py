@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 LIKE_ENOUGH = 0.65
 """Below this share of common letters a suggestion confuses more than it helps."""
@@ -28,57 +28,68 @@ WORDS = {
 _VERSION = re.compile(r"(v|cu|cuda|py|python)?-?(\d+(?:\.\d+)*)(?:\+.*)?")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known name that is meant by a word; ``""`` if none is near enough."""
-    return next(iter(alike(word, known)), "")
+def nearest(word: str, valid_names: Iterable[str]) -> str:
+    """Return the valid name that a person meant by a word; ``""`` if none is near enough."""
+    return next(iter(alike(word, valid_names)), "")
 
 
-def alike(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that may be meant by a word, the nearest first.
+def alike(word: str, valid_names: Iterable[str]) -> list[str]:
+    """Return the valid names that a person may have meant by a word, the nearest first.
 
-    In this order: the same name written otherwise, the name that people call so, names that begin
-    with the word or the word with them, names that contain it, and names with nearly the same
-    letters. Of versions that begin so, the last one is first; other versions with nearly the same
-    digits can be years apart.
+    In this order: the same name written otherwise, the name of a synonym (``WORDS``), names that
+    begin with the word or that the word begins with, names that contain the word, and names with
+    nearly the same letters. Of versions that begin with the word, the last one is first; other
+    versions with nearly the same digits can be years apart.
     """
-    names: dict[str, str] = {}
-    for name in known:
-        names.setdefault(_plain(name), name)
-    asked = _plain(word)
-    found = [each for each in (asked, WORDS.get(asked, "")) if each in names]
-    if asked[:1].isdigit():
-        ends = {each: f"{each}." for each in reversed(names) if each[:1].isdigit()}
-        found += [
-            each
-            for each, end in ends.items()
-            if end.startswith(f"{asked}.") or asked.startswith(end)
-        ]
-    elif len(asked) > 1:
-        import difflib  # takes time, and only an error needs it
+    # The plain form of each name, in which names and words are compared.
+    name_by_form: dict[str, str] = {}
+    for name in valid_names:
+        name_by_form.setdefault(_plain(name), name)
+    plain_word = _plain(word)
+    matches = [plain_word, WORDS.get(plain_word, "")]
+    if plain_word[:1].isdigit():
+        matches += _alike_versions(plain_word, list(name_by_form))
+    elif len(plain_word) > 1:
+        matches += _alike_names(plain_word, list(name_by_form))
+    return [name_by_form[form] for form in dict.fromkeys(matches) if form in name_by_form]
 
-        found += sorted((each for each in names if each.startswith(asked)), key=len)
-        found += sorted(
-            (each for each in names if asked.startswith(each) and len(each) > 2),
-            key=len,
-            reverse=True,
-        )
-        found += sorted((each for each in names if len(asked) >= PART and asked in each), key=len)
-        found += [each for each in names if len(each) >= PART and each in asked]
-        found += difflib.get_close_matches(asked, names, n=len(names) or 1, cutoff=LIKE_ENOUGH)
-    return [names[each] for each in dict.fromkeys(found)]
+
+def _alike_versions(version: str, forms: Sequence[str]) -> Iterator[str]:
+    """Yield the versions that continue a version, or that the version continues, last one first."""
+    for form in reversed(forms):
+        if not form[:1].isdigit():
+            continue
+        if f"{form}.".startswith(f"{version}.") or version.startswith(f"{form}."):
+            yield form
+
+
+def _alike_names(word: str, forms: Sequence[str]) -> list[str]:
+    """Return the names that resemble a word, the nearest first."""
+    import difflib  # takes time, and only an error needs it
+
+    longer = [form for form in forms if form.startswith(word)]
+    shorter = [form for form in forms if word.startswith(form) and len(form) > 2]
+    containing = [form for form in forms if len(word) >= PART and word in form]
+    contained = [form for form in forms if len(form) >= PART and form in word]
+    close = difflib.get_close_matches(word, forms, n=len(forms) or 1, cutoff=LIKE_ENOUGH)
+    longer.sort(key=len)
+    shorter.sort(key=len, reverse=True)
+    containing.sort(key=len)
+    return [*longer, *shorter, *containing, *contained, *close]
 
 
 def _plain(name: str) -> str:
     """Return a name in small letters without dashes before it.
 
-    Of a version its numbers: ``12.1`` of ``cu121``.
+    A version is reduced to its numbers: ``12.1`` for ``cu121``.
     """
     plain = name.lower().replace("_", "-").lstrip("-")
     version = _VERSION.fullmatch(plain)
     if version is None:
         return plain
     kind, numbers = version.groups()
-    major = {"cu": 2, "py": 1}.get(kind, 0)
-    return (
-        f"{numbers[:major]}.{numbers[major:]}" if major and numbers[major:].isdigit() else numbers
-    )
+    # cu121 and py311 are written without a dot.
+    major_digits = {"cu": 2, "py": 1}.get(kind, 0)
+    if major_digits and numbers[major_digits:].isdigit():
+        return f"{numbers[:major_digits]}.{numbers[major_digits:]}"
+    return numbers

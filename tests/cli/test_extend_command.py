@@ -33,7 +33,7 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirement_inputs import Wanted, read_wanted
+from trainworks.extend.requirement_inputs import RequestedRequirements, read_requirements
 from trainworks.extend.requirements import (
     BaseDistribution,
     ExtendedBase,
@@ -222,8 +222,8 @@ def test_extras_and_groups_of_the_code(code: Path) -> None:
     text = f"{APP}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
     written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
     inputs = inputs_of(code, extras=("fast",), groups=("dev",))
-    assert plain(inputs.wanted) == ["einops"]
-    assert inputs.wanted.words == ["--group", f"{code / 'pyproject.toml'}:dev"]
+    assert plain(inputs.requested) == ["einops"]
+    assert inputs.requested.words == ["--group", f"{code / 'pyproject.toml'}:dev"]
     assert inputs.extras == ("fast",)
     (code / "pyproject.toml").unlink()
     with pytest.raises(ExtendError, match="--group dev: there is no pyproject"):
@@ -386,17 +386,17 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 def read(
     folder: Path, files: dict[str, str], name: str = "requirements.txt", **more: Any
-) -> Wanted:
+) -> RequestedRequirements:
     written(folder, files)
-    return read_wanted(folder / name, {"TOKEN": "secret"}, **more)
+    return read_requirements(folder / name, {"TOKEN": "secret"}, **more)
 
 
-def plain(wanted: Wanted) -> list[str]:
-    return [line.partition("  #@ ")[0] for line in wanted.lines]
+def plain(requested: RequestedRequirements) -> list[str]:
+    return [line.partition("  #@ ")[0] for line in requested.lines]
 
 
 def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> None:
-    wanted = read(
+    requested = read(
         tmp_path,
         {
             "requirements.txt": (
@@ -417,9 +417,9 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
             "more/deeper.txt": "scipy<1.14\n",
         },
     )
-    assert wanted.problems == []
+    assert requested.problems == []
     file = tmp_path / "requirements.txt"
-    assert wanted.lines == [
+    assert requested.lines == [
         f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
         # pip installs what a file of constraints includes.
         f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",
@@ -428,16 +428,16 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
         f"six==1    --hash=sha256:00  #@ {file} line 5",
         f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
     ]
-    assert wanted.constraints == ["numpy<2"]
-    assert (wanted.variables, wanted.hashed) == ({"TOKEN"}, True)
+    assert requested.constraints == ["numpy<2"]
+    assert (requested.variables, requested.hashed) == ({"TOKEN"}, True)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_bytes("einops # é\n".encode(encoding))
-    assert plain(read_wanted(tmp_path / "r.txt", {})) == ["einops"]
+    assert plain(read_requirements(tmp_path / "r.txt", {})) == ["einops"]
     (tmp_path / "r.txt").write_bytes("einops # é\n".encode("latin-1"))
-    assert "r.txt is not UTF-8: `iconv" in read_wanted(tmp_path / "r.txt", {}).problems[0]
+    assert "r.txt is not UTF-8: `iconv" in read_requirements(tmp_path / "r.txt", {}).problems[0]
 
 
 @pytest.mark.parametrize(
@@ -532,28 +532,28 @@ def test_files_and_folders_of_this_machine_go_into_the_stage(
         "dist/x-1.0-py3-none-any.whl": "x",
         "my dir/y-1.tar.gz": "y",
     }
-    wanted = read(
+    requested = read(
         tmp_path, {**files, "lib/setup.py": "", "lib/.git/config": "", "wheels/.keep": ""}
     )
-    assert wanted.problems == []
-    assert plain(wanted) == [
+    assert requested.problems == []
+    assert plain(requested) == [
         "/run/inputs/files/x-1.0-py3-none-any.whl[a] ; python_version > '3'",
         "/run/inputs/files/y-1.tar.gz",
     ]
-    assert wanted.files.keys() == {"files/x-1.0-py3-none-any.whl", "files/y-1.tar.gz"}
-    assert [(each.origin, each.extras) for each in wanted.folders] == [
+    assert requested.files.keys() == {"files/x-1.0-py3-none-any.whl", "files/y-1.tar.gz"}
+    assert [(each.origin, each.extras) for each in requested.folders] == [
         ("./lib", "[b]"),
         ("./lib", ""),
     ]
-    assert [file.path for file in wanted.folders[0].tree.files] == ["setup.py"]
-    assert wanted.links == [tmp_path / "wheels"]
+    assert [file.path for file in requested.folders[0].tree.files] == ["setup.py"]
+    assert requested.links == [tmp_path / "wheels"]
     (tmp_path / "more").mkdir()
     (tmp_path / "more/r.txt").write_text("./lib\n")
-    assert len(read_wanted(Path("more/r.txt"), {}).folders) == 1
+    assert len(read_requirements(Path("more/r.txt"), {}).folders) == 1
     (tmp_path / "lib" / ".env").touch()
     assert (
         ".env is a file that holds secrets"
-        in read_wanted(tmp_path / "requirements.txt", {}).problems[0]
+        in read_requirements(tmp_path / "requirements.txt", {}).problems[0]
     )
 
 
@@ -574,12 +574,12 @@ lint = ["ruff"]
 )
 def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -> None:
     text = "# ///\n" if name == "train.py" else PYPROJECT
-    wanted = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
-    assert (wanted.problems, wanted.lines, bool(wanted)) == ([], [], True)
-    assert wanted.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
-    assert wanted.read == {name: text}
+    requested = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
+    assert (requested.problems, requested.lines, bool(requested)) == ([], [], True)
+    assert requested.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
+    assert requested.read == {name: text}
     # What is installed beside a lock gets its requirements from the lock.
-    assert wanted.hashed == ("lock" in name)
+    assert requested.hashed == ("lock" in name)
 
 
 def test_what_uv_reads_has_no_login_and_poetry_alone_is_refused(tmp_path: Path) -> None:
@@ -657,12 +657,12 @@ def test_a_lock_that_somebody_has_spoiled_is_named(data: str, tmp_path: Path) ->
 
 def test_what_decides_a_lock(tmp_path: Path) -> None:
     """Code that changes, and cannot change what it requires, keeps the lock."""
-    wanted = read(tmp_path, {"requirements.txt": "six\n"})
+    requested = read(tmp_path, {"requirements.txt": "six\n"})
 
     def digest(files: dict[str, str], base: ExtendedBase = BASE) -> str:
         folder = written(tmp_path / "src", files)
         source = folder_source(read_source(folder).files, folder)
-        return inputs_digest(wanted, [source], {}, base)
+        return inputs_digest(requested, [source], {}, base)
 
     first = digest({"setup.py": "1", "a.py": "1"})
     assert digest({"a.py": "2"}) == first

@@ -16,7 +16,7 @@ import pytest
 from trainworks.engine.orphans import (
     container_name,
     end_left_children,
-    is_left,
+    has_ended,
     owner,
     remove_left_containers,
 )
@@ -49,12 +49,12 @@ def python(program: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_a_process_is_known_while_it_lives_and_afterwards() -> None:
-    assert not is_left(owner())
+    assert not has_ended(owner())
     with python(SAY_OWNER) as (process, other):
-        assert not is_left(other)
+        assert not has_ended(other)
         process.kill()
         process.wait()
-        assert is_left(other)
+        assert has_ended(other)
 
 
 @pytest.mark.parametrize("changed", [0, 1], ids=["another boot", "another namespace"])
@@ -62,13 +62,13 @@ def test_of_other_kernels_and_namespaces_nothing_is_known(changed: int) -> None:
     words = owner().split(".")
     words[changed] = f"{'0' * (8 if changed == 0 else 3)}"
     words[2] = "4194304"
-    assert not is_left(".".join(words))
-    assert is_left(".".join((*owner().split(".")[:2], "4194304", "1")))
+    assert not has_ended(".".join(words))
+    assert has_ended(".".join((*owner().split(".")[:2], "4194304", "1")))
 
 
 def test_a_number_that_another_process_has_now_is_not_its_owner() -> None:
     *words, _ = owner().split(".")
-    assert is_left(".".join((*words, "1")))
+    assert has_ended(".".join((*words, "1")))
 
 
 def test_only_containers_of_the_dead_are_removed() -> None:

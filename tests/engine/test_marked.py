@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from trainworks.engine.exec_status import Marked
+from trainworks.engine.exec_status import MarkedCommand
 from trainworks.engine.subprocesses import Finished
 
 
-def run(marked: Marked, *, split: bool) -> Finished:
+def run(marked: MarkedCommand, *, split: bool) -> Finished:
     """Run a command as in a container that is this machine."""
     errors = subprocess.PIPE if split else subprocess.STDOUT
     done = subprocess.run(marked.argv, stdout=subprocess.PIPE, stderr=errors, check=False)
@@ -33,25 +33,29 @@ def run(marked: Marked, *, split: bool) -> Finished:
 def test_status_and_output_are_the_commands(
     command: tuple[str, ...], status: int, output: bytes, job: bool
 ) -> None:
-    marked = Marked(command=command, job=job)
+    marked = MarkedCommand(command=command, job=job)
     told = marked.read(run(marked, split=True), split=True)
-    assert (told.status, told.whole, told.output) == (status, True, output)
+    assert (told.status, told.is_complete, told.output) == (status, True, output)
 
 
 def test_streams_may_be_merged() -> None:
-    marked = Marked(command=("sh", "-c", "echo a; echo b >&2"))
+    marked = MarkedCommand(command=("sh", "-c", "echo a; echo b >&2"))
     told = marked.read(run(marked, split=False), split=False)
-    assert (told.status, told.whole, told.output, told.errors) == (0, True, b"a\nb\n", b"")
+    assert (told.status, told.is_complete, told.output, told.errors) == (0, True, b"a\nb\n", b"")
 
 
 def test_what_an_engine_loses_or_adds_is_seen() -> None:
-    marked = Marked(command=("sh", "-c", "echo a; exit 3"))
+    marked = MarkedCommand(command=("sh", "-c", "echo a; exit 3"))
     done = run(marked, split=True)
     told = marked.read(
         Finished(status=1, output=b"", errors=done.errors + b"Error: exit status 3\n"), split=True
     )
-    assert (told.status, told.whole, told.errors) == (3, False, b"")
+    assert (told.status, told.is_complete, told.errors) == (3, False, b"")
     nothing = marked.read(
         Finished(status=125, output=b"", errors=b"no such container\n"), split=True
     )
-    assert (nothing.status, nothing.whole, nothing.errors) == (None, False, b"no such container\n")
+    assert (nothing.status, nothing.is_complete, nothing.errors) == (
+        None,
+        False,
+        b"no such container\n",
+    )

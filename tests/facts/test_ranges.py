@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.facts.ranges import Value, compare, order_of, problem_of, references, satisfies
+from trainworks.facts.ranges import (
+    Value,
+    compare,
+    problem_of,
+    references,
+    satisfies,
+    version_key_of,
+)
 
 IN_RANGE: tuple[tuple[Value | None, str], ...] = (
     ("11.3.1", "11.3"),
@@ -115,7 +122,7 @@ RANGES = st.lists(
 
 @given(VERSIONS, VERSIONS, VERSIONS)
 def test_the_order_is_total(one: str, two: str, three: str) -> None:
-    first, second, third = order_of(one), order_of(two), order_of(three)
+    first, second, third = version_key_of(one), version_key_of(two), version_key_of(three)
     assert (first < second) + (first == second) + (first > second) == 1
     assert not (first <= second <= third) or first <= third
 

@@ -28,8 +28,8 @@ from trainworks.errors import ImageTestError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import test_promises as promises
-from trainworks.imagetest.inside.files import DamagedFile, Image, InstalledFiles, Owners, pattern_of
-from trainworks.imagetest.inside.libraries import other_cuda
+from trainworks.imagetest.probe.files import DamagedFile, Image, InstalledFiles, Owners, pattern_of
+from trainworks.imagetest.probe.libraries import other_cuda
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,

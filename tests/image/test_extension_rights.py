@@ -26,11 +26,17 @@ from trainworks.extend.base_image import find_base
 from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.plan import make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes
-from trainworks.extend.requirement_inputs import read_wanted
+from trainworks.extend.requirement_inputs import read_requirements
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.extend.resolve import Order, ResolutionTools, gather, manifest_of, resolve
+from trainworks.extend.resolve import (
+    ResolutionRequest,
+    ResolutionTools,
+    gather,
+    manifest_of,
+    resolve,
+)
 from trainworks.extend.resolver import Resolver
-from trainworks.extend.sandbox import Workshop
+from trainworks.extend.sandbox import Sandbox
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings
@@ -475,7 +481,7 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
     _, base = find_base(docker_image.reference, engine, facts)
     source = ROOT / "src" / "trainworks"
     programs = {
-        "inside.py": (source / "extend" / "inside.py").read_bytes(),
+        "build_stage.py": (source / "extend" / "build_stage.py").read_bytes(),
         "imports.py": (source / "imagetest" / "imports.py").read_bytes(),
     }
     texts = {name: (ROOT / "templates" / name).read_text() for name in RECIPES}
@@ -492,11 +498,15 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         file = tmp_path / "requirements.txt"
         file.write_text(f"--index-url {public.simple}\ntorchvision\n")
         manifest = {**manifest_of(base, BARE, None, facts), "wheel_index": vendor.simple}
-        order = Order(
-            wanted=read_wanted(file, {}), sources=(), commits={}, manifest=manifest, beside=tmp_path
+        order = ResolutionRequest(
+            requested=read_requirements(file, {}),
+            sources=(),
+            commits={},
+            manifest=manifest,
+            beside=tmp_path,
         )
 
-        workshop = Workshop(
+        sandbox = Sandbox(
             *(plan, recipes, BARE, engine, settings, BuildOptions(), tmp_path / "work"),
             packages=lambda _context: (),
             network=False,
@@ -505,7 +515,7 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         def tools(name: str) -> ResolutionTools:
             (tmp_path / name).mkdir()
             resolver = Resolver(base, tmp_path / name, client, fresh=True)
-            return ResolutionTools(base=base, resolver=resolver, workshop=workshop, program=program)
+            return ResolutionTools(base=base, resolver=resolver, sandbox=sandbox, program=program)
 
         lock = resolve(order, tools("first"), facts).lock
         assert lock.locked == (("torchvision", "0.28.0+cpu"),)

@@ -26,7 +26,7 @@ from trainworks.engine.protocol import BuildRequest, Completed, Engine
 from trainworks.errors import ImageTestError
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.any_image import Frameworks
-from trainworks.imagetest.inside.answers import Answer
+from trainworks.imagetest.probe.answers import Answer
 from trainworks.imagetest.probe_request import answer_in, ask_program
 from trainworks.imagetest.results import CheckResult, line
 from trainworks_testing.clock import PATIENCE
@@ -267,7 +267,7 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
     (folder / "sitecustomize.py").write_text(start)
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
     return ask_program(
-        here, (sys.executable,), ("inside.frameworks",), {"torch": True}, Frameworks, timeout=300
+        here, (sys.executable,), ("probe.frameworks",), {"torch": True}, Frameworks, timeout=300
     )
 
 

@@ -52,9 +52,9 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError, ImageTestError
-from trainworks.imagetest import inside, probe_request, secrets
+from trainworks.imagetest import probe, probe_request, secrets
 from trainworks.imagetest import test_promises as promises
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
+from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
@@ -133,12 +133,12 @@ def missing(
 
 
 def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
-    folder = Path(str(inside.__file__)).parent
-    alone = {"inside.importing", "inside.frameworks"}
-    assert {f"inside.{path.stem}" for path in folder.glob("*.py")} == {
-        "inside.__init__",
+    folder = Path(str(probe.__file__)).parent
+    alone = {"probe.importing", "probe.frameworks"}
+    assert {f"probe.{path.stem}" for path in folder.glob("*.py")} == {
+        "probe.__init__",
         *alone,
-        *probe_request.INSIDE,
+        *probe_request.PROBE_MODULES,
     }
     for path in folder.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -151,12 +151,12 @@ def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
         imported |= {
             node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)
         }
-        imported -= {f"trainworks.imagetest.{name}" for name in probe_request.INSIDE}
+        imported -= {f"trainworks.imagetest.{name}" for name in probe_request.PROBE_MODULES}
         assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
     command = probe_request.command_of(
         ("python",),
-        probe_request.INSIDE,
+        probe_request.PROBE_MODULES,
         probe_request.request_of((), IMAGE),
         probe_request.new_mark(),
     )
@@ -849,10 +849,10 @@ def test_an_answer_that_the_engine_loses_is_asked_for_again() -> None:
     assert probe_request.ask(LocalContainer(lost=2), request) == probe_request.ask(
         LocalContainer(), request
     )
-    assert probe_request.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
-    assert probe_request.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(
-        status=0, output=""
-    )
+    assert probe_request.run_printing(LocalContainer(lost=1), ("false",), timeout=60).status == 1
+    assert probe_request.run_printing(
+        LocalContainer(lost=3), ("echo", "a"), timeout=60
+    ) == Completed(status=0, output="")
 
 
 def test_every_kind_of_promise_has_its_function() -> None:
@@ -860,9 +860,7 @@ def test_every_kind_of_promise_has_its_function() -> None:
     assert set(promises.PROMISES) == kinds
     for kind, function in promises.PROMISES.items():
         name = f"test_{kind.replace('-', '_')}"
-        assert function.__name__ == (
-            "test_inside" if kind in QUESTIONS and kind != "path" else name
-        )
+        assert function.__name__ == ("test_probe" if kind in QUESTIONS and kind != "path" else name)
 
 
 def test_kept_and_broken_promises_in_the_order_of_the_plan(

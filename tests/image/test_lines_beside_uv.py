@@ -30,11 +30,11 @@ from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.described import Environment
 from trainworks.extend.plan import make_extension
 from trainworks.extend.render import Recipes
-from trainworks.extend.requirement_inputs import read_wanted
+from trainworks.extend.requirement_inputs import read_requirements
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
-from trainworks.extend.resolve import Order, ResolutionTools, resolve
+from trainworks.extend.resolve import ResolutionRequest, ResolutionTools, resolve
 from trainworks.extend.resolver import Resolver
-from trainworks.extend.sandbox import Workshop
+from trainworks.extend.sandbox import Sandbox
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings
@@ -341,11 +341,11 @@ def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
     groups = [
         value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--group"
     ]
-    wanted = read_wanted(file, os.environ, extras=named, groups=groups)
-    if wanted.problems:
-        raise ExtendError(wanted.problems)
+    requested = read_requirements(file, os.environ, extras=named, groups=groups)
+    if requested.problems:
+        raise ExtendError(requested.problems)
     settings = HostSettings(pip=PipSettings())
-    workshop = Workshop(
+    sandbox = Sandbox(
         make_extension(tag="a/test:1", base=BASE),
         Recipes(texts={}, programs={}),
         BARE,
@@ -357,12 +357,14 @@ def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
         network=False,
     )
     manifest = {"protected": dict(BASE.kept)}
-    order = Order(wanted=wanted, sources=(), commits={}, manifest=manifest, beside=file.parent)
+    order = ResolutionRequest(
+        requested=requested, sources=(), commits={}, manifest=manifest, beside=file.parent
+    )
     place = folder / "resolver"
     place.mkdir()
     with Client(settings) as client:
         resolver = Resolver(BASE, place, client, fresh=False)
-        tools = ResolutionTools(base=BASE, resolver=resolver, workshop=workshop, program=PROGRAM)
+        tools = ResolutionTools(base=BASE, resolver=resolver, sandbox=sandbox, program=PROGRAM)
         return resolve(order, tools, facts).lock
 
 

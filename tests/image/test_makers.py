@@ -18,14 +18,6 @@ import pytest
 
 from trainworks.errors import LockError
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside.files import Image
-from trainworks.imagetest.inside.lists import (
-    DebianList,
-    PackageLists,
-    PythonList,
-    lists_of,
-    unneeded,
-)
 from trainworks.imagetest.makers import (
     DebianContent,
     DebianName,
@@ -33,6 +25,14 @@ from trainworks.imagetest.makers import (
     debian_problems,
     list_problems,
     wheel_problems,
+)
+from trainworks.imagetest.probe.files import Image
+from trainworks.imagetest.probe.lists import (
+    DebianList,
+    PackageLists,
+    PythonList,
+    lists_of,
+    unneeded,
 )
 from trainworks.inputs.makers import debian_content, wheel_list
 from trainworks.inspect.targets import plan_of_target

@@ -16,7 +16,7 @@ from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from trainworks.errors import LockError
 from trainworks.extend.described import Environment
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.resolver import Fetched, Resolver, name_in
+from trainworks.extend.resolver import FetchedFile, Resolver, name_in
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
@@ -199,7 +199,7 @@ def test_a_hash_of_the_users_own_is_what_counts(
 
     there = described(resolver)
 
-    def fetched() -> list[Fetched]:
+    def fetched() -> list[FetchedFile]:
         lock = resolver.lock(there, ("-r", str(lines)), environment(index))
         assert lock is not None, resolver.log
         return resolver.fetch(lock)

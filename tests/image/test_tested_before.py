@@ -10,7 +10,13 @@ from typing import cast
 
 import pytest
 
-from trainworks.build.passed_checks import PassedChecks, now, passed_before, remember, what_decides
+from trainworks.build.passed_checks import (
+    PassedChecks,
+    identity_of_checks,
+    now,
+    passed_before,
+    remember,
+)
 from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
 from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck
@@ -50,7 +56,7 @@ def decides(
     forbidden: tuple[str, ...] = ("a-proxy", "an-index"),
     base: BuiltImage | None = None,
 ) -> str:
-    return what_decides(
+    return identity_of_checks(
         image, cast("Engine", engine or Probed()), checks, forbidden=forbidden, base=base
     )
 

@@ -7,7 +7,7 @@ import pytest
 from proof.support import Proven, ask, make_tree, prove
 from trainworks.attestation.components import BillOfMaterials
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside import packages
+from trainworks.imagetest.probe import packages
 
 
 @pytest.fixture(scope="session")

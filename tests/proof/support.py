@@ -21,7 +21,7 @@ from trainworks.attestation.provenance import Builder, Checkout, provenance
 from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
 from trainworks.imagetest import probe_request
-from trainworks.imagetest.inside import packages
+from trainworks.imagetest.probe import packages
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import Rendering

@@ -20,7 +20,7 @@ from trainworks.attestation.prove import _write
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside import packages
+from trainworks.imagetest.probe import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import Rendering

@@ -27,7 +27,7 @@ from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
-from trainworks.imagetest.inside import packages
+from trainworks.imagetest.probe import packages
 from trainworks.render.dockerfile import Rendering
 
 ADDED = {

@@ -13,8 +13,8 @@ from packageurl import PackageURL
 
 from proof.support import Proven, prove
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside import packages
-from trainworks.imagetest.inside.packages import rpm_listing
+from trainworks.imagetest.probe import packages
+from trainworks.imagetest.probe.packages import rpm_listing
 
 TRIVY = "aquasecurity:trivy:"
 

@@ -21,7 +21,7 @@ from trainworks.registry.protocol import (
     RegistryUnreachableError,
     _seconds_of,
 )
-from trainworks.registry.tools import Registries, what_failed
+from trainworks.registry.tools import Registries, first_error
 
 PATIENCE = Patience(attempts=3, pause=0.01)
 
@@ -95,8 +95,8 @@ def test_what_a_registry_may_ask_for(text: str, seconds: float) -> None:
 
 
 def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() -> None:
-    assert what_failed(STACK) == STACK[1]
-    assert what_failed(["one", "two"]) == "one\ntwo"
+    assert first_error(STACK) == STACK[1]
+    assert first_error(["one", "two"]) == "one\ntwo"
 
 
 @pytest.fixture

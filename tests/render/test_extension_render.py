@@ -15,12 +15,12 @@ from trainworks.extend.cuda_compiler import BARE, Workbench
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import (
     RECIPES,
-    Question,
     Recipes,
+    SandboxStep,
     packages_image,
     render_extension,
     render_packages,
-    render_question,
+    render_sandbox_step,
 )
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
@@ -103,16 +103,16 @@ PLANS = {
 
 
 QUESTIONS = {
-    "build": Question(origin="git+https://git.example/lib@v1", files=(LOCAL,), bench=BARE),
-    "compile": Question(origin="bad\nRUN name", bench=BENCH, tools=True),
-    "import": Question(origin="", bench=BARE, modules=("torchvision", "pyarrow")),
+    "build": SandboxStep(origin="git+https://git.example/lib@v1", files=(LOCAL,), bench=BARE),
+    "compile": SandboxStep(origin="bad\nRUN name", bench=BENCH, tools=True),
+    "import": SandboxStep(origin="", bench=BARE, modules=("torchvision", "pyarrow")),
 }
 
 
 @pytest.fixture(scope="module")
 def recipes(root: Path) -> Recipes:
     texts = {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
-    return Recipes(texts=texts, programs={"inside.py": b"print()\n"})
+    return Recipes(texts=texts, programs={"build_stage.py": b"print()\n"})
 
 
 @pytest.fixture(scope="module", params=PLANS)
@@ -134,7 +134,7 @@ def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], No
 
 @pytest.mark.parametrize("asked", QUESTIONS)
 def test_golden_questions(asked: str, recipes: Recipes, golden: Callable[[str, str], None]) -> None:
-    rendering = render_question(PLANS["debian-python"], recipes, QUESTIONS[asked])
+    rendering = render_sandbox_step(PLANS["debian-python"], recipes, QUESTIONS[asked])
     golden(f"extend/question-{asked}/Dockerfile", rendering.dockerfile)
 
 
@@ -160,7 +160,7 @@ def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Renderin
 def test_a_step_that_runs_code_of_others_has_no_secret(
     rendering: Rendering, recipes: Recipes
 ) -> None:
-    asked = [render_question(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
+    asked = [render_sandbox_step(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
     for text in (each.dockerfile for each in (rendering, *asked)):
         assert "secret," not in text
         assert "/run/secrets" not in text

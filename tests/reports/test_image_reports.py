@@ -17,7 +17,7 @@ from image.here import Here
 from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import probe_request
-from trainworks.imagetest.inside.answers import Request
+from trainworks.imagetest.probe.answers import Request
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text

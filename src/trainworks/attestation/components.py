@@ -1,5 +1,4 @@
-"""Makes the list of everything in an image: what is found inside, with what the
-plan and the lock know of it.
+"""Makes the list of everything in an image: its packages, with facts of the plan and the lock.
 
 Besides a package URL, scanners read facts of their own from a bill of materials:
 
@@ -30,7 +29,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.inside.packages import PackagesAnswer, PythonDistribution, SystemPackage
+from trainworks.imagetest.probe.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering
 
@@ -41,11 +40,11 @@ DISTRIBUTION = "distribution"
 """The kind of the component that names the image's operating system."""
 
 FAMILIES = {"amzn": "amazon"}
-"""What trivy calls a distribution, where that is not its ``ID`` in ``os-release``."""
+"""trivy's name of a distribution, if that is not its ``ID`` in ``os-release``."""
 
 TRIVY = "aquasecurity:trivy:"
 SYFT = "syft:"
-"""How the names of the scanners' own properties begin."""
+"""Beginnings of the names of the scanners' own properties."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +55,18 @@ class ListedComponent:
         kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``distribution`` (the operating
             system), ``launcher``; in an extended image also ``image``, the one that was extended,
             and ``file``, a file of the code.
-        name: Its name.
-        version: Its version; ``""`` where it has none.
-        purl: Its package URL, by which both formats and every scanner know it.
-        sha256: Hash of the file that it was installed from, where one was pinned.
+        name: The component's name.
+        version: The component's version, or ``""``.
+        purl: The package URL, by which both formats and every scanner know the component.
+        sha256: The hash of the file that was installed, if a file was pinned.
         licenses: Names of the licences, as the package itself gives them.
-        supplier: Who made it, as the package itself says; ``""`` where it does not.
-        origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this
-            machine's index decides.
-        requires: Package URLs of its dependencies, as the lock gives them.
+        supplier: The maker, as the package itself names one, or ``""``.
+        origin: The source of the download: a URL, or ``git+URL@COMMIT``; ``""`` if this machine's
+            index decides.
+        requires: Package URLs of the dependencies, as the lock gives them.
         properties: Further facts, by name.
-        scanner_properties: Facts by the names that scanners read them under.
-        inherited: Whether it came with the image that was extended.
+        scanner_properties: Facts by the names that scanners read.
+        inherited: Whether the component came with the image that was extended.
     """
 
     kind: str
@@ -89,13 +88,13 @@ class BillOfMaterials:
     """An image and everything in it.
 
     Attributes:
-        reference: Its name, with its tag.
-        sha256: The hash of its configuration, which contains those of all layers (``Id`` of
+        reference: The image's name, with its tag.
+        sha256: The hash of the image's configuration, which contains those of all layers (``Id`` of
             ``docker inspect``).
         components: The base image, or the image that was extended, first; then
             by kind, name and version.
-        address: Where a registry has it: ``HOST/NAME@sha256:...``, the hash of
-            its manifest; ``""`` for nowhere.
+        address: The image in a registry, by the hash of its manifest: ``HOST/NAME@sha256:...``;
+            ``""`` if it is in none.
     """
 
     reference: str
@@ -118,18 +117,15 @@ class BillOfMaterials:
         if not self.address:
             return str(PackageURL("oci", None, name, None, {"tag": tag}))
         repository, _, digest = self.address.partition("@")
-        return str(
-            PackageURL(
-                "oci", None, repository.rpartition("/")[2], digest, {"repository_url": repository}
-            )
-        )
+        last_part = repository.rpartition("/")[2]
+        return str(PackageURL("oci", None, last_part, digest, {"repository_url": repository}))
 
 
 def target_bill(
     plan: ImagePlan,
     rendering: Rendering,
     image: BuiltImage,
-    found: PackagesAnswer,
+    packages: PackagesAnswer,
     *,
     base_identifier: str,
     launcher_version: str,
@@ -138,26 +134,24 @@ def target_bill(
     """Return the bill of materials of a target's image.
 
     Args:
-        plan: The plan that it was built from.
-        rendering: The context that it was built from.
+        plan: The plan that the image was built from.
+        rendering: The context that the image was built from.
+        packages: The packages in the image.
         base_identifier: ``sha256:...`` of the base image's configuration;
-            ``""`` if the engine does not have it.
+            ``""`` if the engine does not have the base image.
         launcher_version: The version of the launcher in that context.
 
     Raises:
         ProofError: The image cannot list its packages.
     """
-    locked = {
-        (str(canonicalize_name(file.name)), file.version): file
-        for step in plan.steps
-        if step.in_image
-        for file in step.python
-    }
-    components = (
-        *package_components(image.reference, found, locked),
-        *(artifact_component(each) for each in artifacts_of(plan, installed=True)),
-        _launcher(rendering, launcher_version, launcher_license),
-    )
+    locked = {}
+    for step in plan.steps:
+        if step.in_image:
+            for file in step.python:
+                locked[str(canonicalize_name(file.name)), file.version] = file
+    components = list(package_components(image.reference, packages, locked))
+    components += map(artifact_component, artifacts_of(plan, installed=True))
+    components.append(_launcher(rendering, launcher_version, launcher_license))
     return BillOfMaterials(
         reference=plan.tags[0],
         sha256=image.identifier.removeprefix("sha256:"),
@@ -166,41 +160,34 @@ def target_bill(
 
 
 def package_components(
-    reference: str, found: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
+    reference: str, packages: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
 ) -> tuple[ListedComponent, ...]:
     """Return the operating system of an image, its system packages and its Python distributions.
 
     Args:
         reference: The image, for a message.
+        packages: The packages in the image.
         locked: Files of the lock, by normalised name and version.
 
     Raises:
         ProofError: The image cannot list its packages.
     """
-    if found["error"] or not found["system"]:
-        raise ProofError(
-            [f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"]
-        )
-    versions = {
-        str(canonicalize_name(row["name"])): row["version"]
-        for row in found["python"]
-        if not row["inside"]
-    }
-    return (
-        _distribution(found),
-        *(_system(row, found) for row in found["system"]),
-        *(
-            # The lock pinned the file of a distribution, and nothing of a copy inside another one.
-            _python(
-                row,
-                None
-                if row["inside"]
-                else locked.get((str(canonicalize_name(row["name"])), row["version"])),
-                versions,
-            )
-            for row in found["python"]
-        ),
-    )
+    if packages["error"] or not packages["system"]:
+        reason = packages["error"] or "the list is empty"
+        raise ProofError([f"{reference}: cannot list its packages: {reason}"])
+    versions = {}
+    for row in packages["python"]:
+        if not row["inside"]:
+            versions[str(canonicalize_name(row["name"]))] = row["version"]
+    components = [_distribution(packages)]
+    components += [_system(row, packages) for row in packages["system"]]
+    for row in packages["python"]:
+        # The lock pinned the file of a distribution, and no copy inside another distribution.
+        file = None
+        if not row["inside"]:
+            file = locked.get((str(canonicalize_name(row["name"])), row["version"]))
+        components.append(_python(row, file, versions))
+    return tuple(components)
 
 
 def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
@@ -223,7 +210,7 @@ def _document_order(component: ListedComponent) -> tuple[object, ...]:
 def extension_bill(
     plan: ExtensionPlan,
     image: BuiltImage,
-    found: PackagesAnswer,
+    packages: PackagesAnswer,
     inherited: Sequence[ListedComponent],
 ) -> BillOfMaterials:
     """Return the bill of materials of an extended image.
@@ -231,35 +218,35 @@ def extension_bill(
     Components of its base are marked as inherited.
 
     Args:
-        plan: The plan that it was built from.
+        plan: The plan that the image was built from.
         image: The image.
-        found: The packages in the image.
+        packages: The packages in the image.
         inherited: The components of the image that was extended.
 
     Raises:
         ProofError: The image cannot list its packages.
     """
     base_by_place = {_place(component): component for component in inherited}
-    packages = package_components(plan.tag, found, {})
+    installed = package_components(plan.tag, packages, {})
     of_base = [component for component in inherited if component.kind not in _PACKAGES]
-    own = []
-    for package in packages:
+    added = []
+    for package in installed:
         if _place(package) in base_by_place:
             of_base.append(base_by_place[_place(package)])
         else:
-            own.append(_required(package, plan.lock.hashes))
-    own += [_file(file) for file in plan.files]
+            added.append(_required(package, plan.lock.hashes))
+    added += [_file(file) for file in plan.files]
 
     # A package of the base may require one that the extension has replaced.
-    known_purls = {package.purl for package in packages}
-    kept = []
+    installed_purls = {package.purl for package in installed}
+    marked = []
     for component in of_base:
-        requires = tuple(purl for purl in component.requires if purl in known_purls)
-        kept.append(replace(component, inherited=True, requires=requires))
+        requires = tuple(purl for purl in component.requires if purl in installed_purls)
+        marked.append(replace(component, inherited=True, requires=requires))
     return BillOfMaterials(
         reference=plan.tag,
         sha256=image.identifier.removeprefix("sha256:"),
-        components=(_extended(plan.base), *in_order([*kept, *own])),
+        components=(_extended(plan.base), *in_order([*marked, *added])),
     )
 
 
@@ -267,16 +254,14 @@ _PACKAGES = ("deb", "rpm", "python", DISTRIBUTION)
 """The kinds of components that are found inside an image."""
 
 
-def _is_copy(each: ListedComponent) -> bool:
-    """Say whether a Python distribution is a copy inside another package."""
-    return "inside" in dict(each.properties)
+def _is_copy(component: ListedComponent) -> bool:
+    """Return whether a Python distribution is a copy inside another package."""
+    return "inside" in dict(component.properties)
 
 
-def _place(each: ListedComponent) -> tuple[str, str]:
-    """Return what makes a package the same one in two images: its package URL,
-    and for Python its path.
-    """
-    return each.purl, dict(each.properties).get("path", "")
+def _place(component: ListedComponent) -> tuple[str, str]:
+    """Return the identity of a package in two images: its package URL, and for Python its path."""
+    return component.purl, dict(component.properties).get("path", "")
 
 
 def _extended(base: ExtendedBase) -> ListedComponent:
@@ -300,7 +285,7 @@ def _required(
 ) -> ListedComponent:
     """Return an installed package with the hash of its file.
 
-    Where pip may have chosen one of several files of the lock, with all their hashes.
+    If pip may have chosen one of several files of the lock, the package has all their hashes.
     """
     if package.kind != "python" or _is_copy(package):
         return package
@@ -317,59 +302,62 @@ def _file(file: SourceFile) -> ListedComponent:
     path = f"{CODE_FOLDER}/{file.path}"
     digest = hashlib.sha256(file.content).hexdigest()
     folder, _, name = path.rpartition("/")
+    qualifiers = {"checksum": f"sha256:{digest}"}
     return ListedComponent(
         kind="file",
         name=path,
         version="",
-        purl=str(
-            PackageURL("generic", folder.strip("/"), name, None, {"checksum": f"sha256:{digest}"})
-        ),
+        purl=str(PackageURL("generic", folder.strip("/"), name, None, qualifiers)),
         sha256=digest,
     )
 
 
 def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
-    """Return the downloads of an image's components, each once: all, or those with something of
-    theirs in the image.
+    """Return the downloads of an image's components, each once.
+
+    Args:
+        plan: The plan of the image.
+        installed: Whether to return only those of components in the image.
     """
-    found: dict[tuple[str, str, str], Artifact] = {}
+    artifacts: dict[tuple[str, str, str], Artifact] = {}
     for step in plan.steps:
-        if step.in_image or not installed:
-            for artifact in step.artifacts:
-                found.setdefault(
-                    (artifact.name, artifact.version, artifact.url or artifact.commit), artifact
-                )
-    return tuple(found.values())
+        if installed and not step.in_image:
+            continue
+        for artifact in step.artifacts:
+            key = (artifact.name, artifact.version, artifact.url or artifact.commit)
+            artifacts.setdefault(key, artifact)
+    return tuple(artifacts.values())
 
 
 def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
-    """Return the base image: by its digest, or by what the engine knows it by
-    where it was made on this machine.
+    """Return the base image, by its digest.
+
+    A base that was made on this machine has no digest: the engine's identifier takes its place.
     """
     name, _, digest = plan.image.partition("@")
-    path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
+    path, tag = name, ""
+    if ":" in name.rpartition("/")[2]:
+        path, _, tag = name.rpartition(":")
     properties = [("base", plan.base.name)]
     if plan.base.bootstrap and not digest:
         properties.append(("made-from", f"the package archive of {plan.base.suite}"))
     if identifier:
         properties.append(("image-id", identifier))
     version = digest or identifier
+    last_part = path.rpartition("/")[2]
+    qualifiers = {"tag": tag} if tag else None
     return ListedComponent(
         kind="base",
         name=path,
         version=tag or version,
-        purl=str(
-            PackageURL(
-                "oci", None, path.rpartition("/")[2], version or None, {"tag": tag} if tag else None
-            )
-        ),
+        purl=str(PackageURL("oci", None, last_part, version or None, qualifiers)),
         sha256=version.removeprefix("sha256:"),
         properties=tuple(properties),
     )
 
 
 def artifact_component(artifact: Artifact) -> ListedComponent:
-    """Return a download, with its hash and where it comes from."""
+    """Return a download, with its hash and origin."""
     origin = artifact.url or f"git+{artifact.git}@{artifact.commit}"
     qualifiers = {"vcs_url": origin} if artifact.git else {"download_url": origin}
     if artifact.sha256:
@@ -389,9 +377,9 @@ def python_purl(name: str, version: str) -> str:
     return str(PackageURL("pypi", None, str(canonicalize_name(name)), version))
 
 
-def _distribution(found: PackagesAnswer) -> ListedComponent:
+def _distribution(packages: PackagesAnswer) -> ListedComponent:
     """Return the operating system, as ``os-release`` names it."""
-    name, version = found["distribution"], found["version"]
+    name, version = packages["distribution"], packages["version"]
     return ListedComponent(
         kind=DISTRIBUTION,
         name=FAMILIES.get(name, name),
@@ -406,29 +394,29 @@ def _distribution(found: PackagesAnswer) -> ListedComponent:
     )
 
 
-def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
-    is_rpm = found["kind"] == "rpm"
-    epoch, _, version = row["version"].rpartition(":") if is_rpm else ("", "", row["version"])
+def _system(row: SystemPackage, packages: PackagesAnswer) -> ListedComponent:
+    kind, distribution = packages["kind"], packages["distribution"]
+    is_rpm = kind == "rpm"
+    epoch, version = "", row["version"]
+    if is_rpm:
+        epoch, _, version = row["version"].rpartition(":")
     qualifiers = {
         "arch": row["architecture"],
-        "distro": f"{found['distribution']}-{found['version']}",
+        "distro": f"{distribution}-{packages['version']}",
     }
     if epoch:
         qualifiers["epoch"] = epoch
     if is_rpm:
-        # As rpm names the file of a source package.
-        qualifiers["upstream"] = (
-            f"{row['source']}-{row['source_version'].rpartition(':')[2]}.src.rpm"
-        )
+        # The name of a source package's file, which has no epoch.
+        _, _, source_version = row["source_version"].rpartition(":")
+        qualifiers["upstream"] = f"{row['source']}-{source_version}.src.rpm"
     elif (row["source"], row["source_version"]) != (row["name"], row["version"]):
         qualifiers["upstream"] = f"{row['source']}@{row['source_version']}"
     return ListedComponent(
-        kind=found["kind"],
+        kind=kind,
         name=row["name"],
         version=row["version"],
-        purl=str(
-            PackageURL(found["kind"], found["distribution"], row["name"], version, qualifiers)
-        ),
+        purl=str(PackageURL(kind, distribution, row["name"], version, qualifiers)),
         licenses=tuple(row["licenses"]),
         supplier=row["supplier"],
         properties=(
@@ -436,25 +424,25 @@ def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
             ("source", row["source"]),
             ("source-version", row["source_version"]),
         ),
-        scanner_properties=_trivy_properties(row, found, epoch),
+        scanner_properties=_trivy_properties(row, distribution, epoch),
     )
 
 
 def _trivy_properties(
-    row: SystemPackage, found: PackagesAnswer, epoch: str
+    row: SystemPackage, distribution: str, epoch: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return what trivy knows a system package by: its source package, with the
-    version in three parts.
-    """
+    """Return trivy's facts of a system package: its source, with the version in three parts."""
     source_epoch, _, version = row["source_version"].rpartition(":")
-    upstream, _, revision = version.rpartition("-") if "-" in version else (version, "", "")
+    upstream, revision = version, ""
+    if "-" in version:
+        upstream, _, revision = version.rpartition("-")
     values = {
         "PkgID": f"{row['name']}@{row['version']}",
-        "PkgType": FAMILIES.get(found["distribution"], found["distribution"]),
+        "PkgType": FAMILIES.get(distribution, distribution),
         "SrcName": row["source"],
         "SrcVersion": upstream,
         "SrcRelease": revision,
-        # rpm keeps no epoch of the source package: it is the package's.
+        # rpm stores no epoch of the source package, which has the package's epoch.
         "SrcEpoch": (source_epoch or epoch).removeprefix("0"),
     }
     return tuple((f"{TRIVY}{name}", value) for name, value in values.items() if value)

@@ -1,6 +1,4 @@
-"""Records of test runs (``tools/evidence.py``) as statements about an image:
-where it ran, and how that ended.
-"""
+"""Records of test runs (``tools/evidence.py``) as statements about an image."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ EVIDENCE = "urn:trainworks:evidence:1"
 
 EVIDENCE_FILE = "evidence.json"
 MANIFEST = "/opt/trainworks/image.json"
-"""The file of an image whose hash a record has: the same in every build of one
-plan, and in no other image.
+"""The file of an image with the hash in a record: every build of a plan has the same file, and no
+other image has it.
 """
 
 GPU_PARTS = (
@@ -31,9 +29,7 @@ GPU_PARTS = (
     "launcher",
     "pipelines",
 )
-"""The parts of `make gpu` that show that an image works on a GPU: all that need
-nothing but the GPU and the image.
-"""
+"""The parts of `make gpu` that show that an image works on a GPU: those that need only both."""
 
 RESULTS = ("passed", "failed", "not tested")
 LARGEST = 1_000_000
@@ -41,9 +37,7 @@ LARGEST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A run that was recorded: the suite, its date and commit, the machine's
-    GPUs and driver, and how parts ended.
-    """
+    """A recorded run: the suite, its date and commit, GPUs and driver, and the parts by result."""
 
     suite: str
     date: str
@@ -57,22 +51,24 @@ class Evidence:
     not_tested: tuple[str, ...]
 
     def problems(self, gpu: str, parts: Sequence[str]) -> list[str]:
-        """Return what keeps it from showing that the image works on a GPU.
+        """Return the reasons why the run does not show that the image works on a GPU.
 
         Args:
             gpu: The GPU's name, or a part of it.
-            parts: What must have passed; more may be not tested, and nothing may have failed.
+            parts: The parts that must have passed; others may be not tested, and none may have
+                failed.
         """
-        where = ", ".join(self.gpus) or "no GPU"
-        problems = (
-            [] if gpu.lower() in where.lower() else [f"{self.suite} ran on {where}, not on {gpu}"]
-        )
+        gpus = ", ".join(self.gpus) or "no GPU"
+        problems = []
+        if gpu.lower() not in gpus.lower():
+            problems.append(f"{self.suite} ran on {gpus}, not on {gpu}")
         if self.failed:
-            problems.append(f"{self.suite} on {where}: failed: {', '.join(self.failed)}")
-        missing = [part for part in parts if part not in (*self.passed, *self.failed)]
+            problems.append(f"{self.suite} on {gpus}: failed: {', '.join(self.failed)}")
+        tested = (*self.passed, *self.failed)
+        missing = [part for part in parts if part not in tested]
         if missing:
             problems.append(
-                f"{self.suite} on {where}: not tested, and demanded: {', '.join(missing)}"
+                f"{self.suite} on {gpus}: not tested, and demanded: {', '.join(missing)}"
             )
         if self.changed:
             problems.append(f"{self.suite} ran on a checkout with changes that are in no commit")
@@ -96,30 +92,30 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """Return what the digest of a record must be: the sha256 of all else in it, as in
+    """Return the right digest of a record: the sha256 of its other keys, as in
     `tools/evidence.py`.
     """
-    rest = {name: value for name, value in record.items() if name != "digest"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    content = {name: value for name, value in record.items() if name != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def evidence_of(record: Any) -> Evidence:
-    """Return what a record says.
+    """Parse a record.
 
-    Raises ProofError where it is none, or is not as it was written.
+    Raises ProofError for other content, and for a record that was edited.
     """
     try:
         if record["digest"] != digest_of(record):
             raise ProofError(
                 ["the record is not what was written: its digest does not follow from its content"]
             )
-        ended = {
-            name: [str(part["name"]) for part in record["parts"] if part["result"] == name]
-            for name in RESULTS
-        }
-        if record["schema"] != 1 or sum(map(len, ended.values())) != len(record["parts"]):
-            raise KeyError
+        parts_by_result: dict[str, list[str]] = {result: [] for result in RESULTS}
+        for part in record["parts"]:
+            # An unknown result is a KeyError: the record is malformed.
+            parts_by_result[part["result"]].append(str(part["name"]))
+        if record["schema"] != 1:
+            raise KeyError("schema")
         return Evidence(
             suite=str(record["suite"]),
             date=str(record["date"]),
@@ -128,9 +124,9 @@ def evidence_of(record: Any) -> Evidence:
             image=str(record.get("image", "")),
             gpus=tuple(map(str, record["where"].get("gpus", ()))),
             driver=str(record["where"].get("driver", "")),
-            passed=tuple(ended["passed"]),
-            failed=tuple(ended["failed"]),
-            not_tested=tuple(ended["not tested"]),
+            passed=tuple(parts_by_result["passed"]),
+            failed=tuple(parts_by_result["failed"]),
+            not_tested=tuple(parts_by_result["not tested"]),
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise ProofError(["the record is not as `tools/evidence.py` writes them"]) from None
@@ -140,22 +136,21 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     """Return the predicate that cosign attests.
 
     Args:
-        record: What was recorded.
-        manifest: The sha256 of ``MANIFEST`` in the image that the statement is to be about.
+        record: The record of a run.
+        manifest: The sha256 of ``MANIFEST`` in the image of the statement.
         address: The image in its registry, by digest.
 
     Raises:
         ProofError: The record is of another image, or of none.
     """
-    ran_in = evidence_of(record).image
-    if ran_in != f"sha256:{manifest}":
+    recorded_image = evidence_of(record).image
+    if recorded_image != f"sha256:{manifest}":
+        problem = (
+            f"the record is of another image: its {MANIFEST} was {recorded_image or 'none'}, and is"
+            f" sha256:{manifest}"
+        )
         raise ProofError(
-            [
-                (
-                    f"the record is of another image: its {MANIFEST} was {ran_in or 'none'}, and is"
-                    f" sha256:{manifest}"
-                )
-            ],
+            [problem],
             hint=(
                 "run tests/gpu/run.py --report in a container of this image, then"
                 " `tools/evidence.py gpu` on it"
@@ -164,10 +159,10 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     return {"image": address.rpartition("@")[2], "record": dict(record)}
 
 
-def stated(predicate: Any, sha256: str) -> Evidence:
-    """Return what a statement says that is about the image with this manifest.
+def evidence_in(predicate: Any, sha256: str) -> Evidence:
+    """Return the evidence in a statement about the image with a manifest.
 
-    Raises ProofError.
+    Raises ProofError for another image, and for a malformed statement.
     """
     if not isinstance(predicate, dict) or predicate.get("image") != f"sha256:{sha256}":
         raise ProofError(["the evidence was written for another image"])

@@ -26,22 +26,22 @@ def spdx_expression(name: str) -> str:
     if " with " in text.lower() or "," in text:
         words = [text]
     else:
-        words = [
-            word
-            for word in re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE)
-            if word.strip()
-        ]
+        parts = re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE)
+        words = [part for part in parts if part.strip()]
+    expression = " ".join(_word(word.strip()) for word in words)
     try:
-        return str(canonicalize_license_expression(" ".join(_word(word.strip()) for word in words)))
+        return str(canonicalize_license_expression(expression))
     except InvalidLicenseExpression:
         return ""
 
 
 def _word(word: str) -> str:
-    if match := GNU.fullmatch(word):
-        family, major, minor, later = match.groups()
-        return f"{family.upper()}-{major}.{minor or 0}-{'or-later' if later else 'only'}"
-    return SAME.get(word.lower(), word)
+    match = GNU.fullmatch(word)
+    if match is None:
+        return SAME.get(word.lower(), word)
+    family, major, minor, plus = match.groups()
+    scope = "or-later" if plus else "only"
+    return f"{family.upper()}-{major}.{minor or 0}-{scope}"
 
 
 def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> tuple[str, ...]:
@@ -61,11 +61,13 @@ def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> t
 
 
 LONGEST_NAME = 100
-"""Characters: what is longer is a licence's text and not its name."""
+"""Characters: a longer text is a licence's text and not its name."""
 
 
 def joined(expressions: Sequence[str]) -> str:
     """Return the expression of all of these together."""
     if len(expressions) == 1:
         return expressions[0]
-    return " AND ".join(f"({each})" if " OR " in each else each for each in expressions)
+    # AND binds closer than OR.
+    parts = [f"({text})" if " OR " in text else text for text in expressions]
+    return " AND ".join(parts)

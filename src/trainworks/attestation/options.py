@@ -1,4 +1,4 @@
-"""What ``prove`` is asked for."""
+"""The request of ``prove``."""
 
 from __future__ import annotations
 

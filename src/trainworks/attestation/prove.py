@@ -127,10 +127,11 @@ def _manifest(provable: ProvableImage) -> str:
     with provable.engine.container(
         provable.image.reference, isolated=closed(provable.engine)
     ) as container:
-        done = container.run(("sha256sum", MANIFEST))
-    if done.status:
-        raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {done.output.strip()}"])
-    return done.output.split()[0]
+        completed = container.run(("sha256sum", MANIFEST))
+    if completed.status:
+        reason = completed.output.strip()
+        raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {reason}"])
+    return completed.output.split()[0]
 
 
 def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
@@ -138,8 +139,8 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
 
     Args:
         name: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
-        image: The image that it must be.
-        registries: Where it is looked up.
+        image: The image that the name must have.
+        registries: The connections to registries.
 
     Raises:
         ProofError: The registry has another image under this name.
@@ -148,9 +149,9 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
     repository, reference = split_image(name, "latest")
     manifest = registries.existing(repository, reference)
     if not manifest.is_of(image.identifier):
-        found = manifest.configuration or "no configuration"
+        other = manifest.configuration or "no configuration"
         raise ProofError(
-            [f"{name} is another image ({found}), not {image.identifier}"],
+            [f"{name} is another image ({other}), not {image.identifier}"],
             hint="push this image first: `build.py push`",
         )
     return f"{repository}@{manifest.digest}"
@@ -174,10 +175,9 @@ def texts_of(
     document = cyclonedx(bill, builder=builder, time=time)
     text = text_of(document)
     digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    made = provenance(
-        ({"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest},)
-    )
-    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(made)}
+    by_product = {"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest}
+    predicate = provenance((by_product,))
+    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(predicate)}
 
 
 def text_of(document: Mapping[str, object]) -> str:
@@ -186,15 +186,13 @@ def text_of(document: Mapping[str, object]) -> str:
 
 
 def _time(environment: Mapping[str, str]) -> int:
-    """Return the time of the documents: the standard variable's, or else that
-    of all our base images.
-    """
-    said = environment.get("SOURCE_DATE_EPOCH", "")
-    if not said:
+    """Return the time of the documents: SOURCE_DATE_EPOCH, or the time of our base images."""
+    text = environment.get("SOURCE_DATE_EPOCH", "")
+    if not text:
         return EPOCH
-    if not (said.isascii() and said.isdigit() and len(said) < 12):
-        raise HostError(f"SOURCE_DATE_EPOCH must be a number of seconds since 1970, got {said!r}")
-    return int(said)
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise HostError(f"SOURCE_DATE_EPOCH must be a number of seconds since 1970, got {text!r}")
+    return int(text)
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:

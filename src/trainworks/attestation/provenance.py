@@ -27,15 +27,14 @@ CHECKOUT = "checkout"
 """The name of the input that is this repository."""
 
 LOCK = "requirements"
-"""The name of the input that is an extension's hash-locked requirements, with
-every file that pip may choose.
+"""The name of the input that is an extension's hash-locked requirements.
+
+The lock has every file that pip may choose.
 """
 
 
 Documents = Sequence[Mapping[str, object]]
-"""Files of a proof beside its provenance, as by-products of SLSA: name,
-identifier and hash of each.
-"""
+"""Files of a proof beside its provenance, as by-products of SLSA: name, identifier and hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Checkout:
     Attributes:
         commit: The git commit, 40 hexadecimal digits; ``""`` outside of git.
         changed: Whether files differ from that commit.
-        files: Path to hash of those that are inputs by themselves: a target's
+        files: Path to hash of the files that are inputs by themselves: a target's
             locks, an extension's recipe.
     """
 
@@ -73,27 +72,26 @@ def provenance(
     builder: Builder,
     documents: Documents,
 ) -> dict[str, object]:
-    """Return the predicate: how an image came to be.
+    """Return the predicate of a target's image: the request, the inputs and the builder.
 
     Args:
-        checkout: The files of this repository that it was built from.
+        checkout: The files of this repository that the image was built from.
         builder: The builder that the document names.
         documents: The files beside this one, as by-products: name, identifier and hash.
     """
-    dependencies = [
-        *_own_inputs(checkout, rendering),
-        _base(bill),
-        *(_artifact(plan)),
-        *(_python(plan)),
-    ]
+    dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
+    dependencies += _artifacts(plan)
+    dependencies += _python_files(plan)
+    parameters: dict[str, object] = {
+        "target": plan.target.name,
+        "inputs": inputs_of(plan, rendering),
+    }
+    if plan.first_use:
+        parameters["firstUse"] = list(plan.first_use)
     definition = {
         "buildType": BUILD_TYPE,
         "externalParameters": {"request": asdict(request)},
-        "internalParameters": {
-            "target": plan.target.name,
-            "inputs": inputs_of(plan, rendering),
-            **({"firstUse": list(plan.first_use)} if plan.first_use else {}),
-        },
+        "internalParameters": parameters,
         "resolvedDependencies": dependencies,
     }
     return _predicate(definition, builder, documents)
@@ -108,29 +106,31 @@ def extension_provenance(
     builder: Builder,
     documents: Documents,
 ) -> dict[str, object]:
-    """Return the predicate of an extension: of which image, with which requirements and code.
+    """Return the predicate of an extension: its base image, requirements and code.
 
     Args:
-        checkout: The files of this repository that it was built from.
+        checkout: The files of this repository that the image was built from.
         builder: The builder that the document names.
         documents: The files beside this one, as by-products: name, identifier and hash.
     """
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.lock.pins:
-        dependencies.append(_named(LOCK, hashlib.sha256(plan.lock.pins.encode()).hexdigest()))
-    commits = plan.lock.all_commits.items()
-    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in commits]
-    dependencies += [
-        _named(each.name, each.sha256) for each in bill.components if each.kind == "file"
-    ]
+        digest = hashlib.sha256(plan.lock.pins.encode()).hexdigest()
+        dependencies.append(_descriptor(LOCK, digest))
+    for name, commit in plan.lock.all_commits.items():
+        dependencies.append({"name": name, "digest": {"gitCommit": commit}})
+    files = [component for component in bill.components if component.kind == "file"]
+    dependencies += [_descriptor(file.name, file.sha256) for file in files]
+    parameters: dict[str, object] = {
+        "base": plan.base.reference,
+        "entryPoint": plan.entry_point.name if plan.entry_point else "",
+        "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
+    }
+    if plan.apt:
+        parameters["apt"] = list(plan.apt)
     definition = {
         "buildType": EXTEND_TYPE,
-        "externalParameters": {
-            "base": plan.base.reference,
-            "entryPoint": plan.entry_point.name if plan.entry_point else "",
-            "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
-            **({"apt": list(plan.apt)} if plan.apt else {}),
-        },
+        "externalParameters": parameters,
         "internalParameters": {
             "python": {"path": plan.base.python, "version": plan.base.version},
             "environment": dict(plan.environment),
@@ -158,16 +158,17 @@ def _predicate(
     }
 
 
-def _named(name: str, sha256: str) -> dict[str, object]:
+def _descriptor(name: str, sha256: str) -> dict[str, object]:
     return {"name": name, "digest": {"sha256": sha256}}
 
 
 def _own_inputs(checkout: Checkout, rendering: Rendering) -> list[dict[str, object]]:
-    digests = {
-        **dict(sorted(checkout.files.items())),
-        "build context": rendering.digest.removeprefix("sha256:"),
-    }
-    return [_checkout(checkout), *(_named(name, digest) for name, digest in digests.items())]
+    """Return the inputs of this repository: the checkout, its files, and the build context."""
+    inputs = [_checkout(checkout)]
+    for name, digest in sorted(checkout.files.items()):
+        inputs.append(_descriptor(name, digest))
+    inputs.append(_descriptor("build context", rendering.digest.removeprefix("sha256:")))
+    return inputs
 
 
 def _checkout(checkout: Checkout) -> dict[str, object]:
@@ -188,22 +189,27 @@ def _base(bill: BillOfMaterials) -> dict[str, object]:
     return content
 
 
-def _artifact(plan: ImagePlan) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
-    for each in artifacts_of(plan, installed=False):
-        digest = {"gitCommit": each.commit} if each.commit else {"sha256": each.sha256}
-        uri = f"git+{each.git}@{each.commit}" if each.git else each.url
-        found.append({"name": f"{each.name} {each.version}", "uri": uri, "digest": digest})
-    return found
+def _artifacts(plan: ImagePlan) -> list[dict[str, object]]:
+    inputs: list[dict[str, object]] = []
+    for artifact in artifacts_of(plan, installed=False):
+        digest = {"sha256": artifact.sha256}
+        if artifact.commit:
+            digest = {"gitCommit": artifact.commit}
+        uri = artifact.url
+        if artifact.git:
+            uri = f"git+{artifact.git}@{artifact.commit}"
+        name = f"{artifact.name} {artifact.version}"
+        inputs.append({"name": name, "uri": uri, "digest": digest})
+    return inputs
 
 
-def _python(plan: ImagePlan) -> list[dict[str, object]]:
-    files = {file.file: file for step in plan.steps for file in step.python}
-    return [
-        {
-            "name": file.file,
-            "uri": python_purl(file.name, file.version),
-            "digest": {"sha256": file.sha256},
-        }
-        for file in sorted(files.values(), key=lambda file: file.file)
-    ]
+def _python_files(plan: ImagePlan) -> list[dict[str, object]]:
+    file_by_name = {}
+    for step in plan.steps:
+        for package in step.python:
+            file_by_name[package.file] = package
+    inputs: list[dict[str, object]] = []
+    for name, package in sorted(file_by_name.items()):
+        uri = python_purl(package.name, package.version)
+        inputs.append({"name": name, "uri": uri, "digest": {"sha256": package.sha256}})
+    return inputs

@@ -33,7 +33,7 @@ from trainworks.extend.image import plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
-from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
 from trainworks.inspect.targets import build_command, find_image
 from trainworks.plan.model import ImagePlan
@@ -67,11 +67,11 @@ class ProvableImage:
     """An image that was built from the checkout as it is now.
 
     Attributes:
-        name: Of the target, or of the extended image.
-        engine: The engine that has it.
+        name: The name of the target, or of the extended image.
+        engine: The engine that has the image.
         image: The image.
         list_contents: Runs the image and returns its bill of materials; raises
-            ``ProofError`` where that fails.
+            ``ProofError`` if that fails.
         provenance: Returns the predicate of its provenance, given its bill of materials, the
             builder, and the files beside it as by-products.
     """
@@ -91,40 +91,39 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         ProofError: The image was built from something else than this checkout.
     """
     facts = load(root)
-    named = image_named(request.target, facts)
-    if named is None:
+    target = image_named(request.target, facts)
+    if target is None:
         raise unknown("target", request.target, map(facts.name_of, facts.targets))
     build_request = replace(
-        request_for(named.row, facts),
+        request_for(target.row, facts),
         with_components=request.with_components,
         without_components=request.without_components,
         artifacts=request.artifacts,
     )
-    # Planned before an engine is asked: what is wrong with the components is said first.
+    # The plan comes before the engine, so that an error of the components is reported first.
     plan = make_plan(build_request, facts)
     engine = choose(request.engine, report=say)
     if not (request.with_components or request.without_components or request.artifacts):
         reference = find_image(request.target, engine, facts)
-        found = request_of(named.row, reference.removeprefix(plan.tags[0]), facts)
-        if found is None:
+        image_request = request_of(target.row, reference.removeprefix(plan.tags[0]), facts)
+        if image_request is None:
             raise UnknownNameError(
                 f"the name {reference} does not say which components the image has",
                 hint="give the --with and --without of its build",
             )
-        build_request, plan = found, make_plan(found, facts)
+        build_request, plan = image_request, make_plan(image_request, facts)
     rendering = render(plan, facts)
-    image = _built(engine, plan.tags[0], rendering, f"`{build_command(build_request)}`")
+    image = _find_image(engine, plan.tags[0], rendering, f"`{build_command(build_request)}`")
 
     def list_contents() -> BillOfMaterials:
-        return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
+        packages = _list_packages(engine, plan.tags[0])
+        return _target_bill(plan, rendering, image, packages, engine, root)
 
     def predicate(
         bill: BillOfMaterials, builder: Builder, documents: Documents
     ) -> dict[str, object]:
-        names = [
-            f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")
-        ]
-        checkout = read_checkout(root, names)
+        locks = (plan.target.name, "artifacts", "base-images")
+        checkout = read_checkout(root, [f"images/lock/{name}.toml" for name in locks])
         return provenance(
             plan,
             build_request,
@@ -157,11 +156,12 @@ def extended_image(
     with ExitStack() as stack:
         extension = plan_extension(request, root, environment, stack)
     engine, plan, rendering = extension.engine, extension.plan, extension.spec.rendering
-    image = _built(engine, plan.tag, rendering, "`python build.py extend` with the same options")
+    command = "`python build.py extend` with the same options"
+    image = _find_image(engine, plan.tag, rendering, command)
 
     def list_contents() -> BillOfMaterials:
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
-        return extension_bill(plan, image, _ask(engine, plan.tag), inherited)
+        return extension_bill(plan, image, _list_packages(engine, plan.tag), inherited)
 
     def predicate(
         bill: BillOfMaterials, builder: Builder, documents: Documents
@@ -176,18 +176,23 @@ def extended_image(
     )
 
 
-def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
-    again = f"build it again: {command}"
-    image = image_in(engine, reference, hint=again)
+def _find_image(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
+    """Return an image that was built from a rendering.
+
+    Args:
+        command: The command that builds the image, for the hint of an error.
+    """
+    hint = f"build it again: {command}"
+    image = image_in(engine, reference, hint=hint)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         raise ProofError(
             [f"{reference} was not built from this checkout as it is now"],
-            hint=again,
+            hint=hint,
         )
     return image
 
 
-def _ask(engine: Engine, reference: str) -> PackagesAnswer:
+def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
     say(f"reading the packages of {reference}")
     with (
         DISPLAY.task("reading", log=False),
@@ -200,7 +205,7 @@ def _target_bill(
     plan: ImagePlan,
     rendering: Rendering,
     image: BuiltImage,
-    found: PackagesAnswer,
+    packages: PackagesAnswer,
     engine: Engine,
     root: Path,
 ) -> BillOfMaterials:
@@ -210,7 +215,7 @@ def _target_bill(
         plan,
         rendering,
         image,
-        found,
+        packages,
         base_identifier=base.identifier if base else "",
         launcher_version=launcher["version"],
         launcher_license=launcher["license"],
@@ -222,53 +227,51 @@ def _base_components(
 ) -> tuple[ListedComponent, ...]:
     """Return the components of an image that was extended.
 
-    With hashes and downloads if this checkout built it.
+    They have hashes and downloads if this checkout built the image.
     """
-    found = _ask(engine, reference)
+    packages = _list_packages(engine, reference)
     facts = load(root)
-    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
-    request = request_of(named.row, named.variant, facts) if named else None
+    target = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    request = None
+    if target is not None:
+        request = request_of(target.row, target.variant, facts)
     if request is not None:
         plan = make_plan(request, facts)
         rendering = render(plan, facts)
         if image.labels.get(INPUTS_LABEL) == rendering.digest:
-            return _target_bill(plan, rendering, image, found, engine, root).components
+            return _target_bill(plan, rendering, image, packages, engine, root).components
     say(
         f"  {reference} was not built from this checkout as it is now: the bill of materials has no"
         " hashes of its files"
     )
-    return package_components(reference, found, {})
+    return package_components(reference, packages, {})
 
 
 def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
-    """Return the checkout's commit, whether it has changes, and the hashes of
-    those of the files that exist.
-    """
-    files = {name: root / name for name in names}
+    """Return the checkout's commit, whether it has changes, and the hashes of existing files."""
     commit = ""
     changed = False
     if _git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
         commit = _git(root, "rev-parse", "HEAD")
         changed = bool(_git(root, "status", "--porcelain", "--", *SOURCES))
-    return Checkout(
-        commit=commit,
-        changed=changed,
-        files={
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-            if path.is_file()
-        },
-    )
+    hashes = {}
+    for name in names:
+        path = root / name
+        if path.is_file():
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Checkout(commit=commit, changed=changed, files=hashes)
 
 
 def _git(root: Path, *words: str) -> str:
     """Return the output of git for a folder; ``""`` without git, and outside of a repository."""
     try:
         environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-        done = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
+        result = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
     except FileNotFoundError:
         return ""
-    return done.output.decode().strip() if done.status == 0 else ""
+    if result.status != 0:
+        return ""
+    return result.output.decode().strip()
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,6 @@
-"""Holds what cosign has verified to a policy: both statements are about the
-image, and say what was demanded.
+"""Compares statements that cosign has verified with a policy.
 
-cosign judges signatures. What it prints, one DSSE envelope in a line, is read and believed here.
+cosign judges signatures. Its output, one DSSE envelope in a line, is trusted here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from packageurl import PackageURL
 
 from trainworks.attestation.cyclonedx import serial_number
-from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, stated
+from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, evidence_in
 from trainworks.attestation.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 from trainworks.errors import ProofError
 
@@ -39,16 +38,16 @@ The bill of materials of a large image has a hundredth.
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a good proof says.
+    """The facts of a good proof.
 
     Attributes:
         sha256: The hash of the image's manifest.
         builder: The URI of the builder.
-        commit: The git commit that it was built from; ``""`` outside of git.
+        commit: The git commit that the image was built from; ``""`` outside of git.
         changed: Whether the checkout had changes that are in no commit.
-        components: How many components the bill of materials lists.
-        cuda: Whether one of them is CUDA's runtime, or NVIDIA's image with it.
-        evidence: The runs that were recorded of the image, and fit the policy.
+        components: The number of components in the bill of materials.
+        cuda: Whether a component is CUDA's runtime, or NVIDIA's image with the runtime.
+        evidence: The recorded runs of the image that fit the policy.
     """
 
     sha256: str
@@ -62,7 +61,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the statements have to say beside their signatures.
+    """The user's demands on the statements, besides their signatures.
 
     Attributes:
         builder: The URI of the builder; ``""``: any.
@@ -80,16 +79,16 @@ class Policy:
     gpu: str = ""
     parts: tuple[str, ...] = GPU_PARTS
 
-    def problems(self, found: Verified) -> list[str]:
-        """Return what a proof says otherwise."""
+    def problems(self, proof: Verified) -> list[str]:
+        """Return the demands that a proof does not meet."""
         problems = []
-        if self.builder and found.builder != self.builder:
-            problems.append(f"the builder is {found.builder}, not {self.builder}")
-        if self.commit and not found.commit.startswith(self.commit.lower()):
-            problems.append(f"built from the commit {found.commit or '(none)'}, not {self.commit}")
-        if self.unchanged and found.changed:
+        if self.builder and proof.builder != self.builder:
+            problems.append(f"the builder is {proof.builder}, not {self.builder}")
+        if self.commit and not proof.commit.startswith(self.commit.lower()):
+            problems.append(f"built from the commit {proof.commit or '(none)'}, not {self.commit}")
+        if self.unchanged and proof.changed:
             problems.append("built from a checkout with changes that are in no commit")
-        if self.gpu and not found.cuda:
+        if self.gpu and not proof.cuda:
             problems.append(f"the image has no CUDA: nothing of it runs on {self.gpu}")
         return problems
 
@@ -199,11 +198,13 @@ def _evidence(
     problems: list[str] = []
     for statement in statements:
         try:
-            evidence = stated(statement.get("predicate"), sha256)
+            evidence = evidence_in(statement.get("predicate"), sha256)
         except ProofError as error:
             problems += error.problems
             continue
-        differences = evidence.problems(policy.gpu, policy.parts) if policy.gpu else []
+        differences = []
+        if policy.gpu:
+            differences = evidence.problems(policy.gpu, policy.parts)
         if policy.unchanged and not policy.gpu and evidence.changed:
             differences.append(
                 f"{evidence.suite} ran on a checkout with changes that are in no commit"
@@ -215,18 +216,17 @@ def _evidence(
 
 
 def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the statements in cosign's output, with their lines.
-
-    Its words for people are passed over.
-    """
+    """Yield the statements in cosign's output, with their lines; words for people are skipped."""
     for number, line in enumerate(output.splitlines(), start=1):
-        if line.startswith("{"):
-            try:
-                statement = json.loads(base64.b64decode(json.loads(line)["payload"], validate=True))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise ProofError([f"line {number}: not an envelope as cosign prints it"]) from None
-            if isinstance(statement, dict):
-                yield number, statement
+        if not line.startswith("{"):
+            continue
+        try:
+            payload = json.loads(line)["payload"]
+            statement = json.loads(base64.b64decode(payload, validate=True))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ProofError([f"line {number}: not an envelope as cosign prints it"]) from None
+        if isinstance(statement, dict):
+            yield number, statement
 
 
 def _subjects(statement: Mapping[str, Any]) -> list[str]:
@@ -265,26 +265,27 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
 def _summary(
     sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]
 ) -> Verified | None:
-    """Return what a provenance says.
+    """Return the facts of a provenance.
 
-    ``None`` where it was made with none of these bills of materials.
+    ``None`` if the provenance belongs to none of these bills of materials.
     """
     try:
         predicate = provenance["predicate"]
-        made = [str(each.get("uri")) for each in predicate["runDetails"]["byproducts"]]
-        bill = next((bills[name] for name in made if name in bills), None)
+        documents = [str(row.get("uri")) for row in predicate["runDetails"]["byproducts"]]
+        bill = next((bills[name] for name in documents if name in bills), None)
         if bill is None:
             return None
         inputs = predicate["buildDefinition"]["resolvedDependencies"]
-        checkout = next(each for each in inputs if each["name"] == CHECKOUT)
+        checkout = next(row for row in inputs if row["name"] == CHECKOUT)
+        names = [str(component["name"]) for component in bill["components"]]
         return Verified(
             sha256=sha256,
             builder=str(predicate["runDetails"]["builder"]["id"]),
             commit=str(checkout.get("digest", {}).get("gitCommit", "")),
-            # What is not plainly "unchanged" counts as changed.
+            # Any value but False counts as changed.
             changed=checkout["annotations"]["changed"] is not False,
-            components=len(bill["components"]),
-            cuda=any(_CUDA.match(str(each["name"])) for each in bill["components"]),
+            components=len(names),
+            cuda=any(_CUDA.match(name) for name in names),
         )
     except (KeyError, StopIteration, TypeError, AttributeError):
         raise ProofError([_NOT_OURS]) from None

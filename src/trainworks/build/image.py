@@ -19,13 +19,19 @@ from trainworks.build.base import OwnBase, ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
 from trainworks.build.layer_audit import layers_of
 from trainworks.build.options import BuildOptions
-from trainworks.build.passed_checks import PassedChecks, now, passed_before, remember, what_decides
+from trainworks.build.passed_checks import (
+    PassedChecks,
+    identity_of_checks,
+    now,
+    passed_before,
+    remember,
+)
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolation, Network, Secret
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import EngineError, ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
-from trainworks.host.archives import RECORD, Found, find_archive, line_of
+from trainworks.host.archives import RECORD, ArchiveChoice, find_archive, line_of
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
@@ -43,10 +49,8 @@ from trainworks.terminal.formatting import megabytes
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
-NAMED = 3
-"""The most files of this machine's folders that are named: of more, as of a
-CUDA image's wheels, there are dozens.
-"""
+MOST_NAMES = 3
+"""The most files of this machine's folders that a line names: there may be dozens of wheels."""
 
 ARCHIVE_HINT = (
     "`build.py lock --upgrade system` locks that of today,"
@@ -56,26 +60,27 @@ ARCHIVE_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """An image to build and test: what it is made of, and what this machine adds to the build.
+    """An image to build and test, with this machine's additions to the build.
 
     Attributes:
-        name: What messages call it: a target's name, or the new image's.
+        name: The name in messages: a target's name, or the new image's.
         tags: Names that the image gets, first the one to print.
         rendering: The build context.
         settings: This machine's settings.
         secrets: Files that the steps read below ``/run/secrets``: name to content.
         add_files: Puts this machine's own copies of locked files into a
             context, and returns their names.
-        checks: What is tested after the build.
+        checks: The checks after the build.
         forbidden: Texts of this machine that must not be in the image.
         base: The base image that has its name from this project; ``None``: the
-            engine finds what FROM names.
+            engine finds the image of FROM.
         extends: The image that this one extends; ``None`` for an image of a target.
-        architecture: What its programs run on; another one than this machine's needs emulation.
-        isolated: Whether its tests run its programs isolated: another maker's may be in it.
-        makers: Gives the lists of files that the makers of its packages sent.
-        network: What its steps reach; ``None``: what those reach that download
-            with this machine's settings.
+        architecture: The architecture of the programs; another one than this machine's needs
+            emulation.
+        isolated: The isolation of programs in tests: another maker's may be in the image.
+        makers: Gives the lists of files of the packages' makers.
+        network: The network of the steps; ``None``: that of steps that download with this
+            machine's settings.
     """
 
     name: str
@@ -100,14 +105,14 @@ class ImageResult:
 
     Attributes:
         image: The image in the engine's store.
-        engine: Which engine has it.
-        seconds: How long the build took, base image included, tests not.
-        base_seconds: How long the base image took.
+        engine: The engine that has the image.
+        seconds: The duration of the build with the base image, without tests.
+        base_seconds: The duration of the base image's build.
         unchanged: Whether the engine had an image of the same inputs, and nothing was built.
-        checks: One result for each check; ``None`` where the image was not tested.
-        tested: When they were asked (UTC, ISO 8601); ``""`` where the image was not tested.
-        looked_at: Whether the image was there, and nothing was to be built.
-        notes: What is no fault: what a training job does not find in an image that has no plan.
+        checks: One result for each check; ``None`` if the image was not tested.
+        tested: The time of the checks (UTC, ISO 8601); ``""`` if the image was not tested.
+        looked_at: Whether the image was only checked, and nothing was to be built.
+        notes: Notes that are no faults: programs that an image without a plan lacks for training.
     """
 
     image: BuiltImage
@@ -127,9 +132,9 @@ class ImageResult:
         if not failed:
             return None
         names = ", ".join(sorted({outcome.component for outcome in failed}))
-        how = "is there" if self.looked_at else "was built"
+        state = "is there" if self.looked_at else "was built"
         return ImageTestError(
-            f"{self.image.reference} {how}, and {len(failed)} of its checks failed: {names}",
+            f"{self.image.reference} {state}, and {len(failed)} of its checks failed: {names}",
             hint=(
                 "the lines above that begin with FAIL say why;"
                 " the image stays in the engine's store"
@@ -138,7 +143,7 @@ class ImageResult:
         )
 
     def as_values(self) -> dict[str, object]:
-        """Return it for a report as JSON."""
+        """Return the result as values for JSON."""
         values: dict[str, object] = {
             "identifier": self.image.identifier,
             "size": self.image.size,
@@ -149,8 +154,11 @@ class ImageResult:
         }
         if self.checks is None:
             return values
-        values |= {"notes": list(self.notes)} if self.notes else {}
-        return {**values, "tested": self.tested, "checks": [asdict(each) for each in self.checks]}
+        if self.notes:
+            values["notes"] = list(self.notes)
+        values["tested"] = self.tested
+        values["checks"] = [asdict(result) for result in self.checks]
+        return values
 
 
 def build_image(
@@ -158,9 +166,9 @@ def build_image(
 ) -> ImageResult:
     """Build an image and test it, as far as ``options.until`` says.
 
-    Where the engine has an image of this name that was built from the very same inputs, that one is
-    the result. Checks that this image has passed are not asked again (``build.passed_checks``),
-    unless ``options.test_again``.
+    An image of this name that the engine has built from the same inputs is the result. Checks that
+    this image has passed do not run again (``build.passed_checks``), unless
+    ``options.test_again``.
 
     Args:
         spec: The image.
@@ -183,7 +191,7 @@ def build_image(
             ensure_base(base, engine, spec.settings, progress, again=options.pull)
             based = time.monotonic()
         image = run_build(spec, engine, options, progress)
-    _hold_to_lock(spec, image, locked=options.locked)
+    _check_archive_states(spec, image, locked=options.locked)
     seconds = time.monotonic() - started
 
     growth = ""
@@ -213,68 +221,68 @@ def build_image(
 
 
 def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> BuiltImage | None:
-    """Return the engine's image of this name, if it was built from the very
-    same inputs and may be taken.
-    """
+    """Return the engine's image of this name, if it was built from the same inputs, or ``None``."""
     if options.no_cache or options.pull or options.output is not None:
         return None
     image = engine.inspect(spec.tags[0])
     if image is None or image.labels.get(INPUTS_LABEL) != spec.rendering.digest:
         return None
-    # What was made from it may have its name, and has its labels.
-    return image if image.labels.get(LAYERS_LABEL) == layers_of(image) else None
+    # An image that was made from it may have its name, and has its labels.
+    if image.labels.get(LAYERS_LABEL) != layers_of(image):
+        return None
+    return image
 
 
 def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
-    """Return an image that reads the package archive in its locked state, where that is anywhere.
-
-    Else today's.
+    """Return an image that reads the package archive in its locked state, else today's archive.
 
     Raises:
-        LockError: It is nowhere, and ``locked``.
+        LockError: No archive has the locked state, and ``locked``.
     """
-    found = locate_archive(base.row, base.states, spec.settings, locked=locked)
-    secrets = {**spec.secrets, **found.settings.apt_secrets(base.row.suite)}
-    return replace(spec, settings=found.settings, secrets=secrets)
+    archive = locate_archive(base.row, base.states, spec.settings, locked=locked)
+    secrets = {**spec.secrets, **archive.settings.apt_secrets(base.row.suite)}
+    return replace(spec, settings=archive.settings, secrets=secrets)
 
 
 def locate_archive(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, *, locked: bool = False
-) -> Found:
-    """Return the package archive in its locked state, where that is anywhere.
-
-    Else today's, and say that.
+) -> ArchiveChoice:
+    """Return the package archive in its locked state, else today's archive, and report that.
 
     Raises:
-        LockError: It is nowhere, and ``locked``.
+        LockError: No archive has the locked state, and ``locked``.
     """
-    found = find_archive(base, states, settings)
-    if found.differs:
-        what = "\n  ".join(("the locked archive snapshot is unavailable:", *found.differs))
+    archive = find_archive(base, states, settings)
+    if archive.differs:
+        head = "the locked archive snapshot is unavailable:"
+        problem = "\n  ".join((head, *archive.differs))
         if locked:
-            raise LockError(what, hint=ARCHIVE_HINT)
-        say(f"{what}\n  system packages come from the archive of today; {ARCHIVE_HINT}")
-    return found
+            raise LockError(problem, hint=ARCHIVE_HINT)
+        say(f"{problem}\n  system packages come from the archive of today; {ARCHIVE_HINT}")
+    return archive
 
 
-def _hold_to_lock(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:
-    """Refuse an image whose system packages are not of the locked day, where that was asked for."""
+def _check_archive_states(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:
+    """Refuse an image with system packages of another day than the locked one, if ``locked``."""
     if not locked or spec.base is None:
         return
-    read = image.labels.get(ARCHIVES_LABEL, "")
-    wanted = _label_of(map(line_of, spec.base.states))
-    if read != wanted:
+    label = image.labels.get(ARCHIVES_LABEL, "")
+    expected = _label_of(map(line_of, spec.base.states))
+    if label != expected:
         raise LockError(
             f"{image.reference} has system packages of another day than the lock:"
-            f" {read or 'not known'}, not {wanted}",
+            f" {label or 'not known'}, not {expected}",
             hint="its layers were built before: `--pull --no-cache` builds all of them again",
         )
 
 
 def _label_of(lines: Iterable[str]) -> str:
     """Return the text of the label: suite and date of each state, and the beginning of its hash."""
-    words = (line.split() for line in sorted({*lines}))
-    return ", ".join(f"{suite} {date} {contents[:12]}" for suite, date, contents in words)
+    states = []
+    for state_line in sorted(set(lines)):
+        suite, date, contents = state_line.split()
+        states.append(f"{suite} {date} {contents[:12]}")
+    return ", ".join(states)
 
 
 def run_build(
@@ -287,18 +295,18 @@ def run_build(
     # so that its labels do not depend on earlier builds on this machine: buildah writes the names
     # of images in between, which follow from their labels, into the history of the last one.
     labels = {INPUTS_LABEL: spec.rendering.digest}
-    unknown = {LAYERS_LABEL: ""}
+    empty_labels = {LAYERS_LABEL: ""}
     if spec.base:
         labels[BASE_LABEL] = spec.base.origin
-        unknown[ARCHIVES_LABEL] = ""
-    image = build_context(spec, labels | unknown, engine, options, progress)
-    known = {LAYERS_LABEL: layers_of(image)}
+        empty_labels[ARCHIVES_LABEL] = ""
+    image = build_context(spec, labels | empty_labels, engine, options, progress)
+    late_labels = {LAYERS_LABEL: layers_of(image)}
     if spec.base:
         with engine.container(image.identifier) as container:
             record = container.run(("cat", RECORD))
         lines = record.output.splitlines() if record.status == 0 else []
-        known[ARCHIVES_LABEL] = _label_of(lines)
-    labelled = _label(spec, labels | known, engine, progress)
+        late_labels[ARCHIVES_LABEL] = _label_of(lines)
+    labelled = _label(spec, labels | late_labels, engine, progress)
     if labelled.layers != image.layers:
         raise EngineError(
             f"another build on this machine gave {spec.tags[0]} to its own image meanwhile",
@@ -326,13 +334,14 @@ def build_context(
         fill_context(spec, folder)
         steps = build_steps(rendering.dockerfile, rendering.stage_components)
         stack.enter_context(progress.following(StepTally(steps)))
+        secrets = []
+        for name, content in spec.secrets.items():
+            secrets.append(Secret(identifier=name, content=content))
         request = BuildRequest(
             name=spec.name,
             context=folder,
             tags=spec.tags,
-            secrets=tuple(
-                Secret(identifier=name, content=content) for name, content in spec.secrets.items()
-            ),
+            secrets=tuple(secrets),
             arguments=spec.settings.proxies,
             labels=labels,
             stage_components=rendering.stage_components,
@@ -346,7 +355,7 @@ def build_context(
 def _label(
     spec: ImageSpec, labels: Mapping[str, str], engine: Engine, progress: BuildProgress
 ) -> BuiltImage:
-    """Give the labels to the image that has the name: another one with the same layers gets it."""
+    """Build an image with more labels and the same layers; the name moves to that image."""
     with private_folder() as folder:
         (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
         request = BuildRequest(
@@ -361,12 +370,13 @@ def _label(
 
 
 def fill_context(spec: ImageSpec, folder: Path) -> None:
-    """Write an image's context into an empty folder, with what this machine has
-    of its downloads.
-    """
+    """Write an image's context into an empty folder, with this machine's copies of downloads."""
     write_context(spec.rendering, folder)
-    if found := spec.add_files(folder):
-        files = ", ".join(found) if len(found) <= NAMED else f"{len(found)} files"
+    names = spec.add_files(folder)
+    if names:
+        files = f"{len(names)} files"
+        if len(names) <= MOST_NAMES:
+            files = ", ".join(names)
         say(f"  from this machine's own folders: {files}")
 
 
@@ -389,17 +399,16 @@ def test_image(
     every_line: bool,
     whole: bool,
 ) -> PassedChecks:
-    """Run each check on an image: one line for each that fails as soon as it is
-    known, and a line that sums up.
+    """Run the checks of an image: a line for each failure at once, and a line with the numbers.
 
     Args:
-        spec: What the image should be.
+        spec: The specification of the image.
         image: The image.
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
         every_line: Whether checks that pass get a line, too.
-        whole: Whether these are all checks of the image: a build knows one that
-            passes them by its identifier.
+        whole: Whether these are all checks of the image: if they pass, later builds skip them
+            for this image's identifier.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
@@ -433,4 +442,6 @@ def test_image(
 
 
 def _decides(spec: ImageSpec, image: BuiltImage, engine: Engine) -> str:
-    return what_decides(image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends)
+    return identity_of_checks(
+        image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends
+    )

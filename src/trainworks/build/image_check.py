@@ -17,7 +17,7 @@ from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, UnknownNameError
-from trainworks.imagetest.any_image import look_at
+from trainworks.imagetest.any_image import check_any_image
 from trainworks.imagetest.interpreter import MANIFEST
 from trainworks.imagetest.results import line, one_line
 from trainworks.inspect.targets import find_image
@@ -77,7 +77,7 @@ def check_image(
                 hint="`--format json` has what was found",
             )
         removed = make_plan(request, facts).checks if request else ()
-        return _look_at(image, engine, removed)
+        return _check_without_plan(image, engine, removed)
     if request is None:
         raise UnknownNameError(
             f"{reference}: the name {title or reference}"
@@ -99,71 +99,73 @@ def check_image(
             ),
         )
     compared = compare_layers(image, engine)
-    for each in compared:
-        say(line(each))
+    for result in compared:
+        say(line(result))
     if not as_now:
         say(
             f"{reference} was not built from this checkout as it is now:"
             " what changed since may fail"
         )
-    # That it is ours is what its own labels say: its programs run isolated, or none of them does.
-    words = engine.isolates()
-    if words and not static:
+    # Labels can be forged, so an image that is ours by its labels runs isolated, or not at all.
+    obstacle = engine.isolates()
+    if obstacle and not static:
         say(
             "only its files are checked, no program of it is run:"
-            f" {engine.name} cannot isolate one ({words})"
+            f" {engine.name} cannot isolate one ({obstacle})"
         )
         static = True
     spec = replace(image_spec(plan, rendering, session), isolated="job")
     if static:
-        spec = replace(
-            spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS))
-        )
-    checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
+        static_checks = [check for check in spec.checks if not isinstance(check, PROGRAMS)]
+        spec = replace(spec, checks=tuple(static_checks))
+    test_run = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
     return ImageResult(
         image=image,
         engine=engine,
-        checks=(*compared, *checked.results),
-        tested=checked.when,
+        checks=(*compared, *test_run.results),
+        tested=test_run.when,
         seconds=0,
         looked_at=True,
     )
 
 
 def _name_inside(image: BuiltImage, engine: Engine) -> str:
-    """Return the name that an image has in its own manifest, whatever its labels say.
-
-    ``""`` where it has none.
-    """
+    """Return the name of an image in its own manifest, or ``""``; its labels are not read."""
     with suppress(BuildError, EngineError, ValueError, KeyError, TypeError, RecursionError):
         tree = read_tree(engine, image.reference, re.compile(re.escape(MANIFEST)))
         return str(json.loads(tree.read(MANIFEST) or b"")["name"])
     return ""
 
 
-def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> ImageResult:
-    """Ask an image without a plan.
+def _check_without_plan(
+    image: BuiltImage, engine: Engine, base_checks: tuple[Check, ...]
+) -> ImageResult:
+    """Check an image without a plan.
 
-    ``promised`` is what the image that it is made of promises, where it is ours.
+    Args:
+        image: The image.
+        engine: The engine that has the image.
+        base_checks: The checks of its base image, if that is ours.
     """
-    removed = [
-        pattern
-        for check in promised
-        if isinstance(check, DeliveredFilesCheck)
-        for pattern in check.removed
-    ]
-    what = "made from an image of build.py" if promised else "not built by build.py"
-    say(f"{image.reference} is {what}: asking what can be asked without a plan")
-    looked = look_at(engine, image, lambda result: say(line(result)), removed=tuple(removed))
-    for note in looked.notes:
+    removed: list[str] = []
+    for check in base_checks:
+        if isinstance(check, DeliveredFilesCheck):
+            removed += check.removed
+    origin = "made from an image of build.py" if base_checks else "not built by build.py"
+    say(f"{image.reference} is {origin}: asking what can be asked without a plan")
+    report = check_any_image(
+        engine, image, lambda result: say(line(result)), removed=tuple(removed)
+    )
+    for note in report.notes:
         say(f"note  {one_line(note)}")
-    failed = sum(not each.passed for each in looked.results)
-    say(f"{len(looked.results) - failed} checks passed, {failed} failed, {len(looked.notes)} notes")
+    failed = sum(not result.passed for result in report.results)
+    passed = len(report.results) - failed
+    say(f"{passed} checks passed, {failed} failed, {len(report.notes)} notes")
     return ImageResult(
         image=image,
         engine=engine,
-        checks=tuple(looked.results),
-        notes=tuple(looked.notes),
+        checks=tuple(report.results),
+        notes=tuple(report.notes),
         tested=now(),
         seconds=0,
         looked_at=True,

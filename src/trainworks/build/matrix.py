@@ -1,5 +1,4 @@
-"""Many targets in one run, each in a thread of this process: one that fails
-does not stop the others.
+"""Builds many targets in one run, a thread for each; a failed target does not stop the others.
 
 A thread waits for its engine nearly all the time. Threads share the engine's store and its cache of
 layers; each has an engine client of its own, and only image tests take turns (pytest keeps state of
@@ -42,7 +41,7 @@ from trainworks.terminal.progress import DISPLAY
 Outcome = Literal["done", "unchanged", "failed", "skipped", "stopped", "not started"]
 
 OUTCOMES: Final = ("done", "unchanged", "skipped", "failed", "stopped", "not started")
-"""In the order in which a summary counts them."""
+"""All outcomes, in the order of a summary."""
 
 
 # Choosing.
@@ -50,7 +49,7 @@ OUTCOMES: Final = ("done", "unchanged", "skipped", "failed", "stopped", "not sta
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTarget:
-    """A target that was asked for: its plan, or the error that planning ended with."""
+    """A target of a run: its plan, or the error of planning."""
 
     name: str
     request: Request
@@ -63,16 +62,16 @@ def plan_targets(
 ) -> list[PlannedTarget]:
     """Plan each row; an error stays with its target.
 
-    ``like`` says which optional components are asked for.
+    ``like`` has the optional components.
     """
-    found = []
+    targets = []
     for row in rows:
         target = PlannedTarget(name=facts.name_of(row), request=request_for(row, facts, like))
         try:
-            found.append(replace(target, plan=make_plan(target.request, facts)))
+            targets.append(replace(target, plan=make_plan(target.request, facts)))
         except TrainworksError as error:
-            found.append(replace(target, error=error))
-    return found
+            targets.append(replace(target, error=error))
+    return targets
 
 
 # Building.
@@ -80,16 +79,16 @@ def plan_targets(
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSummary:
-    """How a target ended.
+    """The outcome of a target.
 
     Attributes:
-        target: Its name.
+        target: The target's name.
         outcome: ``unchanged``: the engine had its image already. ``skipped``:
-            it cannot be built yet, see ``cause``.
-        seconds: How long it took; 0 where it was not started.
+            the target cannot be built yet, see ``cause``.
+        seconds: The duration; 0 if the target was not started.
         size: Bytes of the image, uncompressed; 0 without an image.
-        cause: The first line of what went wrong.
-        exit_status: That of the target alone.
+        cause: The first line of the failure.
+        exit_status: The exit status of the target alone.
         report: The target's own result, or its error.
     """
 
@@ -104,8 +103,9 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run ended: every target in the order of the run, its seconds, and
-    whether Ctrl-C or SIGTERM ended it.
+    """The outcome of a run: every target in order, and the duration.
+
+    ``interrupted`` says that Ctrl-C or SIGTERM ended the run.
     """
 
     targets: tuple[TargetSummary, ...]
@@ -117,22 +117,21 @@ class RunSummary:
 def build_many(
     targets: Sequence[PlannedTarget], session: BuildSession, order: BuildOrder, *, at_once: int
 ) -> RunSummary:
-    """Do for each target what the order says, so many at once.
+    """Build targets in parallel.
 
     Args:
         targets: The targets.
         session: The run.
-        order: How to build; ``output`` and ``junit`` are folders that get an entry for each target.
-        at_once: How many targets at the same time, one thread for each.
+        order: The options; ``output`` and ``junit`` are folders that get an entry for each target.
+        at_once: The number of parallel targets, one thread for each.
 
     Raises:
         EngineUnavailableError: No engine answers; nothing was started then.
         OutputError: A folder cannot be made.
     """
     started = time.monotonic()
-    if order.until in ("build", "test") and any(
-        target.plan and not target.plan.unlocked for target in targets
-    ):
+    buildable = [target for target in targets if target.plan and not target.plan.unlocked]
+    if buildable and order.until in ("build", "test"):
         # Once for all: no target gets another engine because this one does not answer for a moment.
         order = replace(order, engine=choose(order.engine, report=say).name)
     _make_folders(order)
@@ -149,7 +148,7 @@ def build_many(
             )
             for future in as_completed(futures):
                 counts[future.result().outcome] += 1
-                task.note = said_counts(counts)
+                task.note = counts_text(counts)
                 task.advance()
         except BaseException as error:
             with uninterrupted():
@@ -158,15 +157,12 @@ def build_many(
             if not isinstance(error, KeyboardInterrupt):
                 raise
             interrupted = True
-    ended = [future.result() for future in futures if not future.cancelled()]
-    begun = {summary.target for summary in ended}
-    never = [
-        TargetSummary(target=each.name, outcome="not started")
-        for each in targets
-        if each.name not in begun
-    ]
+    summaries = [future.result() for future in futures if not future.cancelled()]
+    started_names = {summary.target for summary in summaries}
+    not_started = [target.name for target in targets if target.name not in started_names]
+    summaries += [TargetSummary(target=name, outcome="not started") for name in not_started]
     return RunSummary(
-        targets=(*ended, *never),
+        targets=tuple(summaries),
         seconds=time.monotonic() - started,
         at_once=at_once,
         interrupted=interrupted,
@@ -176,7 +172,7 @@ def build_many(
 def _work(
     target: PlannedTarget, session: BuildSession, order: BuildOrder, interruption: Interruption
 ) -> TargetSummary:
-    """Do one target; an error is part of the summary."""
+    """Build one target; an error is part of the summary."""
     started = time.monotonic()
     with labelled(target.name), interruption.reaches_this_thread():
         try:
@@ -196,7 +192,10 @@ def _work(
         except Exception as error:  # noqa: BLE001 - a defect in one target's build must not end the others
             say(traceback.format_exc())
             summary = _failed(target.name, TrainworksError(f"{type(error).__name__}: {error}"))
-        say(f"{summary.outcome}{f': {summary.cause}' if summary.cause else ''}")
+        line: str = summary.outcome
+        if summary.cause:
+            line += f": {summary.cause}"
+        say(line)
     return replace(summary, seconds=round(time.monotonic() - started, 1))
 
 
@@ -211,20 +210,18 @@ def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) ->
                 target=name, outcome="failed", cause=cause, exit_status=LockError.exit_status
             )
         return TargetSummary(target=name, outcome="skipped", cause=cause)
-    own_order = replace(
-        order,
-        output=order.output / name if order.output else None,
-        junit=order.junit / f"{name}.xml" if order.junit else None,
-    )
-    result = run_target(target.request, plan, session, own_order)
+    # Each target has its own entries in the folders.
+    if order.output is not None:
+        order = replace(order, output=order.output / name)
+    if order.junit is not None:
+        order = replace(order, junit=order.junit / f"{name}.xml")
+    result = run_target(target.request, plan, session, order)
     summary = TargetSummary(target=name, outcome="done", report=result.report)
     if result.image is not None:
-        summary = replace(
-            summary,
-            outcome="unchanged" if result.image.unchanged else "done",
-            size=result.image.image.size,
-            cause=_first_failure(result.image),
-        )
+        size, cause = result.image.image.size, _first_failure(result.image)
+        summary = replace(summary, size=size, cause=cause)
+        if result.image.unchanged:
+            summary = replace(summary, outcome="unchanged")
     if result.broken is not None:
         summary = replace(summary, outcome="failed", exit_status=result.broken.exit_status)
     return summary
@@ -241,8 +238,8 @@ def _failed(name: str, error: TrainworksError) -> TargetSummary:
     )
 
 
-def _first_failure(done: ImageResult) -> str:
-    checks = done.checks or ()
+def _first_failure(result: ImageResult) -> str:
+    checks = result.checks or ()
     failed = [check for check in checks if not check.passed]
     if not failed:
         return ""
@@ -270,8 +267,8 @@ def _make_folders(order: BuildOrder) -> None:
 def worst(targets: Sequence[TargetSummary]) -> int:
     """Return the exit status of a run: that of the target that failed earliest in the pipeline.
 
-    An image that fails a check was built; a failed build was begun; any other
-    error ends a target before that.
+    An image that fails a check was built; a failed build was started; any other error ends a
+    target earlier.
     """
     order = {0: 0, ImageTestError.exit_status: 1, BuildError.exit_status: 2}
     statuses = [target.exit_status for target in targets]
@@ -294,22 +291,23 @@ def as_text(run: RunSummary) -> str:
     counts: Counter[str] = Counter(target.outcome for target in run.targets)
     lines.append(
         f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once:"
-        f" {said_counts(counts)}"
+        f" {counts_text(counts)}"
     )
     return "\n".join(lines) + "\n"
 
 
-def said_counts(counts: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """Return the number of targets with each outcome: ``3 done, 1 failed``."""
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
+    outcomes = [outcome for outcome in OUTCOMES if counts.get(outcome)]
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in outcomes)
 
 
 def as_json(run: RunSummary) -> str:
-    """Return the same for programs."""
+    """Return a run as JSON."""
     content = {
         "seconds": round(run.seconds, 1),
         "at_once": run.at_once,
         "exit_status": worst(run.targets),
-        "targets": [asdict(each) for each in run.targets],
+        "targets": [asdict(summary) for summary in run.targets],
     }
     return json.dumps(content, indent=2) + "\n"

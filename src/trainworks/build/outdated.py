@@ -1,6 +1,6 @@
-"""Finds what an image lacks, by its files and what archives, indexes and advisories say today.
+"""Compares an image's packages with today's archives, indexes and advisories.
 
-No program of the image runs.
+The packages are read from the image's files; no program of the image runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainworks.terminal.progress import DISPLAY
 OSV = "TRAINWORKS_OSV"
 """Variable: the address of a service with OSV's interface, in the place of the row's.
 
-An empty one asks none.
+With an empty value no service is asked.
 """
 
 FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
@@ -134,12 +134,14 @@ class OutdatedReport:
         if self.updates:
             names = ", ".join(update.name for update in self.updates)
             reasons.append(f"security updates are missing: {names}")
+
         accepted = ""
         if self.ended is not None:
             if allow_ended:
                 accepted = FRAMEWORKS.get(self.ended.framework, "")
             else:
                 reasons.append(_ended_words(self.ended))
+
         advisories = [row for row in self.advisories if row.name != accepted]
         if advisories:
             names = ", ".join(f"{row.name} ({row.identifier})" for row in advisories)
@@ -321,11 +323,12 @@ def published_advisories(
     settings: HostSettings,
     environment: Mapping[str, str],
 ) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
-    """Return the advisories about distributions, and why there are none where
-    no service could be asked.
+    """Return the advisories about distributions.
+
+    If no service answered, return none, and a sentence with the reason.
     """
-    rows = [service.url for service in facts.advisories]
-    address = environment.get(OSV, rows[0] if rows else "").rstrip("/")
+    address = facts.advisories[0].url if facts.advisories else ""
+    address = environment.get(OSV, address).rstrip("/")
     if not address:
         return (), ("advisories about Python packages were not compared: no service is named",)
     with Client(settings, limits=LIMITS) as client:

@@ -36,7 +36,7 @@ class PassedChecks:
     when: str
 
 
-def what_decides(
+def identity_of_checks(
     image: BuiltImage,
     engine: Engine,
     checks: tuple[Check, ...],
@@ -67,7 +67,7 @@ def passed_before(
         image: The image.
         environment: The process's environment, which names the folder of this user's
             cache (``host.cache``).
-        decided_by: The digest of all that decides the results (``what_decides``).
+        decided_by: The digest of all that decides the results (``identity_of_checks``).
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
         file = _folder_of(image, environment) / f"{decided_by}.json"

@@ -46,8 +46,8 @@ class Example:
 
     Attributes:
         words: The words after ``python build.py``.
-        does: What it does, in the imperative, without a full stop.
-        needs: What it needs besides a checkout, such as ``an engine``; ``""`` for nothing.
+        does: The effect, in the imperative, without a full stop.
+        needs: The needs of the example besides a checkout, such as ``an engine``, or ``""``.
     """
 
     words: str
@@ -98,8 +98,8 @@ IMAGE_ERRORS = (EngineError, EngineUnavailableError, ImageTestError)
 
 
 Check = Callable[[argparse.Namespace, Path], Sequence[str | UnknownNameError]]
-"""Returns what is wrong with parsed words, given the checkout: words that do
-not go together, and unknown names.
+"""Returns the problems of parsed words, given the checkout: words that exclude each other, and
+unknown names.
 """
 
 
@@ -107,18 +107,18 @@ class Grammar(argparse.ArgumentParser):
     """The command line of one command.
 
     Args:
-        command: Its name.
-        summary: What it does, in one line of a list, in the imperative.
-        details: The same in a few sentences.
+        command: The command's name.
+        summary: The effect in one line of a list, in the imperative.
+        details: The effect in a few sentences.
         examples: Command lines that work, the simplest first.
-        result: What it writes where, and the next command.
-        done: What exit status 0 means.
-        fails: The errors that it can end with, besides those of every command.
-        reads: Files and variables that it reads.
+        result: The files and streams that the command writes, and the next command.
+        done: The meaning of exit status 0.
+        fails: The errors of the command, besides those of every command.
+        reads: Files and variables that the command reads.
         see_also: Commands (``push``) and pages (``docs/ship.md``).
         usage: The usage line; default: the required words and ``[options]``.
-        program: How the command is called; default: ``build.py COMMAND``.
-        check: Looks at the values of the words.
+        program: The program in the usage line; default: ``build.py COMMAND``.
+        check: Checks the values of the words.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Grammar(argparse.ArgumentParser):
         self._check = check
         self._problems: list[str] = []
         self._parsed: argparse.Namespace | None = None
-        self._given: dict[str, str] = {}
+        self._used_options: dict[str, str] = {}
         general = self.add_argument_group("general")
         general.add_argument("-h", "--help", action="help", help="show this help")
         general.add_argument(
@@ -169,28 +169,29 @@ class Grammar(argparse.ArgumentParser):
         )
 
     def arguments(self) -> list[dict[str, Any]]:
-        """Return all options and positional arguments, in the order of the
-        help, as values that JSON can write.
-        """
-        return [
-            _as_values(action, group.title or "")
-            for group in self._action_groups
-            for action in group._group_actions  # noqa: SLF001 - argparse tells an action's group in no other way
-        ]
+        """Return all options and positional arguments as values for JSON, in the help's order."""
+        arguments = []
+        for group in self._action_groups:
+            # argparse has no public way from a group to its actions.
+            actions = group._group_actions  # noqa: SLF001
+            arguments += [_as_values(action, group.title or "") for action in actions]
+        return arguments
 
     def usage_line(self) -> str:
-        """Return how the command is called, without optional words."""
+        """Return the usage line, with required words only: ``build.py push [options] IMAGE``."""
         if self.usage:
             return self.usage
         words = [self.prog, "[options]"]
         for argument in self.arguments():
-            if argument["names"]:
-                words += (
-                    [f"{argument['names'][-1]} {argument['value']}"] if argument["required"] else []
-                )
-            else:
-                value = argument["value"] + (" ..." if argument["repeats"] else "")
-                words.append(value if argument["required"] else f"[{value}]")
+            is_option, is_required = bool(argument["names"]), argument["required"]
+            if is_option:
+                if is_required:
+                    words.append(f"{argument['names'][-1]} {argument['value']}")
+                continue
+            value = argument["value"]
+            if argument["repeats"]:
+                value += " ..."
+            words.append(value if is_required else f"[{value}]")
         return " ".join(words)
 
     def as_values(self) -> dict[str, Any]:
@@ -202,8 +203,8 @@ class Grammar(argparse.ArgumentParser):
             "usage": self.usage_line(),
             "arguments": self.arguments(),
             "examples": [
-                {"line": each.line, "does": each.does, "needs": each.needs}
-                for each in self.examples
+                {"line": example.line, "does": example.does, "needs": example.needs}
+                for example in self.examples
             ],
             "result": self.result,
             "exit_statuses": [
@@ -217,24 +218,24 @@ class Grammar(argparse.ArgumentParser):
         """Return the help, as wide as the terminal but at most ``WIDTH`` columns."""
         width = _width()
         self.usage = self.usage_line()
-        examples = "\n".join(
-            f"  {_shell_lines(each.line, width)}\n      {each.does}" for each in self.examples
-        )
-        self.description = f"{_fill(self.details, width)}\n\nexamples:\n{examples}"
-        reads = [
-            _fill(f"  {each.name}: {each.meaning}", width, indent="    ") for each in self.reads
+        examples = [
+            f"  {_shell_lines(example.line, width)}\n      {example.does}"
+            for example in self.examples
         ]
+        details = _fill(self.details, width)
+        self.description = "\n".join([f"{details}\n\nexamples:", *examples])
+
+        parts = [_fill(f"result: {self.result}", width)]
+        if self.reads:
+            lines = ["reads:"]
+            for source in self.reads:
+                text = f"  {source.name}: {source.meaning}"
+                lines.append(_fill(text, width, indent="    "))
+            parts.append("\n".join(lines))
         statuses = ", ".join(f"{status} {meaning}" for status, meaning in self.exit_statuses)
-        parts = [
-            _fill(f"result: {self.result}", width),
-            *(["\n".join(["reads:", *reads])] if reads else []),
-            _fill(f"exit status: {statuses}", width, indent="  "),
-            *(
-                [_fill(f"see also: {', '.join(self.see_also)}", width, indent="  ")]
-                if self.see_also
-                else []
-            ),
-        ]
+        parts.append(_fill(f"exit status: {statuses}", width, indent="  "))
+        if self.see_also:
+            parts.append(_fill(f"see also: {', '.join(self.see_also)}", width, indent="  "))
         self.epilog = "\n\n".join(parts)
         return super().format_help()
 
@@ -248,57 +249,60 @@ class Grammar(argparse.ArgumentParser):
         """Parse words and check their values; one error has all their problems.
 
         Args:
-            words: Those after the command.
+            words: The words after the command.
             root: The checkout, if the words name no other.
 
         Raises:
             CommandLineError: The words are wrong; unknown names among them are problems too.
-            UnknownNameError: Nothing but names is wrong.
+            UnknownNameError: Only names are wrong.
         """
         problems: tuple[str, ...] = ()
         try:
             options: argparse.Namespace | None = self.parse_args(words)
         except CommandLineError as error:
             problems, options = error.problems, self._parsed
-        found: Sequence[str | UnknownNameError] = ()
+        value_problems: Sequence[str | UnknownNameError] = ()
         if options is not None:
             try:
-                found = self._check(options, options.root or root)
+                value_problems = self._check(options, options.root or root)
             except TrainworksError:
                 if not problems:
                     raise
-        unknown = [each for each in found if isinstance(each, UnknownNameError)]
-        self._problems = [*problems, *(each for each in found if isinstance(each, str))]
+        self._problems = list(problems)
+        unknown_names = []
+        for problem in value_problems:
+            if isinstance(problem, UnknownNameError):
+                unknown_names.append(problem)
+            else:
+                self._problems.append(problem)
         if self._problems or options is None:
-            self._problems += [each.line for each in unknown]
+            self._problems += [error.line for error in unknown_names]
             self._fail()
-        if unknown:
-            raise together(unknown)
+        if unknown_names:
+            raise together(unknown_names)
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words; one ``CommandLineError`` has all their problems.
 
-        What it returns has ``given``, too: the options that are among the words, by the names of
-        their values. A value that is none of an option's choices is the default there.
+        The result has ``given``, too: the options among the words, by the names of their values.
+        An invalid choice is replaced by the default.
         """
         self._problems, self._parsed = [], None
         parsed = super().parse_known_args(self._with_known_options(args or ()), namespace)
         self._parsed = parsed[0]
-        self._parsed.given = dict(self._given)
+        self._parsed.given = dict(self._used_options)
         for action in self._actions:
-            if (
-                action.choices
-                and action.nargs is None
-                and getattr(self._parsed, action.dest) not in action.choices
-            ):
+            if not action.choices or action.nargs is not None:
+                continue
+            if getattr(self._parsed, action.dest) not in action.choices:
                 setattr(self._parsed, action.dest, action.default)
         if self._problems:
             self._fail()
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Raise a problem that argparse, or the command itself, found, and those before it."""
+        """Raise a problem of argparse, or of the command itself, and the problems before it."""
         self._problems.append(message)
         self._fail()
 
@@ -309,48 +313,48 @@ class Grammar(argparse.ArgumentParser):
         )
 
     def _with_known_options(self, words: Sequence[str]) -> list[str]:
-        """Note unknown options, and replace each by the closest known one, so
-        that the other words are checked too.
+        """Report unknown options, and replace each by the closest option.
+
+        With the replacement the other words are checked too.
         """
         result: list[str] = []
-        known = self._option_string_actions
-        given = self._given = {}
+        actions = self._option_string_actions
+        used = self._used_options = {}
         for number, word in enumerate(words):
             if word == "--":
                 return [*result, *words[number:]]
             name, equals, value = word.partition("=")
-            option = known.get(name)
-            if option is None and not name.startswith("--"):
-                option = known.get(name[:2])
-            # argparse would silently take the last of two values.
-            once = (
-                option is not None and option.nargs is None and not isinstance(option.default, list)
-            )
-            if option is not None:
-                if once and option.dest in given:
+            action = actions.get(name)
+            if action is None and not name.startswith("--"):
+                # A short option may have its value in the same word: -nVALUE.
+                action = actions.get(name[:2])
+            if action is not None:
+                takes_one_value = action.nargs is None and not isinstance(action.default, list)
+                # argparse would silently take the last of two values.
+                if takes_one_value and action.dest in used:
                     self._problems.append(f"{name} is given twice; it takes one value")
-                given[option.dest] = option.option_strings[-1]
-            if (
-                not word.startswith("-")
-                or word == "-"
-                or " " in name
-                or {name, name[:2]} & known.keys()
-            ):
+                used[action.dest] = action.option_strings[-1]
+            is_value = not word.startswith("-") or word == "-" or " " in name
+            if is_value or {name, name[:2]} & actions.keys():
                 result.append(word)
                 continue
-            # A single letter has no close word.
-            near = (
-                nearest(name, (option for option in known if option.startswith("--")))
-                if len(name) > 2
-                else ""
-            )
-            self._problems.append(
-                f"unknown option {name}" + (f"; did you mean {near}?" if near else "")
-            )
-            if near and near != "--help" and bool(equals) <= (known[near].nargs != 0):
-                given[known[near].dest] = near
+            near = self._closest_option(name)
+            advice = f"; did you mean {near}?" if near else ""
+            self._problems.append(f"unknown option {name}{advice}")
+            if not near or near == "--help":
+                continue
+            takes_value = actions[near].nargs != 0
+            if takes_value or not equals:
+                used[actions[near].dest] = near
                 result.append(f"{near}{equals}{value}")
         return result
+
+    def _closest_option(self, name: str) -> str:
+        """Return the long option that is closest to an unknown option, or ``""``."""
+        # A single letter has no close word.
+        if len(name) <= 2:
+            return ""
+        return nearest(name, [word for word in self._option_string_actions if word[:2] == "--"])
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -362,12 +366,12 @@ class Grammar(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings) or action.metavar
-            said = suggestion(str(value), map(str, action.choices))
-            self._problems.append(f"argument {name}: invalid choice: {value!r}; {said}")
+            advice = suggestion(str(value), map(str, action.choices))
+            self._problems.append(f"argument {name}: invalid choice: {value!r}; {advice}")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps texts as they are, and wraps options at ``WIDTH`` columns."""
+    """Leaves texts as they are, and wraps options at ``WIDTH`` columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_width(), max_help_position=26)
@@ -392,8 +396,9 @@ def _shell_lines(line: str, width: int) -> str:
 def _exit_statuses(
     done: str, fails: Sequence[type[TrainworksError]]
 ) -> tuple[tuple[int, str], ...]:
-    """Return each exit status of a command with its meaning: those of every
-    command, and those of these errors.
+    """Return the exit statuses of a command with their meanings.
+
+    They are those of every command, and those of these errors.
     """
     errors: set[type[TrainworksError]] = {
         TrainworksError,
@@ -406,16 +411,25 @@ def _exit_statuses(
 
 
 def _as_values(action: argparse.Action, group: str) -> dict[str, Any]:
-    flag = action.nargs == 0
-    positional = not action.option_strings
-    default = action.default
+    is_flag = action.nargs == 0
+    is_positional = not action.option_strings
+    has_choices = bool(action.choices) and not is_positional
+    value = ""
+    if not is_flag and not has_choices:
+        value = str(action.metavar)
+    default = None
+    if not is_flag and action.default not in (None, [], argparse.SUPPRESS):
+        default = str(action.default)
+    is_required = action.required
+    if is_positional:
+        is_required = action.nargs not in ("?", "*")
     return {
         "names": action.option_strings,
-        "value": "" if flag or (action.choices and not positional) else str(action.metavar),
+        "value": value,
         "choices": [str(choice) for choice in action.choices or ()],
         "help": action.help or "",
-        "default": None if flag or default in (None, [], argparse.SUPPRESS) else str(default),
-        "required": action.nargs not in ("?", "*") if positional else action.required,
-        "repeats": action.nargs in ("+", "*") or isinstance(default, list),
+        "default": default,
+        "required": is_required,
+        "repeats": action.nargs in ("+", "*") or isinstance(action.default, list),
         "group": group,
     }

@@ -62,8 +62,9 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
 
 
 def closed(engine: Engine) -> Isolation:
-    """Return how to ask an image that this machine built, or builds on: not
-    closed where the engine cannot.
+    """Return the isolation for reading an image that this machine built, or builds on.
+
+    The container is not isolated where the engine cannot isolate.
     """
     return "" if engine.isolates() else "asked"
 
@@ -82,15 +83,20 @@ def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
 
 
 def read_files(engine: Engine, reference: str) -> dict[str, bytes]:
-    """Return the content of each file of a small image, by the file's name:
-    what a build step wrote for the builder.
+    """Return the content of each file of a small image, by the file's name.
+
+    Such an image holds the files that a build step wrote for the builder.
     """
-    found = {}
+    content_by_name = {}
     with engine.layers(reference) as layers:
         for layer in layers:
             for member in layer.archive:
-                content = layer.archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    with content:
-                        found[member.name.rsplit("/", 1)[-1]] = content.read()
-    return found
+                if not member.isfile():
+                    continue
+                content = layer.archive.extractfile(member)
+                if content is None:
+                    continue
+                name = member.name.rsplit("/", 1)[-1]
+                with content:
+                    content_by_name[name] = content.read()
+    return content_by_name

@@ -30,7 +30,7 @@ from trainworks.engine import isolation, progress, subprocesses
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.common import PROXIES, build_arguments, run_build
-from trainworks.engine.exec_status import Marked
+from trainworks.engine.exec_status import MarkedCommand
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.mount_cache_keys import with_content_keys
 from trainworks.engine.orphans import OWNER, container_name, owner, remove_left_containers
@@ -48,7 +48,7 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.retry import again
+from trainworks.engine.retry import retry
 from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
@@ -69,13 +69,13 @@ _MARKER: Final = "trainworks-build"
 
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
-"""What buildah raises these limits to from 1.35 on (containers/buildah pull request 5275)."""
+"""buildah raises these limits to this from 1.35 on (containers/buildah pull request 5275)."""
 
 _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 
-# These are what the OCI format drops without an error; an image that has them is built in docker's
-# own format, whose configuration holds the name of the working container and hence differs from
-# build to build.
+# The OCI format drops these instructions without an error. An image that has them is built in
+# docker's own format; that configuration holds the name of the working container, so it differs
+# from build to build.
 _DOCKER_ONLY: Final = re.compile(
     r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE
 )
@@ -91,7 +91,7 @@ _EXITS: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n
 
 @dataclass(frozen=True, kw_only=True)
 class _Store:
-    """Where buildah keeps things."""
+    """buildah's storage of images and working containers."""
 
     root: Path
     driver: str
@@ -102,8 +102,8 @@ class _Store:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Running:
-    """How a command runs in a working container; fields as the arguments of ``execute``."""
+class _ExecutionOptions:
+    """Options of a command in a working container; fields as the arguments of ``execute``."""
 
     options: tuple[str, ...]
     timeout: float
@@ -118,7 +118,7 @@ class BuildahEngine:
     name = "buildah"
 
     def __init__(self, *, options: tuple[str, ...] = ()) -> None:
-        """Remember how to call it; nothing is run before the first call.
+        """Store the options; nothing is run before the first call.
 
         Args:
             options: Global options, such as ``("--root", FOLDER, "--runroot",
@@ -127,17 +127,17 @@ class BuildahEngine:
         self._options = options
         self._information: EngineInformation | None = None
         self._store: _Store | None = None
-        self._swept = False
+        self._has_removed_leftovers = False
         self._runtime = ""
         self._isolation: str | None = None
 
     def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
         """Find a buildah whose store can be opened; the result is cached."""
         if self._information is None:
-            found = subprocesses.programs("buildah", os.environ.get("PATH"))
-            if not found:
+            programs = subprocesses.programs("buildah", os.environ.get("PATH"))
+            if not programs:
                 raise EngineUnavailableError("there is no `buildah` program on PATH", hint=_HINT)
-            self._information, self._store = self._examine(found[0])
+            self._information, self._store = self._examine(programs[0])
         return self._information
 
     def inspect(self, reference: str) -> BuiltImage | None:
@@ -147,26 +147,26 @@ class BuildahEngine:
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all images in the store."""
-        found = json.loads(self._do("listing images", "images", "--json"))
-        return tuple(
-            name.removeprefix("localhost/")
-            for image in found or ()
-            for name in image["names"] or ()
-        )
+        # buildah prints null for an empty store, and for an image without a name.
+        images = json.loads(self._run_command("listing images", "images", "--json")) or ()
+        names: list[str] = []
+        for image in images:
+            names += image["names"] or ()
+        return tuple(name.removeprefix("localhost/") for name in names)
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         for number, names in enumerate(images_in(archive)):
             # By position: an archive of several images is refused otherwise.
             # buildah then leaves the names out.
-            loaded = self._do(
+            loaded = self._run_command(
                 f"loading {archive.name}",
                 "pull",
                 "--quiet",
                 f"docker-archive:{archive.resolve()}:@{number}",
             )
             if names:
-                self._do(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
+                self._run_command(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
 
     def pull(self, reference: str, *, timeout: float) -> bool:
         """Pull an image from its registry.
@@ -179,7 +179,7 @@ class BuildahEngine:
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image; raises ``BuildError`` if there is no such image."""
-        self._do(f"tagging {name}", "tag", reference, name)
+        self._run_command(f"tagging {name}", "tag", reference, name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         """Build, and tag."""
@@ -189,33 +189,19 @@ class BuildahEngine:
             marker.write_bytes(b"")
             identifier_file = folder / "image-id"
             dockerfile = folder / "Dockerfile"
-            dockerfile.write_text(self._keyed(request.context))
-            argv = [
-                *(
-                    "build",
-                    *self._steps_isolation(request.network),
-                    "--layers",
-                    "--force-rm",
-                    "--pull=false",
-                ),
-                *(
-                    "--file",
-                    str(dockerfile),
-                    "--format",
-                    _format(request.context),
-                    "--timestamp",
-                    str(IMAGE_TIME),
-                ),
-                *("--iidfile", str(identifier_file)),
-                *_own_limits(),
-                # Written by buildah into every working container's description:
-                # it distinguishes ours from others'.
-                *("--secret", f"id={_MARKER},src={marker}"),
-            ]
+            dockerfile.write_text(self._dockerfile(request.context))
+            argv = ["build", *self._steps_isolation(request.network)]
+            argv += ["--layers", "--force-rm", "--pull=false", "--file", str(dockerfile)]
+            argv += ["--format", _format(request.context), "--timestamp", str(IMAGE_TIME)]
+            argv += ["--iidfile", str(identifier_file)]
+            argv += _own_limits()
+            # buildah writes the secret into the description of every working container: the
+            # marker distinguishes the containers of this build from others.
+            argv += ["--secret", f"id={_MARKER},src={marker}"]
             argv += build_arguments(request, folder)
             # Proxies go in by the environment, not as build arguments: buildah hands them to the
-            # steps and, unlike arguments, keeps them out of the cache's keys. The host's own must
-            # not go in unasked.
+            # steps and, unlike arguments, keeps them out of the cache's keys. Proxies of the host
+            # that the request does not name must not go in.
             for name in PROXIES:
                 environment.pop(name, None)
             environment.update(request.arguments)
@@ -224,7 +210,7 @@ class BuildahEngine:
                     argv += ["--build-arg", name]
             argv.append(str(request.context))
             try:
-                again(lambda: self._run_build(self._argv(*argv), environment, request, progress))
+                retry(lambda: self._run_build(self._argv(*argv), environment, request, progress))
                 image = identifier_file.read_text().strip()
             finally:
                 self._sweep(marker)
@@ -238,15 +224,16 @@ class BuildahEngine:
 
         Raises ``BuildError`` if there is no such image.
         """
-        description = self._existing(reference)
+        description = self._find_image(reference)
         sizes = iter(_layer_sizes(description))
-        return tuple(
-            HistoryEntry(
-                created_by=str(entry.get("created_by", "")),
-                size=0 if entry.get("empty_layer") else next(sizes, 0),
-            )
-            for entry in description["OCIv1"].get("history") or ()
-        )
+        steps = []
+        for entry in description["OCIv1"].get("history") or ():
+            # Only a step that made a layer has a size among those of the layers.
+            size = 0
+            if not entry.get("empty_layer"):
+                size = next(sizes, 0)
+            steps.append(HistoryEntry(created_by=str(entry.get("created_by", "")), size=size))
+        return tuple(steps)
 
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
@@ -260,7 +247,7 @@ class BuildahEngine:
 
         Raises ``BuildError`` if there is no such image.
         """
-        identifier = self._existing(reference)["FromImageID"]
+        identifier = self._find_image(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
             argv = self._argv(
                 "push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout"
@@ -285,20 +272,22 @@ class BuildahEngine:
             yield layers
 
     def isolates(self) -> str:
-        """Say why no OCI runtime can make an isolated container here.
+        """Return why no OCI runtime can make an isolated container, or ``""``.
 
-        The answer of a try is cached.
+        Each runtime on PATH is tried once; the result is cached.
         """
         if self._isolation is None:
-            tried = []
+            failures = []
             for name in _RUNTIMES:
                 for runtime in subprocesses.programs(name, os.environ.get("PATH")):
-                    words = self._try_runtime(runtime)
-                    if not words:
+                    failure = self._try_runtime(runtime)
+                    if not failure:
                         self._runtime, self._isolation = runtime, ""
                         return ""
-                    tried.append(f"{runtime}: {words}")
-            self._isolation = "; ".join(tried) or f"there is no {' or '.join(_RUNTIMES)} on PATH"
+                    failures.append(f"{runtime}: {failure}")
+            self._isolation = "; ".join(failures)
+            if not failures:
+                self._isolation = f"there is no {' or '.join(_RUNTIMES)} on PATH"
         return self._isolation
 
     def _try_runtime(self, runtime: str) -> str:
@@ -306,61 +295,64 @@ class BuildahEngine:
 
         Return why that failed, or ``""``.
         """
-        folders = [
-            folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()
-        ]
         name = container_name()
-        argv = ["run", *(f"--volume={folder.resolve()}:{folder}:ro" for folder in folders)]
+        argv = ["run"]
+        # The container is empty: the shell and its libraries come from this machine.
+        for program_folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")):
+            if program_folder.exists():
+                source = program_folder.resolve()
+                argv.append(f"--volume={source}:{program_folder}:ro")
         try:
             with self._temporary_files() as (folder, environment):
                 with subprocesses.uninterrupted():
-                    made = subprocesses.run(
+                    creation = subprocesses.run(
                         self._argv("from", "--quiet", *_own_limits(), "--name", name, "scratch"),
                         timeout=_SHORT_CALL,
                         environment=environment,
                     )
-                if made.status != 0:
-                    return made.words
-                argv += [*_isolating(runtime, folder, "asked"), name, "--", "/bin/sh", "-c", ":"]
-                done = subprocesses.run(
+                if creation.status != 0:
+                    return creation.words
+                argv += _isolation_options(runtime, folder, "asked")
+                argv += [name, "--", "/bin/sh", "-c", ":"]
+                result = subprocesses.run(
                     self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True
                 )
-            return (
-                ""
-                if done.status == 0
-                else (done.words or f"exit status {done.status}").splitlines()[0]
-            )
+            if result.status == 0:
+                return ""
+            reason = result.words or f"exit status {result.status}"
+            return reason.splitlines()[0]
         finally:
             with subprocesses.uninterrupted():
                 subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _steps_isolation(self, network: Network) -> tuple[str, ...]:
-        """Return the options that decide what a build's steps see of this machine.
+        """Return the options that isolate a build's steps from this machine.
 
         Without a runtime that isolates, steps see the processes and the network of this machine.
-        buildah has no network of its own without further programs: steps that may have one have
-        this machine's.
+        buildah has no network of its own without further programs: steps that may have a network
+        have this machine's.
 
         Raises:
-            EngineUnavailableError: A build without a network is asked for, and
-                there is no such runtime.
+            EngineUnavailableError: The build is without a network, and no runtime isolates.
         """
-        words = self.isolates()
-        if words and network == "none":
+        obstacle = self.isolates()
+        if obstacle and network == "none":
             raise EngineUnavailableError(
                 f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without"
-                f" a network: {words}",
+                f" a network: {obstacle}",
                 hint="`apt-get install crun`, or use `--engine docker`",
             )
-        isolation_ = (
-            ("--isolation=chroot",) if words else ("--isolation=oci", f"--runtime={self._runtime}")
-        )
-        return (*isolation_, "--network", "none" if network == "none" else "host")
+        step_network = "none" if network == "none" else "host"
+        if obstacle:
+            return ("--isolation=chroot", "--network", step_network)
+        return ("--isolation=oci", f"--runtime={self._runtime}", "--network", step_network)
 
-    def _must_isolate(self) -> None:
-        if words := self.isolates():
+    def _check_isolation(self) -> None:
+        """Raise ``BuildError`` if no runtime can isolate a container."""
+        obstacle = self.isolates()
+        if obstacle:
             raise BuildError(
-                f"buildah cannot isolate programs of another maker here: {words}",
+                f"buildah cannot isolate programs of another maker here: {obstacle}",
                 hint="install crun or runc (`make engine` does), or use `--engine docker`",
             )
 
@@ -371,7 +363,7 @@ class BuildahEngine:
         Each command runs separately in it.
         """
         if isolated:
-            self._must_isolate()
+            self._check_isolation()
         with self._working_container(reference) as (identifier, _):
             yield IdleContainer(
                 identifier, functools.partial(self.execute, identifier, isolated=isolated)
@@ -392,28 +384,25 @@ class BuildahEngine:
         ``buildah run`` ignores the entry point, so it is added to the command.
         """
         if isolated:
-            self._must_isolate()
+            self._check_isolation()
         options: list[str] = []
         for mount in mounts:
-            options += [
-                "--volume",
-                f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else ""),
-            ]
+            mode = ":ro" if mount.read_only else ""
+            options += ["--volume", f"{mount.source.resolve()}:{mount.target}{mode}"]
         for name, value in (environment or {}).items():
             options += ["--env", f"{name}={value}"]
         with self._working_container(reference) as (identifier, description):
             configuration = description["OCIv1"].get("config") or {}
-            whole = (
-                *(configuration.get("Entrypoint") or ()),
-                *(command or configuration.get("Cmd") or ()),
-            )
-            if not whole:
+            entry_point = configuration.get("Entrypoint") or ()
+            arguments = command or configuration.get("Cmd") or ()
+            full_command = (*entry_point, *arguments)
+            if not full_command:
                 raise BuildError(
                     f"{reference} has neither an entry point nor a command, and none was given"
                 )
             status, output, _ = self.execute(
                 identifier,
-                whole,
+                full_command,
                 options=tuple(options),
                 timeout=timeout,
                 job=True,
@@ -425,7 +414,7 @@ class BuildahEngine:
         """Remove a name, and the image with its last name; an unknown name is not an error."""
         if self._describe(reference) is None:
             return
-        self._do(f"removing {reference}", "rmi", reference)
+        self._run_command(f"removing {reference}", "rmi", reference)
 
     def execute(
         self,
@@ -438,33 +427,36 @@ class BuildahEngine:
         job: bool = False,
         isolated: Isolation = "",
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a working container and return status, stdout and
-        stderr (merged into one unless split).
+        """Run a command in a working container and return status, stdout and stderr.
 
         A ``job`` is never run twice; if buildah loses the end of its output, a line reports that.
+
+        Args:
+            split: Whether stdout and stderr are separate; else both are in stdout.
 
         Raises:
             EngineError: buildah could not start the command, or lost its output, three times.
         """
-        how = _Running(options=options, timeout=timeout, split=split, job=job, isolated=isolated)
-        return again(lambda: self._execute(container, command, how))
+        how = _ExecutionOptions(
+            options=options, timeout=timeout, split=split, job=job, isolated=isolated
+        )
+        return retry(lambda: self._execute(container, command, how))
 
     def _execute(
-        self, container: str, command: tuple[str, ...], how: _Running
+        self, container: str, command: tuple[str, ...], how: _ExecutionOptions
     ) -> tuple[int, bytes, bytes]:
-        marked = Marked(command=command, job=how.job)
+        marked = MarkedCommand(command=command, job=how.job)
         limit = isolation.OUTPUT_BYTES if how.isolated else 0
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
-            emulation = [
-                f"--env={name}={value}" for name, value in subprocesses.emulation().items()
-            ]
-            closed = ["--isolation=chroot"]
+            options = ["--isolation=chroot"]
             if how.isolated:
-                closed = _isolating(self._runtime, folder, how.isolated)
-            options = (*closed, *emulation, *how.options)
-            done = subprocesses.run(
+                options = _isolation_options(self._runtime, folder, how.isolated)
+            for name, value in subprocesses.emulation().items():
+                options.append(f"--env={name}={value}")
+            options += how.options
+            execution = subprocesses.run(
                 self._argv("run", *options, container, "--", *marked.argv),
                 timeout=how.timeout,
                 environment=environment,
@@ -472,28 +464,34 @@ class BuildahEngine:
                 strays=_with_mounts_of,
                 limit=limit,
             )
-        if done.over(limit):
-            output = done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
+        if execution.over(limit):
+            output = execution.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
             return subprocesses.TOO_MUCH, output, b""
 
-        told = marked.read(done, split=how.split)
+        result = marked.read(execution, split=how.split)
         note = b""
-        if done.timed_out:
+        if execution.timed_out:
             note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
-        elif not told.whole:
-            has_failed_to_start = told.status is None and done.status != 0 and bool(done.words)
+        elif not result.is_complete:
+            has_printed = bool(execution.words)
+            has_failed_to_start = result.status is None and execution.status != 0 and has_printed
             if not how.job or has_failed_to_start:
-                reason = "" if told.status is not None else _first_line(done)
+                reason = ""
+                if result.status is None:
+                    reason = _first_line(execution)
                 reason = reason or "the end of what it printed was lost"
                 raise self._fault(f"running {command[0]} in a container", reason)
             note = b"\n(buildah lost the end of this output)\n"
-        output = _EXITS.sub(b"", told.output)
-        errors = _EXITS.sub(b"", told.errors)
+        output = _EXITS.sub(b"", result.output)
+        errors = _EXITS.sub(b"", result.errors)
         if how.split:
             errors += note
         else:
             output += note
-        return done.status if told.status is None else told.status, output, errors
+        status = result.status
+        if status is None:
+            status = execution.status
+        return status, output, errors
 
     def _run_build(
         self,
@@ -510,50 +508,56 @@ class BuildahEngine:
             hint=_HINT,
             strays=_with_mounts_of,
         )
-        if built.status != 0:
-            failure = Failure(
-                target=request.name,
-                engine=self.name,
-                status=built.status,
-                step=built.log.broken_off(built.lines[-1] if built.lines else ""),
-                lines=built.lines,
-            )
-            raise explain(failure, alive=str, space=self._space)
+        if built.status == 0:
+            return
+        last_line = built.lines[-1] if built.lines else ""
+        failure = Failure(
+            target=request.name,
+            engine=self.name,
+            status=built.status,
+            step=built.log.broken_off(last_line),
+            lines=built.lines,
+        )
+        raise explain(failure, alive=str, space=self._space)
 
     def _examine(self, program: str) -> tuple[EngineInformation, _Store]:
         try:
-            said = subprocesses.run((program, "--version"), timeout=_SHORT_CALL)
-            opened = subprocesses.run((program, *self._options, "info"), timeout=_SHORT_CALL)
+            version_call = subprocesses.run((program, "--version"), timeout=_SHORT_CALL)
+            info_call = subprocesses.run((program, *self._options, "info"), timeout=_SHORT_CALL)
         except OSError as error:
             raise EngineUnavailableError(
                 f"cannot run {program}: {error.strerror}", hint=_HINT
             ) from error
-        text = said.output.decode(errors="replace")
-        found = re.search(r"version (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\S*)", text)
-        if found is None:
-            raise EngineUnavailableError(f"{program} prints no version: {said.words}", hint=_HINT)
-        if (int(found["major"]), int(found["minor"])) < _OLDEST:
+        text = version_call.output.decode(errors="replace")
+        version = re.search(r"version (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)", text)
+        if version is None:
+            raise EngineUnavailableError(
+                f"{program} prints no version: {version_call.words}", hint=_HINT
+            )
+        if (int(version["major"]), int(version["minor"])) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
             raise EngineUnavailableError(
-                f"{program} is version {found['version']}, and cache mounts need {oldest}",
+                f"{program} is version {version['text']}, and cache mounts need {oldest}",
                 hint=_HINT,
             )
-        if opened.status != 0:
+        if info_call.status != 0:
             raise EngineUnavailableError(
-                f"{program} cannot open its store: {opened.words}", hint=_HINT
+                f"{program} cannot open its store: {info_call.words}", hint=_HINT
             )
-        store = json.loads(opened.output)["store"]
+        store = json.loads(info_call.output)["store"]
         return (
-            EngineInformation(name=self.name, version=found["version"], program=program),
+            EngineInformation(name=self.name, version=version["text"], program=program),
             _Store(root=Path(store["GraphRoot"]), driver=store["GraphDriverName"]),
         )
 
-    def _keyed(self, context: Path) -> str:
+    def _dockerfile(self, context: Path) -> str:
         """Return the Dockerfile with the mounted files' hashes, which buildah's cache keys lack."""
 
         def identify(reference: str) -> str:
             description = self._describe(reference)
-            return "" if description is None else str(description["FromImageID"])
+            if description is None:
+                return ""
+            return str(description["FromImageID"])
 
         try:
             return with_content_keys(
@@ -567,16 +571,18 @@ class BuildahEngine:
     def _argv(self, *arguments: str) -> tuple[str, ...]:
         return (self.probe().program, *self._options, *arguments)
 
-    def _do(self, doing: str, *arguments: str) -> str:
+    def _run_command(self, doing: str, *arguments: str) -> str:
         """Run a short command and return its output; raises its text as an error if it fails."""
         with self._temporary_files() as (_, environment):
-            done = subprocesses.run(
+            result = subprocesses.run(
                 self._argv(*arguments), timeout=_LONG_CALL, environment=environment
             )
-        if done.status != 0:
-            fault = self._fault(doing, done.words)
-            raise fault if isinstance(fault, OutputError) else BuildError(fault.message)
-        return done.output.decode(errors="replace")
+        if result.status != 0:
+            fault = self._fault(doing, result.words)
+            if isinstance(fault, OutputError):
+                raise fault
+            raise BuildError(fault.message)
+        return result.output.decode(errors="replace")
 
     def _fault(self, doing: str, words: str) -> EngineError | OutputError:
         """Return the error for a failure of buildah itself, not of the command that it ran."""
@@ -588,17 +594,17 @@ class BuildahEngine:
         return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
     def _describe(self, reference: str) -> dict[str, Any] | None:
-        done = subprocesses.run(
+        result = subprocesses.run(
             self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL
         )
-        if done.status == 0:
-            description: dict[str, Any] = json.loads(done.output)
+        if result.status == 0:
+            description: dict[str, Any] = json.loads(result.output)
             return description
-        # A store whose images can be listed has no such one.
-        self._do(f"looking up {reference}", "images", "--quiet")
+        # If the images can be listed, the store works and lacks this image.
+        self._run_command(f"looking up {reference}", "images", "--quiet")
         return None
 
-    def _existing(self, reference: str) -> dict[str, Any]:
+    def _find_image(self, reference: str) -> dict[str, Any]:
         description = self._describe(reference)
         if description is None:
             raise BuildError(
@@ -635,11 +641,10 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def _temporary_files(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Give buildah a private folder for temporary files, so that none is
-        left when it is killed.
+        """Give buildah a private folder for temporary files, which is removed if buildah is killed.
 
-        Cache mounts are below the temporary folder too, in ``buildah-cache``.
-        All builds share them by a link.
+        Cache mounts are below the temporary folder too, in ``buildah-cache``. All builds share
+        them by a link.
         """
         parent = large_folder()
         with private_folder(parent) as folder:
@@ -651,44 +656,45 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Make a working container with a random name and remove it at the end,
-        even if making it was interrupted.
+        """Make a working container with a random name, and remove the container at the end.
+
+        A container that was made during an interruption is removed too.
         """
-        description = self._existing(reference)
-        self._remove_left()
+        description = self._find_image(reference)
+        self._remove_leftovers()
         name = container_name()
         try:
             with subprocesses.uninterrupted():
-                again(lambda: self._make_container(reference, name, description["FromImageID"]))
+                retry(lambda: self._make_container(reference, name, description["FromImageID"]))
             yield name, description
         finally:
             with subprocesses.uninterrupted():
                 subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
-    def _remove_left(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove the working containers of builders that were killed; once.
 
-        What cannot be listed is left.
+        Containers that cannot be listed stay.
         """
-        if self._swept:
+        if self._has_removed_leftovers:
             return
-        self._swept = True
+        self._has_removed_leftovers = True
         listed = subprocesses.run(self._argv("containers", "--json"), timeout=_SHORT_CALL)
+        names = []
+        if listed.status == 0:
+            # buildah prints null, or nothing, if there is no container.
+            containers = json.loads(listed.output or b"null") or ()
+            names = [container["containername"] for container in containers]
         remove_left_containers(
-            (
-                [each["containername"] for each in json.loads(listed.output or b"null") or ()]
-                if listed.status == 0
-                else ()
-            ),
-            lambda name: subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL),
+            names, lambda name: subprocesses.run(self._argv("rm", name), timeout=_SHORT_CALL)
         )
 
     def _make_container(self, reference: str, name: str, image: str) -> None:
         argv = self._argv("from", "--pull=false", "--quiet", *_own_limits(), "--name", name, image)
         with self._temporary_files() as (_, environment):
-            done = subprocesses.run(argv, timeout=_LONG_CALL, environment=environment)
-        if done.status != 0:
-            raise self._fault(f"making a container of {reference}", done.words)
+            result = subprocesses.run(argv, timeout=_LONG_CALL, environment=environment)
+        if result.status != 0:
+            raise self._fault(f"making a container of {reference}", result.words)
 
     def _sweep(self, marker: Path) -> None:
         """Remove the working containers that this build left, and no others."""
@@ -707,22 +713,24 @@ class BuildahEngine:
                     subprocesses.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
 
 
-def _first_line(done: subprocesses.Finished) -> str:
+def _first_line(execution: subprocesses.Finished) -> str:
     """Return the first line that buildah printed, without its note about an exit status."""
-    text = _EXITS.sub(b"", done.errors or done.output)
+    text = _EXITS.sub(b"", execution.errors or execution.output)
     for line in text.decode(errors="replace").splitlines():
         if line:
             return line
     return ""
 
 
-def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
-    """Return the options that run a command isolated (``engine.isolation``), by
-    way of a file in a private folder.
+def _isolation_options(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
+    """Return the options that run a command isolated (``engine.isolation``).
+
+    They name a script in a private folder as the runtime.
     """
     wrapper = folder / "runtime"
     words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
-    # What makes a container in another way than buildah does would not be closed: it is refused.
+    # A container that is made by another command than "create" would not be isolated, so other
+    # commands are refused.
     wrapper.write_text(
         "#!/bin/sh\n"
         'case " $* " in\n'
@@ -738,22 +746,28 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
 
 
 def _own_limits() -> list[str]:
-    """Return options that keep this process's limits: root in a container may
-    not raise them (CAP_SYS_RESOURCE).
+    """Return options that keep this process's limits, for example ``--ulimit=nofile=1024:1024``.
+
+    Root in a container may not raise them (CAP_SYS_RESOURCE).
     """
-    found = {name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()}
-    hard = {
-        name: _RAISED if each == resource.RLIM_INFINITY else each for name, each in found.items()
-    }
+    hard_limits = {}
+    for name, number in _LIMITS.items():
+        _, limit = resource.getrlimit(number)
+        hard_limits[name] = _RAISED if limit == resource.RLIM_INFINITY else limit
     with contextlib.suppress(OSError):
         # buildah itself lowers its limit of processes to this.
-        hard["nproc"] = min(hard["nproc"], int(_MOST_PROCESSES.read_text()))
-    return [f"--ulimit={name}={each}:{each}" for name, each in hard.items() if each < _RAISED]
+        hard_limits["nproc"] = min(hard_limits["nproc"], int(_MOST_PROCESSES.read_text()))
+    options = []
+    for name, limit in hard_limits.items():
+        if limit < _RAISED:
+            options.append(f"--ulimit={name}={limit}:{limit}")
+    return options
 
 
 def _format(context: Path) -> str:
-    """Return the image format: OCI, which is reproducible, unless an
-    instruction needs docker's format.
+    """Return the image format: OCI, which is reproducible, or docker's if an instruction needs it.
+
+    The result is ``oci`` or ``docker``.
     """
     try:
         text = (context / "Dockerfile").read_text()
@@ -769,24 +783,29 @@ def _layer_sizes(description: dict[str, Any]) -> list[int]:
 
 
 def _with_mounts_of(child: int) -> Iterator[int]:
-    """Yield the processes that share a namespace of mounts with what buildah started: a step's,
-    whatever their session.
+    """Yield the processes of a build's steps: they share a namespace of mounts with buildah's.
 
-    To be asked while buildah still runs: what a step left behind has another parent then, and
-    nothing leads to it.
+    Their session does not matter. Call this while buildah still runs: later a process that a step
+    left behind has another parent, and nothing leads to the process.
     """
     parents: dict[int, int] = {}
     namespaces: dict[int, str] = {}
-    for process in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
+            process = int(folder.name)
             # The name of the program, in brackets, may have spaces and brackets itself.
-            parents[int(process.name)] = int(
-                (process / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            namespaces[int(process.name)] = str((process / "ns" / "mnt").readlink())
+            _, _, after_name = (folder / "stat").read_text().rpartition(")")
+            parents[process] = int(after_name.split()[1])
+            namespaces[process] = str((folder / "ns" / "mnt").readlink())
+
     family = {child}
-    while more := {each for each, parent in parents.items() if parent in family} - family:
-        family |= more
-    own = str(Path("/proc/self/ns/mnt").readlink())
-    theirs = {namespaces[each] for each in family if each in namespaces} - {own}
-    yield from (each for each, namespace in namespaces.items() if namespace in theirs)
+    children = family
+    while children:
+        children = {process for process, parent in parents.items() if parent in family} - family
+        family |= children
+
+    step_namespaces = {namespaces[process] for process in family if process in namespaces}
+    step_namespaces.discard(str(Path("/proc/self/ns/mnt").readlink()))
+    for process, namespace in namespaces.items():
+        if namespace in step_namespaces:
+            yield process

@@ -1,6 +1,4 @@
-"""What the builds of docker and buildah have in common: shared options, and the
-child whose lines become events.
-"""
+"""Common parts of builds with docker and buildah: options, and the child that prints events."""
 
 from __future__ import annotations
 
@@ -43,14 +41,14 @@ def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
     for tag in request.tags:
         argv += ["--tag", tag]
     argv += ["--platform", f"linux/{request.architecture}"]
-    return [*argv, "--no-cache"] if request.no_cache else argv
+    if request.no_cache:
+        argv.append("--no-cache")
+    return argv
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """How a build ended: its exit status, what is known of its steps, and its
-    last lines that are not empty.
-    """
+class BuildResult:
+    """The end of a build: exit status, log of its steps, and the last lines that are not empty."""
 
     status: int
     log: StepLog
@@ -65,14 +63,14 @@ def run_build(
     environment: Mapping[str, str],
     hint: str,
     strays: subprocesses.Strays = subprocesses.no_strays,
-) -> Built:
+) -> BuildResult:
     """Run the engine's program to its end, and hand on each event.
 
     Raises:
         EngineUnavailableError: There is no such program; with the hint.
     """
     log = StepLog()
-    last: deque[str] = deque(maxlen=TAIL)
+    last_lines: deque[str] = deque(maxlen=TAIL)
 
     def hand_on(events: Iterator[StepEvent]) -> None:
         for event in events:
@@ -81,7 +79,7 @@ def run_build(
 
     def take(line: str) -> None:
         if line.strip():
-            last.append(line)
+            last_lines.append(line)
         hand_on(parser.feed(line))
 
     end_left_children()
@@ -93,4 +91,4 @@ def run_build(
         ) from error
     if status == 0:
         hand_on(parser.finish())
-    return Built(status=status, log=log, lines=tuple(last))
+    return BuildResult(status=status, log=log, lines=tuple(last_lines))

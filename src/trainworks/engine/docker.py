@@ -26,7 +26,7 @@ from trainworks.engine import isolation, progress, subprocesses
 from trainworks.engine.archive import layers_of, write_archive
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.common import PROXIES, build_arguments, run_build
-from trainworks.engine.exec_status import Marked
+from trainworks.engine.exec_status import MarkedCommand
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.orphans import OWNER, PREFIX, container_name, owner, remove_left_containers
 from trainworks.engine.overlay_layers import LayerFolder, readable
@@ -43,7 +43,7 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.retry import again
+from trainworks.engine.retry import retry
 from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
@@ -105,17 +105,17 @@ class DockerEngine:
                 of the user's docker.
             first_answer: Seconds that a daemon on this machine has to answer the first request.
         """
-        self._given_host = host
+        self._requested_host = host
         self._first_answer = first_answer
         self._information: EngineInformation | None = None
         self._containerd: bool | None = None
         self._connection: docker.DockerClient | None = None
-        self._swept = False
+        self._has_removed_leftovers = False
 
     def probe(self, report: Report = ignore) -> EngineInformation:
         """Find a daemon that answers and a client whose BuildKit works; the result is cached."""
         if self._information is None:
-            with self._asking("answering"), self._noted(report):
+            with self._translated_errors("answering"), self._report_waiting(report):
                 version = self._client().version()
             components = version.get("Components") or [{}]
             if "podman" in str(components[0].get("Name", "")).lower():
@@ -134,29 +134,30 @@ class DockerEngine:
         if image is None:
             return None
         built = _built(reference, image)
-        # A question of its own takes as long as a whole plan: Docker's older
-        # store shows itself by its driver.
-        if (image.attrs.get("GraphDriver") or {}).get(
-            "Name"
-        ) == "overlay2" or not self._in_containerd():
+        # Asking the daemon for its store takes as long as a whole plan. Docker's older store
+        # shows itself by its driver.
+        driver = (image.attrs.get("GraphDriver") or {}).get("Name")
+        if driver == "overlay2" or not self._in_containerd():
             return built
-        with self._asking("reading an image's history"):
-            # What containerd's store says of the image is the size of the compressed layers.
+        # containerd's store gives the size of the compressed layers, so the sizes of the steps
+        # are added up.
+        with self._translated_errors("reading an image's history"):
             steps = cast("list[dict[str, Any]]", image.history())
-        # It has a digest for every name, also of an image that no registry has:
+        size = sum(int(step["Size"]) for step in steps)
+        # containerd's store has a digest for every name, also of an image that no registry has:
         # no build could start from that.
-        return dataclasses.replace(
-            built, size=sum(int(entry["Size"]) for entry in steps), digests=()
-        )
+        return dataclasses.replace(built, size=size, digests=())
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all images in the store."""
-        with self._asking("listing images"):
+        with self._translated_errors("listing images"):
             # Not the SDK's objects: it asks the daemon about each image again.
-            found = cast("list[dict[str, Any]]", self._client().api.images())
-        return tuple(
-            name for image in found for name in image["RepoTags"] or () if "<none>" not in name
-        )
+            images = cast("list[dict[str, Any]]", self._client().api.images())
+        names: list[str] = []
+        for image in images:
+            # An image without a name has the tag "<none>:<none>".
+            names += [name for name in image["RepoTags"] or () if "<none>" not in name]
+        return tuple(names)
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
@@ -164,25 +165,27 @@ class DockerEngine:
             archive.open("rb").close()
         except OSError as error:
             raise OutputError(f"cannot read {archive}: {error.strerror}") from error
-        done = self._call("load", "--quiet", "--input", str(archive), timeout=_LONG_CALL)
-        if done.status:
-            fault = self._fault(f"loading {archive.name}", done.words)
-            raise BuildError(fault.message) if isinstance(fault, EngineError) else fault
+        result = self._call("load", "--quiet", "--input", str(archive), timeout=_LONG_CALL)
+        if result.status:
+            fault = self._fault(f"loading {archive.name}", result.words)
+            if isinstance(fault, EngineError):
+                raise BuildError(fault.message)
+            raise fault
 
     def pull(self, reference: str, *, timeout: float) -> bool:
         """Pull an image from its registry.
 
         ``False`` if that fails or takes longer than ``timeout`` seconds.
 
-        It runs the command line, because only that knows the user's credential helpers, and because
-        killing it ends the transfer.
+        The command line pulls, because only that knows the user's credential helpers, and because
+        killing the command ends the transfer.
         """
         return self._call("pull", "--quiet", reference, timeout=timeout).status == 0
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image; raises ``BuildError`` if there is no such image."""
-        image = self._existing(reference)
-        with self._asking(f"tagging {name}"):
+        image = self._find_image(reference)
+        with self._translated_errors(f"tagging {name}"):
             # The daemon splits the tag from the name itself.
             image.tag(name)
 
@@ -211,7 +214,7 @@ class DockerEngine:
                 # On its way into the daemon's own store BuildKit refuses to set the times of files.
                 argv += ["--output", f"type=docker,dest={folder / _ARCHIVE},rewrite-timestamp=true"]
             argv.append(str(request.context))
-            again(lambda: self._run_build(tuple(argv), request, progress))
+            retry(lambda: self._run_build(tuple(argv), request, progress))
             # In the store of containerd an image is not known by the digest of its configuration.
             image = request.tags[0] if constant else identifier_file.read_text().strip()
             if dated:
@@ -224,30 +227,29 @@ class DockerEngine:
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def _remove_nameless(self, identifier: str) -> None:
-        """Remove an image that has lost its last name, and that no container uses: it would be
-        listed all the same.
+        """Remove an image that has lost its last name and that no container uses.
+
+        The store lists such an image all the same.
         """
         from docker.errors import APIError
 
-        with self._asking(f"removing {identifier}"), contextlib.suppress(APIError):
+        with self._translated_errors(f"removing {identifier}"), contextlib.suppress(APIError):
             if not self._client().images.get(identifier).tags:
                 self._client().images.remove(identifier)
 
     def sets_times(self) -> bool:
-        """Return whether two builds can give one image: the times of files and
-        of the image are a constant then.
+        """Return whether builds are reproducible: times of files and of the image are a constant.
 
-        BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has
-        not: containerd's has.
+        That needs BuildKit 0.13 or newer, which is in Docker 26, and the image store of
+        containerd. Docker's own store cannot do it.
         """
-        return (
-            int(self.probe().version.partition(".")[0]) >= _DATED_BUILDKIT and self._in_containerd()
-        )
+        major, _, _ = self.probe().version.partition(".")
+        return int(major) >= _DATED_BUILDKIT and self._in_containerd()
 
     def _in_containerd(self) -> bool:
         """Return whether containerd's store has the images; the result is cached."""
         if self._containerd is None:
-            with self._asking("answering"):
+            with self._translated_errors("answering"):
                 store = dict(self._client().info().get("DriverStatus") or ())
             self._containerd = store.get("driver-type") == "io.containerd.snapshotter.v1"
         return self._containerd
@@ -257,26 +259,25 @@ class DockerEngine:
 
         Raises ``BuildError`` if there is no such image.
         """
-        image = self._existing(reference)
-        with self._asking("reading an image's history"):
+        image = self._find_image(reference)
+        with self._translated_errors("reading an image's history"):
             entries = cast("list[dict[str, Any]]", image.history())
-        return tuple(
-            HistoryEntry(created_by=str(entry["CreatedBy"]), size=int(entry["Size"]))
-            for entry in reversed(entries)
-        )
+        # Docker gives the newest step first.
+        steps = []
+        for entry in reversed(entries):
+            step = HistoryEntry(created_by=str(entry["CreatedBy"]), size=int(entry["Size"]))
+            steps.append(step)
+        return tuple(steps)
 
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Read every layer of an image from the daemon's storage, or else
-        stream them from ``docker save``.
+        """Read every layer of an image from the daemon's storage, or else from ``docker save``.
 
         ``docker save`` copies every byte, about 100 MB per second, in the order of its archive.
         """
-        folders = layer_folders(self._existing(reference).attrs)
+        folders = layer_folders(self._find_image(reference).attrs)
         if readable(list(folders.values())):
-            yield (
-                Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items()
-            )
+            yield _layers_in(folders)
             return
         with self.archive(reference) as stream:
             yield layers_of(stream)
@@ -285,10 +286,10 @@ class DockerEngine:
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
         """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image.
 
-        It runs the command line: the daemon writes everything to its disk before the first byte
-        comes, and the SDK does not wait that long.
+        The command line is used because the daemon writes the whole image to its disk before the
+        first byte comes, and the SDK does not wait that long.
         """
-        argv = (self.probe().program, "save", str(self._existing(reference).id))
+        argv = (self.probe().program, "save", str(self._find_image(reference).id))
         with subprocesses.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
             yield stream
             if words := failed():
@@ -336,42 +337,43 @@ class DockerEngine:
         later refuse the skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue
         2202): it is asked for an image without a file, which is there for that moment.
         """
-        found = subprocesses.programs("skopeo", os.environ.get("PATH"))
-        if not found or self._in_containerd():
+        programs = subprocesses.programs("skopeo", os.environ.get("PATH"))
+        if not programs or self._in_containerd():
             return ""
-        host = ("--daemon-host", self._host()) if self._host() else ()
+        skopeo = programs[0]
+        words = [skopeo, "--insecure-policy", "inspect"]
+        if self._host():
+            words += ["--daemon-host", self._host()]
         name = f"{_EMPTY_IMAGE}:{uuid.uuid4().hex[:12]}"
-        words = (found[0], "--insecure-policy", "inspect", *host, f"docker-daemon:{name}")
+        words.append(f"docker-daemon:{name}")
         with private_folder() as folder:
             root, archive = folder / "root", folder / "image.tar"
             root.mkdir()
             write_archive(root, archive, name=name, environment={}, command=(), created=0)
             self.load(archive)
         try:
-            done = subprocesses.run(words, timeout=_SHORT_CALL, environment=self._environment({}))
+            result = subprocesses.run(
+                tuple(words), timeout=_SHORT_CALL, environment=self._environment({})
+            )
         finally:
             with subprocesses.uninterrupted():
                 self.remove(name)
-        return found[0] if done.status == 0 else ""
+        return skopeo if result.status == 0 else ""
 
     @contextlib.contextmanager
     def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Read the layers from the daemon's storage, or else what the daemon
-        exports of a container never started.
-        """
-        folders = layer_folders(self._existing(reference).attrs)
+        """Read the layers from the daemon's storage, or else export a container never started."""
+        folders = layer_folders(self._find_image(reference).attrs)
         if readable(list(folders.values())):
-            yield (
-                Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items()
-            )
+            yield _layers_in(folders)
             return
         with self._temporary(reference) as name:
-            # An image without a command asks for one; no such program has to be there.
-            made = self._call(
+            # An image without a command needs one for ``create``; the program need not exist.
+            creation = self._call(
                 "create", "--network=none", "--name", name, reference, "/never-started"
             )
-            if made.status:
-                raise self._fault(f"making a container of {reference}", made.words)
+            if creation.status:
+                raise self._fault(f"making a container of {reference}", creation.words)
             argv = (self.probe().program, "export", name)
             with subprocesses.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
                 with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as archive:
@@ -387,16 +389,17 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
-        """Start an idle container for the time of the ``with`` block, whatever
-        its entry point is.
+        """Start an idle container for the time of the ``with`` block; its entry point is not run.
+
+        The container runs a shell that waits for input: testinfra needs a shell anyway, and not
+        every ``sleep`` knows ``infinity``.
         """
-        # A shell that waits for input. Testinfra needs a shell anyway; not
-        # every ``sleep`` knows ``infinity``.
         words = ("--entrypoint", "/bin/sh", "--interactive", "--tty", "--workdir", "/", reference)
-        closed = isolation.docker_options(isolated)
+        isolation_options = isolation.docker_options(isolated)
         with self._temporary(reference) as name:
-            if missing := self._start(name, *closed, *words):
-                raise BuildError(f"docker failed starting a container of {reference}: {missing}")
+            error = self._start(name, *isolation_options, *words)
+            if error:
+                raise BuildError(f"docker failed starting a container of {reference}: {error}")
             limit = isolation.OUTPUT_BYTES if isolated else 0
             yield IdleContainer(name, functools.partial(self.execute, name, limit=limit))
 
@@ -409,43 +412,44 @@ class DockerEngine:
         split: bool,
         limit: int = 0,
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a container and return status, stdout and stderr
-        (merged into one unless split).
+        """Run a command in a container and return status, stdout and stderr.
 
         Args:
-            limit: Bytes that it may print before it is stopped; 0: any number.
+            split: Whether stdout and stderr are separate; else both are in stdout.
+            limit: Bytes that the command may print before it is stopped; 0: any number.
 
         Raises:
-            EngineError: The daemon could not start it, or its output was lost, three times.
+            EngineError: The daemon could not start the command, or its output was lost, three
+                times.
             EngineUnavailableError: The daemon does not answer.
         """
-        return again(
+        return retry(
             lambda: self._execute(container, command, timeout=timeout, split=split, limit=limit)
         )
 
     def _execute(
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int
     ) -> tuple[int, bytes, bytes]:
-        marked = Marked(command=command)
-        done = self._call(
+        marked = MarkedCommand(command=command)
+        execution = self._call(
             "exec", container, *marked.argv, timeout=timeout, merge=not split, limit=limit
         )
-        if done.over(limit):
+        if execution.over(limit):
             self._call("restart", "--time", "0", container)
-            output = done.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
+            output = execution.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
             return subprocesses.TOO_MUCH, output, b""
-        told = marked.read(done, split=split)
-        if told.status is not None and told.whole:
-            return told.status, told.output, told.errors
-        if done.timed_out:
+        result = marked.read(execution, split=split)
+        if result.status is not None and result.is_complete:
+            return result.status, result.output, result.errors
+        if execution.timed_out:
             # A restart ends every process and keeps the files.
             self._call("restart", "--time", "0", container)
             note = f"\n(stopped after {timeout:g} seconds)\n".encode()
             if split:
-                return done.status, told.output, told.errors + note
-            return done.status, told.output + note, told.errors
-        reason = done.words
-        if told.status is not None or not done.status:
+                return execution.status, result.output, result.errors + note
+            return execution.status, result.output + note, result.errors
+        reason = execution.words
+        if result.status is not None or not execution.status:
             reason = "the end of what it printed was lost"
         raise self._fault(f"running {command[0]} in a container", reason)
 
@@ -492,7 +496,7 @@ class DockerEngine:
         """Remove a name, and the image with its last name; an unknown name is not an error."""
         from docker.errors import ImageNotFound
 
-        with self._asking(f"removing {reference}"), contextlib.suppress(ImageNotFound):
+        with self._translated_errors(f"removing {reference}"), contextlib.suppress(ImageNotFound):
             self._client().images.remove(reference)
 
     def _run_build(self, argv: tuple[str, ...], request: BuildRequest, receive: Progress) -> None:
@@ -503,24 +507,28 @@ class DockerEngine:
             environment=self._environment(request.arguments),
             hint=_HINT,
         )
-        if built.status != 0:
-            failure = Failure(
-                target=request.name,
-                engine=self.name,
-                daemon=True,
-                status=built.status,
-                step=built.log.failed
-                or (built.log.broken_off("the build ended here") if self._silence() else None),
-                lines=built.lines,
-            )
-            raise explain(failure, alive=self._silence, space=self._space)
+        if built.status == 0:
+            return
+        step = built.log.failed
+        # Without a failed step, the daemon may have ended during the step that was running.
+        if step is None and self._silence():
+            step = built.log.broken_off("the build ended here")
+        failure = Failure(
+            target=request.name,
+            engine=self.name,
+            daemon=True,
+            status=built.status,
+            step=step,
+            lines=built.lines,
+        )
+        raise explain(failure, alive=self._silence, space=self._space)
 
     def _silence(self) -> str:
         """Return why the daemon does not answer; ``""`` if it does."""
         # The old connection may belong to a daemon that has ended.
         self._connection = None
         try:
-            with self._asking("answering"):
+            with self._translated_errors("answering"):
                 self._client().ping()
         except EngineUnavailableError as error:
             return error.message
@@ -529,7 +537,7 @@ class DockerEngine:
     def _space(self) -> str:
         """Return a sentence about the free space of the daemon's storage."""
         try:
-            with self._asking("answering"):
+            with self._translated_errors("answering"):
                 root = str(self._client().info()["DockerRootDir"])
             free = shutil.disk_usage(root)
         except (EngineError, EngineUnavailableError, BuildError, OSError):
@@ -541,15 +549,15 @@ class DockerEngine:
 
         The command line follows docker contexts (rootless, Docker Desktop), and the SDK does not.
         """
-        if self._given_host is not None:
-            return self._given_host
+        if self._requested_host is not None:
+            return self._requested_host
         from docker.context import ContextAPI
 
         return os.environ.get("DOCKER_HOST") or str(ContextAPI.get_current_context().Host or "")
 
     @contextlib.contextmanager
-    def _noted(self, report: Report) -> Iterator[None]:
-        """Tell the user after a fifth of the time what is waited for, and until when."""
+    def _report_waiting(self, report: Report) -> Iterator[None]:
+        """Report after a fifth of the time that the daemon is waited for, and how long."""
         line = (
             f"waiting for the docker daemon at {self._host()} to answer, at most"
             f" {self._first_answer:g} s"
@@ -577,12 +585,11 @@ class DockerEngine:
                         " DOCKER_HOST=unix:///tmp/docker.sock"
                     ),
                 )
-            self._knock(host)
+            self._connect_once(host)
+            is_local = not host or host.startswith("unix://")
             # The client asks for the daemon's version at once.
-            timeout = int(
-                self._first_answer if not host or host.startswith("unix://") else _SHORT_CALL
-            )
-            if self._given_host is None and os.environ.get("DOCKER_HOST"):
+            timeout = int(self._first_answer if is_local else _SHORT_CALL)
+            if self._requested_host is None and os.environ.get("DOCKER_HOST"):
                 # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
                 self._connection = docker.DockerClient.from_env(
                     timeout=timeout, use_ssh_client=host.startswith("ssh://")
@@ -592,17 +599,17 @@ class DockerEngine:
                     base_url=host or None, timeout=timeout, use_ssh_client=host.startswith("ssh://")
                 )
             self._connection.api.timeout = int(_SHORT_CALL)
-            if not host or host.startswith("unix://"):
+            if is_local:
                 # No proxy, login or CA of the environment is for a socket. Each call would read all
                 # variables, which another thread may change meanwhile: os.environ.items() ends with
                 # KeyError then.
                 self._connection.api.trust_env = False
-            # Connections are kept open between calls, and belong to this engine
-            # for as long as it lives.
+            # Connections stay open between calls, and belong to this engine for as long as it
+            # lives.
             weakref.finalize(self, self._connection.close)
         return self._connection
 
-    def _knock(self, host: str) -> None:
+    def _connect_once(self, host: str) -> None:
         """Connect to the socket first: the SDK's error says less, and leaves its socket open."""
         if not host.startswith("unix://"):
             return
@@ -612,26 +619,28 @@ class DockerEngine:
             try:
                 listener.connect(path)
             except OSError as error:
-                words = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
-                raise _silent(
-                    host, f"{path}: {words}", denied=isinstance(error, PermissionError)
-                ) from error
+                reason = str(error.strerror or error)
+                if isinstance(error, TimeoutError):
+                    reason = "no answer"
+                denied = isinstance(error, PermissionError)
+                raise _silent(host, f"{path}: {reason}", denied=denied) from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        """Return the command line's environment: this process's, with the
-        daemon's address and BuildKit.
+        """Return the environment of docker's command line.
+
+        It is this process's environment with the daemon's address, a build's arguments and
+        BuildKit.
         """
+        environment = {**subprocesses.own_environment(), OWNER: owner()}
         host = self._host()
-        return {
-            **subprocesses.own_environment(),
-            OWNER: owner(),
-            **({"DOCKER_HOST": host} if host else {}),
-            **arguments,
-            "DOCKER_BUILDKIT": "1",
-            # Attestations change what the image's identifier means, and depend on the time of day.
-            "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
-            "DOCKER_CLI_HINTS": "false",
-        }
+        if host:
+            environment["DOCKER_HOST"] = host
+        environment.update(arguments)
+        environment["DOCKER_BUILDKIT"] = "1"
+        # Attestations change what the image's identifier means, and depend on the time of day.
+        environment["BUILDX_NO_DEFAULT_ATTESTATIONS"] = "1"
+        environment["DOCKER_CLI_HINTS"] = "false"
+        return environment
 
     def _program(self) -> str:
         """Return the first ``docker`` on PATH whose BuildKit works; others are skipped."""
@@ -655,33 +664,32 @@ class DockerEngine:
             client = subprocesses.run(
                 (program, "--version"), timeout=_SHORT_CALL, environment=self._environment({})
             )
-            found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
-            if found is None:
+            version = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
+            if version is None:
                 return client.words or "prints no version"
-            if int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
+            if int(version["major"]) < _NATIVE_BUILDKIT_ENDS:
                 return ""
-            words = (program, "buildx", "version")
-            if (
-                subprocesses.run(
-                    words, timeout=_SHORT_CALL, environment=self._environment({})
-                ).status
-                == 0
-            ):
+            buildx = subprocesses.run(
+                (program, "buildx", "version"),
+                timeout=_SHORT_CALL,
+                environment=self._environment({}),
+            )
+            if buildx.status == 0:
                 return ""
         except OSError as error:
             return str(error.strerror)
-        return f"version {found['major']} without the buildx plugin"
+        return f"version {version['major']} without the buildx plugin"
 
     def _image(self, reference: str) -> SdkImage | None:
         from docker.errors import ImageNotFound
 
-        with self._asking(f"looking up {reference}"):
+        with self._translated_errors(f"looking up {reference}"):
             try:
                 return self._client().images.get(reference)
             except ImageNotFound:
                 return None
 
-    def _existing(self, reference: str) -> SdkImage:
+    def _find_image(self, reference: str) -> SdkImage:
         image = self._image(reference)
         if image is None:
             raise BuildError(f"docker has no image {reference}", hint="`docker images` lists them")
@@ -709,9 +717,9 @@ class DockerEngine:
     @contextlib.contextmanager
     def _temporary(self, reference: str) -> Iterator[str]:
         """Give a random name for a container, and remove it at the end."""
-        self._existing(reference)
-        if not self._swept:
-            self._swept = True
+        self._find_image(reference)
+        if not self._has_removed_leftovers:
+            self._has_removed_leftovers = True
             listed = self._call(
                 "ps", "--all", "--filter", f"name={PREFIX}", "--format", "{{.Names}}"
             )
@@ -720,8 +728,8 @@ class DockerEngine:
         try:
             yield name
         finally:
-            # If the container or the daemon is gone, there is nothing to
-            # remove; the first error is raised.
+            # An error of the removal is not raised: the container or the daemon may be gone, and
+            # the first error matters.
             with subprocesses.uninterrupted():
                 self._remove(name)
 
@@ -731,29 +739,31 @@ class DockerEngine:
     def _start(self, name: str, *words: str) -> str:
         """Start a container.
 
-        Return the daemon's error if its program does not exist or is none, else ``""``.
+        Return the daemon's error if the program does not exist or cannot be run, else ``""``.
         """
-        emulation = [
-            f"--env={variable}={value}" for variable, value in subprocesses.emulation().items()
-        ]
+        emulation = []
+        for variable, value in subprocesses.emulation().items():
+            emulation.append(f"--env={variable}={value}")
 
         def attempt() -> str:
             # An interrupted client would let the daemon finish the container after it was removed.
             with subprocesses.uninterrupted():
-                done = self._call("run", "--detach", "--name", name, *emulation, *words)
-            if done.status in (126, 127):
-                return done.words
-            if done.status:
+                start = self._call("run", "--detach", "--name", name, *emulation, *words)
+            if start.status in (126, 127):
+                return start.words
+            if start.status:
                 self._remove(name)
-                raise self._fault("starting a container", done.words)
+                raise self._fault("starting a container", start.words)
             return ""
 
-        return again(attempt)
+        return retry(attempt)
 
     @contextlib.contextmanager
-    def _asking(self, doing: str) -> Iterator[None]:
-        """Translate the SDK's errors: server errors are ``EngineError``,
-        refused requests are ``BuildError``.
+    def _translated_errors(self, doing: str) -> Iterator[None]:
+        """Translate the SDK's errors: server errors to ``EngineError``, refusals to ``BuildError``.
+
+        Args:
+            doing: The work, for a message: ``reading an image's history``.
         """
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
@@ -827,6 +837,11 @@ def _innermost(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _layers_in(folders: Mapping[str, Path]) -> Iterator[Layer]:
+    for name, folder in folders.items():
+        yield Layer(name=name, archive=LayerFolder(folder))
+
+
 def layer_folders(image: Mapping[str, Any]) -> dict[str, Path]:
     """Return the folder of each layer of an image; empty if the daemon does not name them.
 
@@ -836,12 +851,14 @@ def layer_folders(image: Mapping[str, Any]) -> dict[str, Path]:
     if driver.get("Name") != "overlay2":
         return {}
     data = driver.get("Data") or {}
-    top = data.get("UpperDir") or ""
-    folders = [top, *(data.get("LowerDir") or "").split(":")][::-1]
+    top = data.get("UpperDir")
+    if not top:
+        return {}
+    # Docker lists the highest layer first, an image's configuration the lowest.
+    lower = (data.get("LowerDir") or "").split(":")
+    folders = [top, *filter(None, lower)]
+    folders.reverse()
     names = (image.get("RootFS") or {}).get("Layers") or []
-    folders = [folder for folder in folders if folder]
-    return (
-        dict(zip(names, map(Path, folders), strict=True))
-        if top and len(names) == len(folders)
-        else {}
-    )
+    if len(names) != len(folders):
+        return {}
+    return dict(zip(names, map(Path, folders), strict=True))

@@ -1,6 +1,4 @@
-"""What a layer says of each path: the same facts from an engine's folders and
-from an archive, so that two compare.
-"""
+"""Entries of a layer: the same facts from an engine's folders and from an archive, to compare."""
 
 from __future__ import annotations
 
@@ -54,28 +52,31 @@ class Entry:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     def words(self) -> dict[str, str]:
-        """Return each fact as a person reads it, by its name.
+        """Return each fact as text for a person, by its name; a missing fact is ``none``.
 
-        A fact that there is not is ``none``.
+        For example ``{"type": "file", "mode": "0644", "size": "12 B", "target": "none", ...}``.
         """
+        mode = "none"
+        if self.type != "link":
+            mode = f"{self.mode:04o}"
+        size = "none"
+        if self.type == "file":
+            size = f"{self.size} B"
         return {
             "type": self.type,
-            "mode": f"{self.mode:04o}" if self.type != "link" else "none",
+            "mode": mode,
             "owner": str(self.owner),
             "group": str(self.group),
-            "size": f"{self.size} B" if self.type == "file" else "none",
+            "size": size,
             "target": self.target or "none",
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="seconds"),
             "attributes": ", ".join(sorted(self.attributes)) or "none",
         }
 
     def differences(self, before: Entry) -> list[str]:
-        """Return the names of the facts that are other ones than before."""
-        return [
-            each.name
-            for each in fields(self)
-            if getattr(self, each.name) != getattr(before, each.name)
-        ]
+        """Return the names of the facts that differ from those before."""
+        names = [fact.name for fact in fields(self)]
+        return [name for name in names if getattr(self, name) != getattr(before, name)]
 
 
 def path_of(member: tarfile.TarInfo) -> str:
@@ -85,16 +86,20 @@ def path_of(member: tarfile.TarInfo) -> str:
 
 
 def entries_of(members: Iterable[tarfile.TarInfo]) -> dict[str, Entry]:
-    """Return what a layer says of each path, whiteouts by their names in an archive.
+    """Return the entry of each path of a layer, whiteouts by their names in an archive.
 
-    A hard link is another name of a file of its layer: it has the facts of that
-    file, as a folder shows them.
+    A hard link is another name of a file of its layer: the link has the facts of that file, as a
+    folder shows them.
     """
-    found: dict[str, Entry] = {}
+    entry_by_path: dict[str, Entry] = {}
     for member in members:
-        original = found.get(path_of_target(member)) if member.islnk() else None
-        found[path_of(member)] = original or _entry(member)
-    return found
+        entry = None
+        if member.islnk():
+            entry = entry_by_path.get(path_of_target(member))
+        if entry is None:
+            entry = _entry(member)
+        entry_by_path[path_of(member)] = entry
+    return entry_by_path
 
 
 def path_of_target(member: tarfile.TarInfo) -> str:
@@ -112,9 +117,12 @@ def _entry(member: tarfile.TarInfo) -> Entry:
     for name, value in member.pax_headers.items():
         if name.startswith(ATTRIBUTE):
             attributes[name.removeprefix(ATTRIBUTE)] = value
+    mode = 0
+    if not member.issym():
+        mode = member.mode & 0o7777
     return Entry(
         type=_KINDS.get(member.type, "file"),
-        mode=0 if member.issym() else member.mode & 0o7777,
+        mode=mode,
         owner=member.uid,
         group=member.gid,
         size=member.size if member.isreg() else 0,

@@ -27,24 +27,24 @@ _DRAIN: Final = "sleep 0.2; "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class CommandResult:
     """The result of a marked command.
 
     Attributes:
-        status: Its exit status; ``None`` if neither stream has a mark.
-        whole: Whether nothing of its output was lost.
-        output: Its stdout, or both streams if they are merged.
-        errors: Its stderr.
+        status: The command's exit status; ``None`` if neither stream has a mark.
+        is_complete: Whether no output was lost.
+        output: The command's stdout, or both streams if they are merged.
+        errors: The command's stderr.
     """
 
     status: int | None
-    whole: bool
+    is_complete: bool
     output: bytes
     errors: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marked:
+class MarkedCommand:
     """A command with its mark."""
 
     command: tuple[str, ...]
@@ -54,31 +54,28 @@ class Marked:
     @property
     def argv(self) -> tuple[str, ...]:
         """The words to run in the container."""
-        return (
-            "/bin/sh",
-            "-c",
-            _SCRIPT.format(_DRAIN if self.job else ""),
-            self._mark,
-            *self.command,
-        )
+        script = _SCRIPT.format(_DRAIN if self.job else "")
+        return ("/bin/sh", "-c", script, self._mark, *self.command)
 
-    def read(self, done: Finished, *, split: bool) -> Told:
-        """Remove the marks from the output of an engine, and all that it printed after the last."""
+    def read(self, execution: Finished, *, split: bool) -> CommandResult:
+        """Return a command's output without the marks and the engine's own text after the last."""
         mark = re.compile(rb"%s (\d+) " % self._mark.encode())
-        output = _read_stream(mark, done.output)
+        output = _read_stream(mark, execution.output)
         if not split:
             # Both marks are in the one stream.
-            return Told(
-                status=output.statuses[0] if output.statuses else None,
-                whole=len(output.statuses) == 2,
+            return CommandResult(
+                status=output.first_status,
+                is_complete=len(output.statuses) == 2,
                 output=output.text,
                 errors=b"",
             )
-        errors = _read_stream(mark, done.errors)
-        statuses = output.statuses + errors.statuses
-        return Told(
-            status=statuses[0] if statuses else None,
-            whole=len(output.statuses) == 1 and len(errors.statuses) == 1,
+        errors = _read_stream(mark, execution.errors)
+        status = output.first_status
+        if status is None:
+            status = errors.first_status
+        return CommandResult(
+            status=status,
+            is_complete=len(output.statuses) == 1 and len(errors.statuses) == 1,
             output=output.text,
             errors=errors.text,
         )
@@ -90,6 +87,11 @@ class _Stream:
 
     text: bytes
     statuses: list[int]
+
+    @property
+    def first_status(self) -> int | None:
+        """The status in the first mark; ``None`` without a mark."""
+        return self.statuses[0] if self.statuses else None
 
 
 def _read_stream(mark: re.Pattern[bytes], text: bytes) -> _Stream:

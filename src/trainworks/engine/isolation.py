@@ -1,11 +1,10 @@
-"""Isolates a container whose programs are another maker's, and is the OCI
-runtime that buildah calls for that.
+"""Isolates a container with programs of another maker; also the OCI runtime that buildah calls.
 
-An image that is only asked must not reach this machine: no network, no capability, no new
-privileges, no process of others, no file to change but temporary ones, and a limit for what it
-takes. Docker has an option for each. ``buildah run`` has none for some, so it is given this file as
-its runtime: the file changes the description of the container and hands it on to the real runtime.
-It runs as a program of its own there: it imports the standard library alone.
+An image that is only inspected must not reach this machine: no network, no capability, no new
+privileges, no process of others, no file to change but temporary ones, and limits of memory and
+processes. Docker has an option for each. ``buildah run`` lacks some, so this file is its runtime:
+the file changes the description of the container and starts the real runtime. The file is a
+program of its own there, so it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -63,13 +62,15 @@ def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
     process = description["process"]
     process["noNewPrivileges"] = True
     allowed = [f"CAP_{name}" for name in JOB_CAPABILITIES] if job else []
-    given = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
-    process["capabilities"] = {**given, "inheritable": [], "ambient": []}
-    # The image's volumes, and the files that name this container's host.
-    for mount in [] if job else description["mounts"]:
-        if mount.get("type") == "bind":
-            kept = [option for option in mount.get("options", ()) if option not in ("rw", "ro")]
-            mount["options"] = [*kept, "ro"]
+    capabilities = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
+    process["capabilities"] = {**capabilities, "inheritable": [], "ambient": []}
+    if not job:
+        # The image's volumes, and the files that name this container's host.
+        for mount in description["mounts"]:
+            if mount.get("type") == "bind":
+                old_options = mount.get("options", ())
+                options = [option for option in old_options if option not in ("rw", "ro")]
+                mount["options"] = [*options, "ro"]
     description["mounts"].append(
         {
             "destination": TEMPORARY,
@@ -79,8 +80,10 @@ def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
         }
     )
     linux = description["linux"]
-    others = [each for each in linux.get("namespaces", ()) if each["type"] not in NAMESPACES]
-    linux["namespaces"] = [*others, *({"type": kind} for kind in NAMESPACES)]
+    # Each namespace of ours is new: one with a path would be joined.
+    namespaces = [row for row in linux.get("namespaces", ()) if row["type"] not in NAMESPACES]
+    namespaces += [{"type": kind} for kind in NAMESPACES]
+    linux["namespaces"] = namespaces
     resources = linux.setdefault("resources", {})
     resources["pids"] = {"limit": MOST_PROCESSES}
     resources["memory"] = {**(resources.get("memory") or {}), "limit": MEMORY_BYTES}
@@ -120,14 +123,17 @@ def docker_options(isolated: str) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    """Close the container that the runtime is asked to create, and run that.
+    """Isolate the container that a runtime's command creates, and run the runtime.
 
-    The first words: how, and the runtime.
+    Args:
+        words: The kind of isolation (``asked`` or ``job``), the runtime's path, and the arguments
+            of its ``create``.
     """
-    how, runtime, *arguments = words
+    kind, runtime, *arguments = words
     file = Path(arguments[arguments.index("--bundle") + 1], "config.json")
     description = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(isolated(description, job=how == "job")), encoding="utf-8")
+    changed = isolated(description, job=kind == "job")
+    file.write_text(json.dumps(changed), encoding="utf-8")
     os.execv(runtime, [runtime, *arguments])
 
 

@@ -59,9 +59,9 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
         if word == "FROM":
             stages.add(str(number_of_stages))
             number_of_stages += 1
-            named = _STAGE.match(instruction.text)
-            if named:
-                stages.add(named["stage"].lower())
+            stage = _STAGE.match(instruction.text)
+            if stage:
+                stages.add(stage["stage"].lower())
         elif word == "RUN":
             mounted = "".join(_mounted(instruction, context, stages, identify))
             if mounted:

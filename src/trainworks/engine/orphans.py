@@ -1,11 +1,10 @@
-"""What builders that were killed left running: containers, known by their
-names, and children, by their environment.
+"""Ends containers and children that killed builders left running.
 
-A process that is killed (SIGKILL, the machine's memory is full) removes nothing. The next one that
-builds or makes a container ends what such processes left. Whose it is stands in a name or a
-variable: the process with the time of its start, in a kernel since its boot, in a namespace of
-process numbers. Of another machine, another boot and another namespace nothing is known, and
-nothing is ended.
+A process that is killed (SIGKILL, the machine's memory is full) removes nothing. The next builder
+that builds or makes a container ends the leftovers. The owner of a leftover stands in the
+container's name or in the child's environment: a process with the time of its start, in a kernel
+since its boot, in a namespace of process numbers. Leftovers of another machine, boot or namespace
+stay: whether their owner lives is unknown.
 """
 
 from __future__ import annotations
@@ -37,53 +36,51 @@ def container_name() -> str:
 
 
 def owner() -> str:
-    """Return this process as words of a name: kernel, namespace, number, start.
+    """Return this process as words of a name: ``BOOT.NAMESPACE.NUMBER.START``.
 
-    Without /proc it is nobody.
+    Without /proc the owner is random, and matches no process.
     """
     kernel = _kernel()
     started = _start_of(os.getpid())
-    return (
-        f"{kernel}.{os.getpid()}.{started}"
-        if kernel and started
-        else f"{uuid.uuid4().hex[:8]}.0.0.0"
-    )
+    if kernel and started:
+        return f"{kernel}.{os.getpid()}.{started}"
+    return f"{uuid.uuid4().hex[:8]}.0.0.0"
 
 
-def is_left(of: str) -> bool:
-    """Return whether a process, as ``owner`` wrote it, has ended.
+def has_ended(owner: str) -> bool:
+    """Return whether a process, in the form of ``owner()``, has ended.
 
     ``False`` where that cannot be known.
     """
-    kernel, process, started = of.rsplit(".", 2)
+    kernel, process, started = owner.rsplit(".", 2)
     return kernel == _kernel() and _start_of(int(process)) != started
 
 
 def remove_left_containers(names: Iterable[str], remove: Callable[[str], object]) -> None:
     """Call ``remove`` with each name of a container whose process has ended."""
     for name in names:
-        found = _NAME.match(name)
-        if found and is_left(found["owner"]):
+        container = _NAME.match(name)
+        if container and has_ended(container["owner"]):
             with uninterrupted():
                 remove(name)
 
 
 def end_left_children() -> None:
-    """Interrupt what builders of this user that were killed had started: a
-    build that nobody waits for goes on.
-    """
+    """Interrupt the children of killed builders of this user: their builds would go on."""
     mark = f"{OWNER}=".encode()
     for folder in _PROC.glob("[0-9]*"):
-        # A process that ends meanwhile, or another user's, has nothing that can be read.
+        # A process that ends meanwhile, or another user's, cannot be read.
         with contextlib.suppress(OSError, ValueError):
             if folder.stat().st_uid != os.geteuid():
                 continue
-            words = (folder / "environ").read_bytes().split(b"\0")
-            of = next(
-                (word.removeprefix(mark).decode() for word in words if word.startswith(mark)), ""
-            )
-            if of and is_left(of):
-                os.kill(int(folder.name), signal.SIGINT)
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            for variable in variables:
+                if variable.startswith(mark):
+                    # The first one counts, as for getenv.
+                    starter = variable.removeprefix(mark).decode()
+                    if starter and has_ended(starter):
+                        os.kill(int(folder.name), signal.SIGINT)
+                    break
 
 
 def _kernel() -> str:
@@ -91,10 +88,14 @@ def _kernel() -> str:
 
     ``""`` where they cannot be read.
     """
-    with contextlib.suppress(OSError):
+    try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text()[:8]
-        return f"{boot}.{''.join(filter(str.isdigit, str((_PROC / 'self/ns/pid').readlink())))}"
-    return ""
+        namespace = str((_PROC / "self/ns/pid").readlink())
+    except OSError:
+        return ""
+    # The link has the form pid:[4026531836].
+    digits = "".join(filter(str.isdigit, namespace))
+    return f"{boot}.{digits}"
 
 
 def _start_of(process: int) -> str:
@@ -102,8 +103,12 @@ def _start_of(process: int) -> str:
 
     ``""`` if there is none, or it is dead and not reaped.
     """
-    with contextlib.suppress(OSError):
-        # proc(5): the name of the program, in brackets, may have blanks and brackets.
-        state, *fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
-    return ""
+    try:
+        stat = (_PROC / str(process) / "stat").read_text()
+    except OSError:
+        return ""
+    # proc(5): the name of the program, in brackets, may have blanks and brackets.
+    _, _, after_name = stat.rpartition(")")
+    state, *fields = after_name.split()
+    # Z is a zombie, X a dead process.
+    return "" if state in "ZX" else fields[18]

@@ -1,7 +1,7 @@
-"""From the lines that an engine prints to the events of a build; text in, values out, no effects.
+"""Parses the lines that an engine prints into the events of a build; text in, values out.
 
-A *step* is one instruction of the Dockerfile as the engine shows it. Both parsers keep only what is
-needed to say to which step a line belongs, and are tested on logs recorded from real engines
+A *step* is one instruction of the Dockerfile as the engine shows it. Both parsers remember only
+enough to say to which step a line belongs. They are tested on logs recorded from real engines
 (``tests/engine/logs``).
 """
 
@@ -35,8 +35,8 @@ class BuildKitParser:
     Steps run at the same time; each line starts with the number of the step that it belongs to.
     """
 
-    _LINE: Final = re.compile(r"#(?P<number>\d+) (?P<rest>.*)")
-    _NAMED: Final = re.compile(r"\[(?:\S+/\S+ )?(?:(?P<stage>[^\s\]]+) +)?\d+/\d+\] (?P<step>.+)")
+    _LINE: Final = re.compile(r"#(?P<number>\d+) (?P<text>.*)")
+    _STEP: Final = re.compile(r"\[(?:\S+/\S+ )?(?:(?P<stage>[^\s\]]+) +)?\d+/\d+\] (?P<step>.+)")
     _INTERNAL: Final = re.compile(
         r"\[internal\] .+|\[auth\] .+|exporting .+|importing .+|resolve image config .+"
     )
@@ -62,36 +62,36 @@ class BuildKitParser:
         match = None if self._summary else self._LINE.fullmatch(line)
         if match is None:
             return
-        number, rest = match["number"], match["rest"]
+        number, text = match["number"], match["text"]
         vertex = self._vertices.get(number)
         if vertex is None:
-            vertex = self._vertices[number] = self._vertex(rest)
+            vertex = self._vertices[number] = self._vertex(text)
             yield StepEvent(
                 component=vertex.component, step=vertex.step, stage=vertex.stage, state="started"
             )
             return
         # Output without a newline at its end is followed by the step's own end on the same line.
-        glued = self._GLUED.search(rest)
+        glued = self._GLUED.search(text)
         if glued is not None and glued["number"] == number:
-            yield from self._say(vertex, rest[: glued.start()])
-            rest = glued["end"]
-        yield from self._say(vertex, rest)
+            yield from self._events(vertex, text[: glued.start()])
+            text = glued["end"]
+        yield from self._events(vertex, text)
 
     def finish(self) -> Iterator[StepEvent]:
         """Yield nothing: BuildKit says itself when each step is done."""
         return iter(())
 
     def _vertex(self, text: str) -> _Vertex:
-        named = self._NAMED.fullmatch(text)
-        if named is None:
+        heading = self._STEP.fullmatch(text)
+        if heading is None:
             return _Vertex(component="", step=text)
-        if named["stage"] is None and len(self._components) == 1:
+        if heading["stage"] is None and len(self._components) == 1:
             # BuildKit leaves the name out where the Dockerfile has one stage only.
-            return _Vertex(component=next(iter(self._components.values())), step=named["step"])
-        stage = named["stage"] or ""
-        return _Vertex(component=self._components.get(stage, ""), step=named["step"], stage=stage)
+            return _Vertex(component=next(iter(self._components.values())), step=heading["step"])
+        stage = heading["stage"] or ""
+        return _Vertex(component=self._components.get(stage, ""), step=heading["step"], stage=stage)
 
-    def _say(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
+    def _events(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
         def event(state: str, words: str = "", seconds: float | None = None) -> StepEvent:
             return StepEvent(
                 component=vertex.component,
@@ -111,11 +111,7 @@ class BuildKitParser:
             elif end["error"] is not None:
                 yield event("failed", end["error"])
             return
-        if (
-            self._DIGEST.match(text)
-            or self._NAMED.fullmatch(text)
-            or self._INTERNAL.fullmatch(text)
-        ):
+        if self._DIGEST.match(text) or self._STEP.fullmatch(text) or self._INTERNAL.fullmatch(text):
             return
         output = self._OUTPUT.fullmatch(text)
         if output is not None:
@@ -123,11 +119,10 @@ class BuildKitParser:
 
 
 class BuildahParser:
-    """Reads ``buildah build``: steps run one after another, their output stands
-    between their headings.
+    """Reads ``buildah build``: steps run one after another, each prints below its heading.
 
-    buildah does not say how long a step took, nor when it ended: a step is done
-    when the next one starts.
+    buildah prints neither the duration nor the end of a step: a step is done when the next one
+    starts.
     """
 
     _HEADING: Final = re.compile(
@@ -167,9 +162,8 @@ class BuildahParser:
             yield self._event("started")
             return
         error = self._ERROR.match(line)
-        if error is not None and (self._BUILDING.match(error["text"]) or self._foreign()):
-            # Another stage may have begun its next step by the time that
-            # buildah says which one failed.
+        if error is not None and (self._BUILDING.match(error["text"]) or self._is_own_error()):
+            # Another stage may have begun its next step before buildah names the failed step.
             failed = self._failed_step(error["text"])
             if failed != (self._component, self._step):
                 yield from self._end()
@@ -188,48 +182,47 @@ class BuildahParser:
                 yield from self._output(line[: noise.start()])
 
     def finish(self) -> Iterator[StepEvent]:
-        """Yield the end of the last step, which nothing else announces."""
+        """Yield the end of the last step, which buildah does not announce."""
         yield from self._end()
 
     def _heading(self, line: str) -> tuple[int, str, str] | None:
-        found = self._HEADING.search(line)
-        if found is None:
+        """Return the column, the component and the step of a heading in a line, or ``None``."""
+        heading = self._HEADING.search(line)
+        if heading is None:
             return None
-        if found["commit"]:
-            return found.start(), "", found["commit"]
-        text = found["step"]
-        # Steps of two stages may alternate: a stage that waits for another one
-        # goes on later, by its number alone.
-        number = found["stage"] or ""
+        if heading["commit"]:
+            return heading.start(), "", heading["commit"]
+        text = heading["step"]
+        # Steps of two stages may alternate: a stage that waits for another one goes on later, and
+        # its headings then have its number alone.
+        number = heading["stage"] or ""
         if text.upper().startswith("FROM "):
             stage = self._FROM.fullmatch(text)
-            self._component_of_stage[number] = self._components.get(
-                stage["stage"] if stage else "", ""
-            )
-        return found.start(), self._component_of_stage.get(number, ""), text
+            stage_name = stage["stage"] if stage else ""
+            self._component_of_stage[number] = self._components.get(stage_name, "")
+        return heading.start(), self._component_of_stage.get(number, ""), text
 
-    def _foreign(self) -> bool:
-        """Whether an ``Error:`` line is buildah's own: a RUN step's program may
-        print such lines too.
-        """
+    def _is_own_error(self) -> bool:
+        """Return whether an ``Error:`` line is buildah's own; a RUN step may print such lines."""
         return not self._step.upper().startswith("RUN ") or self._ended
 
     def _failed_step(self, text: str) -> tuple[str, str]:
-        """Return component and step that an error names, the present ones where
-        it names none that was begun.
+        """Return the component and the step that an error names.
+
+        They are the current ones if the error names no step that has begun.
         """
-        present = (self._component, self._step)
+        current = (self._component, self._step)
         if not self._BUILDING.match(text):
-            return present
+            return current
         # The error quotes the instruction with its spaces made one.
         quoted, _, _ = text.partition('STEP "')[2].rpartition('": ')
-        return self._begun.get(_one_spaced(quoted), present)
+        return self._begun.get(_one_spaced(quoted), current)
 
     def _reason(self, text: str) -> str:
-        """Return what stands after the quoted instruction, which the event names already."""
+        """Return the text after the quoted instruction, which the event names already."""
         if self._BUILDING.match(text):
-            _, found, reason = text.rpartition('": ')
-            return reason if found else text
+            _, end_of_quote, reason = text.rpartition('": ')
+            return reason if end_of_quote else text
         return text
 
     def _output(self, line: str) -> Iterator[StepEvent]:
@@ -259,12 +252,15 @@ MOST_ERRORS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class FailedStep:
-    """The first step that failed: whose it is, the instruction, the engine's
-    words, and its last lines.
+    """The first step that failed.
 
     Attributes:
-        errors: The first errors of a compiler that are not among the last
-            lines, a traceback of its caller perhaps.
+        component: The component that the step belongs to.
+        step: The instruction.
+        reason: The engine's words.
+        lines: The last lines of the step's output.
+        errors: The first errors of a compiler that are not among the last lines: those may be a
+            traceback of the compiler's caller.
     """
 
     component: str
@@ -275,20 +271,19 @@ class FailedStep:
 
     @property
     def status(self) -> int | None:
-        """The command's exit status, where the engine says it."""
+        """The command's exit status, or ``None`` if the engine does not report the status."""
         # The last one: the engine quotes the command first, which may hold such words itself.
-        found = re.findall(r"(?:exit code:|exit status) (\d+)", self.reason)
-        return int(found[-1]) if found else None
+        statuses = re.findall(r"(?:exit code:|exit status) (\d+)", self.reason)
+        return int(statuses[-1]) if statuses else None
 
 
 @dataclass(kw_only=True)
 class StepLog:
-    """Remembers, of the events of one build, what an error message will need:
-    the last lines of each step.
+    """Remembers the last lines of each step of a build, for an error message.
 
     Attributes:
-        failed: The first failed step; ``None`` while nothing failed.
-        running: The step that last said something.
+        failed: The first failed step; ``None`` while no step failed.
+        running: The step with the last event.
     """
 
     failed: FailedStep | None = None
@@ -313,13 +308,15 @@ class StepLog:
                 if self.failed is None:
                     self.failed = self._failed(event.component, event.step, event.text)
             case _:
-                # Kept after the end too: buildah tells of a failure after it
-                # has begun a step of another stage.
+                # The lines stay after the step's end: buildah reports a failure after it has
+                # begun a step of another stage.
                 pass
 
     def broken_off(self, reason: str) -> FailedStep | None:
-        """Return the failed step, or the one that was running when the engine
-        ended for a reason of its own.
+        """Return the failed step, or the one that was running when the engine itself ended.
+
+        Args:
+            reason: The reason of that end, for the running step.
         """
         if self.failed is not None or self.running is None:
             return self.failed
@@ -328,12 +325,12 @@ class StepLog:
     def _failed(self, component: str, step: str, reason: str) -> FailedStep:
         key = (component, step)
         lines = tuple(self._tails.get(key, ()))
-        errors = tuple(line for line in self._errors.get(key, ()) if line not in lines)
+        errors = tuple(error for error in self._errors.get(key, ()) if error not in lines)
         return FailedStep(component=component, step=step, reason=reason, lines=lines, errors=errors)
 
 
 class StepTally:
-    """How far a build is: which of its steps have ended."""
+    """Counts the steps of a build that have ended."""
 
     def __init__(self, steps: Sequence[BuildStep]) -> None:
         """Start before the first of the Dockerfile's steps."""
@@ -342,29 +339,30 @@ class StepTally:
 
     @property
     def total(self) -> int:
-        """How many steps there are."""
+        """The number of all steps."""
         return len(self._steps)
 
     @property
     def done(self) -> int:
-        """How many of them have ended."""
+        """The number of steps that have ended."""
         return len(self._ended)
 
     def add(self, event: StepEvent) -> None:
-        """Take an event.
+        """Count the step of an event if it has ended.
 
-        Those of the engine's own work and of other instructions count for nothing.
+        Events of the engine's own work and of other instructions are ignored.
         """
-        if event.state in ("done", "cached") and event.step.partition(" ")[0].upper() in WORDS:
+        instruction = event.step.partition(" ")[0].upper()
+        if event.state in ("done", "cached") and instruction in WORDS:
             number = self._number(event)
             if number is not None:
                 self._ended.add(number)
 
     def _number(self, event: StepEvent) -> int | None:
-        """Return the number of an event's step.
+        """Return the number of an event's step, or ``None``.
 
-        Engines show variables of COPY and ADD with their values: then it is the
-        next step with the same instruction.
+        Engines show variables of COPY and ADD with their values, so that the texts differ: then
+        the step is the next one with the same instruction.
         """
         text = _one_spaced(event.step)
         word = text.partition(" ")[0].upper()

@@ -17,7 +17,7 @@ PAUSE: Final = 0.3
 T = TypeVar("T")
 
 
-def again(attempt: Callable[[], T]) -> T:
+def retry(attempt: Callable[[], T]) -> T:
     """Return the result of ``attempt``, after at most ``ATTEMPTS`` attempts.
 
     Args:

@@ -1,10 +1,9 @@
-"""Child processes that end when we end them: own session, lines as they come, bounded waits,
-nothing left behind.
+"""Child processes: own session, lines as they come, bounded waits, nothing left behind.
 
-Everything the engines start goes through ``run`` (short commands) or ``stream`` (builds). A child
-gets a session of its own, so that a Ctrl-C at the terminal reaches only us and we decide in which
-order things stop: SIGINT to its whole group (what docker and buildah clean up on), then SIGTERM,
-one shared deadline, SIGKILL, reaped.
+The engines start every program by ``run`` (short commands) or ``stream`` (builds). A child gets a
+session of its own, so that a Ctrl-C at the terminal reaches only this process, which decides the
+order of the end: SIGINT to the child's whole group (docker and buildah clean up then), SIGTERM,
+one shared deadline, SIGKILL, and the child is reaped.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ GRACE: Final = 10.0
 """Seconds between the first signal to a child and SIGKILL."""
 
 _POLL: Final = 0.1
-"""Seconds between two looks of a waiting thread at whether it was interrupted."""
+"""Seconds between two checks of a waiting thread for an interruption."""
 
 _CHUNK: Final = 65536
 _LONGEST_LINE: Final = 65536
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
 _TIMED_OUT: Final = 124
 TOO_MUCH: Final = 125
-"""The status of a command that was stopped because of how much it printed."""
+"""The status of a command that was stopped because it printed too much."""
 
 _LINGER: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A child's end.
+    """The end of a child process.
 
     Attributes:
-        status: Its exit status; 128 + N when signal N ended it, and 124 (as ``timeout`` has it)
-            when its time was up.
-        output: Its stdout, or stdout and stderr together when they were merged.
-        errors: Its stderr; empty when merged.
-        timed_out: Whether it was stopped because its time was up.
+        status: The exit status; 128 + N when signal N ended the child, and 124 (as ``timeout`` has
+            it) after a time-out.
+        output: The child's stdout, or stdout and stderr together when they were merged.
+        errors: The child's stderr; empty when merged.
+        timed_out: Whether the child was stopped after a time-out.
     """
 
     status: int
@@ -58,15 +57,15 @@ class Finished:
     timed_out: bool = False
 
     def over(self, limit: int) -> bool:
-        """Return whether a stream had more than ``limit`` bytes, so that the rest was not read.
+        """Return whether a stream had more than ``limit`` bytes; 0: no limit.
 
-        0: no limit.
+        The rest of such a stream was not read.
         """
         return 0 < limit < max(len(self.output), len(self.errors))
 
     @property
     def words(self) -> str:
-        """Its output, for a message: stderr, else stdout, without empty lines at the ends."""
+        """The output for a message: stderr, else stdout, without empty lines at the ends."""
         return (self.errors or self.output).decode(errors="replace").strip()
 
 
@@ -77,50 +76,47 @@ def stopped_after_bytes(limit: int) -> bytes:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while a short, bounded piece of work is
-    done, and deliver them after it.
+    """Delay SIGINT and SIGTERM during a short, bounded block; deliver them after the block.
 
-    A second Ctrl-C from an impatient user must not tear down the very code that cleans up after the
-    first. Only the main thread receives signals in Python; elsewhere it is an ``Interruption`` that
-    is held back.
+    A second Ctrl-C from an impatient user must not end the code that cleans up after the first.
+    Only the main thread receives signals in Python; in other threads an ``Interruption`` is
+    delayed.
     """
     if threading.current_thread() is not threading.main_thread():
-        _THREAD.held += 1
+        _THREAD.delays += 1
         try:
             yield
         finally:
-            _THREAD.held -= 1
+            _THREAD.delays -= 1
         return
-    held: list[int] = []
+    delayed: list[int] = []
 
-    def hold(number: int, _frame: FrameType | None) -> None:
-        held.append(number)
+    def delay(number: int, _frame: FrameType | None) -> None:
+        delayed.append(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for each in before:
-        signal.signal(each, hold)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, delay)
     try:
         yield
     finally:
-        for each, handler in before.items():
+        for number, handler in handlers.items():
             # None is a handler that was not installed from Python. It cannot be restored; the
             # default is the nearest.
-            signal.signal(each, signal.SIG_DFL if handler is None else handler)
-        for number in dict.fromkeys(held):
-            signal.raise_signal(number)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for delayed_number in dict.fromkeys(delayed):
+            signal.raise_signal(delayed_number)
 
 
 class Interruption:
-    """Ctrl-C for threads that work side by side: the main thread receives the
-    signal, and hands it on to them.
-    """
+    """Ctrl-C for parallel threads: the main thread receives the signal, and interrupts them."""
 
     def __init__(self) -> None:
         """Start with no interruption."""
         self._requested = threading.Event()
 
     def request(self) -> None:
-        """Raise ``KeyboardInterrupt``, once, in each thread that it reaches, where that waits.
+        """Make each thread of this interruption raise ``KeyboardInterrupt`` once, where it waits.
 
         Returns at once.
         """
@@ -128,12 +124,12 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """Whether it was requested."""
+        """Whether the interruption was requested."""
         return self._requested.is_set()
 
     @contextlib.contextmanager
     def reaches_this_thread(self) -> Iterator[None]:
-        """Let it reach this thread while the ``with`` block runs."""
+        """Interrupt this thread, too, if the request comes during the ``with`` block."""
         _THREAD.interruption = self
         try:
             yield
@@ -142,44 +138,42 @@ class Interruption:
 
 
 class _Thread(threading.local):
-    """What a thread can be interrupted by, and how many blocks of it hold an interruption back."""
+    """The interruption of a thread, and the number of its blocks that delay the interruption."""
 
     interruption: Interruption | None = None
-    held: int = 0
+    delays: int = 0
 
 
 _THREAD: Final = _Thread()
 
 
 def check_interrupted() -> None:
-    """Raise ``KeyboardInterrupt`` in a thread that an ``Interruption`` reaches,
-    unless it is held back.
-    """
+    """Raise ``KeyboardInterrupt`` if an ``Interruption`` reaches this thread and is not delayed."""
     interruption = _THREAD.interruption
-    if interruption is not None and interruption.requested and not _THREAD.held:
-        # Once: what cleans up after it waits for children too.
+    if interruption is not None and interruption.requested and not _THREAD.delays:
+        # Once: the code that cleans up waits for children too.
         _THREAD.interruption = None
         raise KeyboardInterrupt
 
 
 def wait_for(waits: Callable[[float | None], bool], timeout: float | None = None) -> bool:
-    """Wait for something, so that an ``Interruption`` of this thread ends the wait.
+    """Wait for an event, so that an ``Interruption`` of this thread ends the wait.
 
     Args:
-        waits: Waits for it, at most so many seconds (``None``: no limit), and
-            returns whether it happened.
-        timeout: How long to wait, in seconds; ``None``: no limit.
+        waits: Waits for the event, at most so many seconds (``None``: no limit), and
+            returns whether the event happened.
+        timeout: The longest wait, in seconds; ``None``: no limit.
 
     Returns:
-        Whether it happened in time.
+        Whether the event happened in time.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
     while _THREAD.interruption is not None:
         check_interrupted()
-        left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
-        if waits(max(0.0, left)):
+        seconds = min(_POLL, deadline - time.monotonic())
+        if waits(max(0.0, seconds)):
             return True
-        if deadline is not None and time.monotonic() >= deadline:
+        if time.monotonic() >= deadline:
             return False
     return waits(timeout)
 
@@ -208,10 +202,10 @@ def emulation() -> dict[str, str]:
 
 
 class _OneInterrupt:
-    """From the first SIGINT or SIGTERM on lets no further one through, until it is taken off.
+    """Delivers the first SIGINT or SIGTERM and ignores later ones, until the handlers are restored.
 
-    ``uninterrupted`` guards the code that ends a child; between the first interrupt and that code
-    there are steps of Python's own, and a second one that falls there would leave the child
+    ``uninterrupted`` guards the code that ends a child. Between the first interrupt and that code
+    Python runs steps of its own: a second interrupt during these steps would leave the child
     running.
     """
 
@@ -219,8 +213,8 @@ class _OneInterrupt:
         self._before: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
         self._interrupted = False
 
-    def put_on(self) -> None:
-        """Take over the handlers; only the main thread has any."""
+    def replace_handlers(self) -> None:
+        """Replace the handlers; only the main thread has handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -230,7 +224,7 @@ class _OneInterrupt:
                 self._before[number] = handler
                 signal.signal(number, self._first_only)
 
-    def take_off(self) -> None:
+    def restore_handlers(self) -> None:
         """Restore the handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -266,11 +260,11 @@ class Child:
 
         Args:
             argv: Program and arguments; never a shell line.
-            environment: The whole environment; ``None`` is this process's own.
+            environment: The complete environment; ``None`` is this process's own.
             merge: Send stderr down the same pipe as stdout, so that the order of lines is kept.
             grace: Seconds between the first polite signal and SIGKILL.
-            strays: Finds processes that belong to the child and left its group, given its number;
-                asked before the first signal.
+            strays: Finds processes that belong to the child and left its group; called with the
+                child's number before the first signal.
         """
         self._argv = argv
         self._strays = strays
@@ -282,7 +276,7 @@ class Child:
 
     def __enter__(self) -> Child:
         """Start the child; raises ``OSError`` if there is no such program."""
-        self._interrupts.put_on()
+        self._interrupts.replace_handlers()
         try:
             # An interrupt between fork and assignment would lose the child.
             with uninterrupted():
@@ -300,7 +294,7 @@ class Child:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End the child and its process group, and close what is still open of its pipes."""
+        """End the child and its process group, and close its pipes."""
         self._end()
 
     def _end(self) -> None:
@@ -309,7 +303,7 @@ class Child:
             for pipe in self.pipes():
                 pipe.close()
         finally:
-            self._interrupts.take_off()
+            self._interrupts.restore_handlers()
 
     @property
     def identifier(self) -> int:
@@ -324,15 +318,17 @@ class Child:
         return self._process
 
     def pipes(self) -> tuple[IO[bytes], ...]:
-        """Return the reading ends of stdout and, unless it is merged into that, of stderr."""
+        """Return the reading ends of stdout and, unless both are merged, of stderr."""
         process = self._process
         if process is None:
             return ()
-        return tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+        pipes = (process.stdout, process.stderr)
+        return tuple(pipe for pipe in pipes if pipe is not None)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit status (128 + N for signal N), or ``None`` when it still runs after
-        ``timeout`` seconds.
+        """Return the exit status, or ``None`` if the child still runs after ``timeout`` seconds.
+
+        The status is 128 + N if signal N ended the child.
         """
         if not wait_for(self._exited, timeout):
             return None
@@ -340,18 +336,17 @@ class Child:
         return 128 - status if status < 0 else status
 
     def chunks(self, timeout: float | None = None, limit: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield bytes of stdout (0) and stderr (1) as they arrive, until both
-        are closed or the time is up.
+        """Yield bytes of stdout (0) and stderr (1) as they arrive, until both are closed.
 
-        A daemonised grandchild may hold a pipe: what comes ``_LINGER`` seconds
-        after the child's end is not read.
+        Reading ends after the time-out, too. A daemonised grandchild may hold a pipe, so reading
+        ends ``_LINGER`` seconds after the child's end.
 
         Args:
-            limit: Bytes of a stream after which it is closed, which ends a
-                child that writes on; 0: none.
+            timeout: Seconds; ``None``: no limit.
+            limit: Bytes after which a stream is closed: a child that writes on fails; 0: no limit.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        over = False
+        has_exited = False
         sizes = [0, 0]
         with selectors.DefaultSelector() as selector:
             for number, pipe in enumerate(self.pipes()):
@@ -367,8 +362,8 @@ class Child:
                     if chunk:
                         yield key.data, chunk
                 check_interrupted()
-                if not over and self._exited(0):
-                    over = True
+                if not has_exited and self._exited(0):
+                    has_exited = True
                     deadline = min(deadline, time.monotonic() + _LINGER)
                 if time.monotonic() >= deadline:
                     return
@@ -383,15 +378,17 @@ class Child:
     def stop(self) -> None:
         """End the whole group: SIGINT, SIGTERM at half time, SIGKILL at the deadline.
 
-        Returns when it is reaped.
+        Returns when the child is reaped.
         """
         process = self._process
         if process is None:
             return
         with uninterrupted():
-            # Descriptors, not numbers: a number may belong to another process
-            # by the time of the kill.
-            descriptors = [] if self._exited(0) else list(_opened(self._strays(process.pid)))
+            # Descriptors, not numbers: a number may belong to another process by the time of the
+            # kill.
+            descriptors = []
+            if not self._exited(0):
+                descriptors = list(_open_descriptors(self._strays(process.pid)))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
                 if self._exited(0):
@@ -425,8 +422,8 @@ def run(
     """Run a command to its end, or stop it after a time-out, and return its output.
 
     Args:
-        limit: Bytes of each stream after which nothing more is read, so that
-            the command fails writing; 0: none.
+        limit: Bytes of each stream after which reading ends, so that the command fails writing;
+            0: no limit.
 
     Raises:
         OSError: There is no such program.
@@ -457,8 +454,7 @@ def stream(
     grace: float = GRACE,
     strays: Strays = no_strays,
 ) -> int:
-    """Run a command and hand each line it prints (stdout and stderr merged) to
-    ``on_line`` as it comes.
+    """Run a command, and call ``on_line`` with each line (stdout and stderr merged) as it comes.
 
     Any exception, from ``on_line`` or from a signal handler, ends the child before it propagates.
 
@@ -491,66 +487,68 @@ def piped(
     with Child(argv, environment=environment) as child:
         output, errors = child.pipes()
 
-        def failed() -> str:
+        def read_failure() -> str:
             status = child.wait(timeout)
             if not status:
                 return ""
             text = errors.read().decode(errors="replace").strip()
             return text or f"exit status {status}"
 
-        yield output, failed
+        yield output, read_failure
 
 
 class LineSplitter:
-    """Splits a byte stream into lines of text, without terminal escapes, and
-    with the last state of redrawn lines.
+    """Splits a byte stream into lines of text, without terminal escapes.
+
+    Of a redrawn line, such as a progress bar, the last state is the line.
     """
 
     def __init__(self) -> None:
         """Start with an empty buffer."""
-        self._rest = b""
+        self._buffer = b""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """Yield the lines that this chunk completes."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         for line in lines:
             yield clean(line)
         # A tool may redraw one line endlessly, or write binary data: limit the memory.
-        while len(self._rest) > _LONGEST_LINE:
-            head, self._rest = self._rest[:_LONGEST_LINE], self._rest[_LONGEST_LINE:]
+        while len(self._buffer) > _LONGEST_LINE:
+            head, self._buffer = self._buffer[:_LONGEST_LINE], self._buffer[_LONGEST_LINE:]
             yield clean(head)
 
     def finish(self) -> Iterator[str]:
         """Yield the text after the last newline."""
-        rest, self._rest = self._rest, b""
-        if rest:
-            yield clean(rest)
+        line, self._buffer = self._buffer, b""
+        if line:
+            yield clean(line)
 
 
 def clean(line: bytes) -> str:
-    """Return a line as text, without escapes, and with the text that a terminal
-    would show after carriage returns.
-    """
+    """Return a line as a terminal shows it: without escapes, the text after carriage returns."""
     text = _ESCAPE.sub("", line.decode(errors="replace"))
     pieces = [piece for piece in text.split("\r") if piece]
     return pieces[-1] if pieces else ""
 
 
 def programs(name: str, path: str | None) -> tuple[str, ...]:
-    """Return every executable of this name on ``path`` (the value of ``PATH``),
-    in order, each file once.
+    """Return every executable of this name on ``path``, in order, each file once.
+
+    Args:
+        name: For example ``docker``.
+        path: The value of ``PATH``; ``None`` is as empty.
     """
-    found: dict[Path, str] = {}
+    program_by_file: dict[Path, str] = {}
     for folder in (path or "").split(os.pathsep):
         candidate = Path(folder or ".") / name
         # `Path.is_file` raises for a folder that cannot be read (root's, after
         # `su` without `-`): skip it.
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
-            found.setdefault(candidate.resolve(), str(candidate.absolute()))
-    return tuple(found.values())
+            program_by_file.setdefault(candidate.resolve(), str(candidate.absolute()))
+    return tuple(program_by_file.values())
 
 
-def _opened(identifiers: Iterable[int]) -> Iterator[int]:
+def _open_descriptors(identifiers: Iterable[int]) -> Iterator[int]:
     """Yield a process descriptor for each process that still exists."""
     for identifier in identifiers:
         with contextlib.suppress(OSError):

@@ -29,9 +29,9 @@ def large_folder() -> str:
     """Return where temporary files of an image's size go: TMPDIR, else
     /var/tmp, because /tmp may be in memory.
     """
-    given = os.environ.get("TMPDIR")
-    if given:
-        return given
+    configured = os.environ.get("TMPDIR")
+    if configured:
+        return configured
     return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108 (as buildah does)
 
 
@@ -43,12 +43,12 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
         OutputError: The folder cannot be made, filled (inside the block) or removed.
     """
     folder: tempfile.TemporaryDirectory[str] | None = None
-    held = -1
+    lock = -1
     _remove_left(Path(parent or tempfile.gettempdir()))
     try:
         with uninterrupted():
             folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
-            held = _lock(folder.name)
+            lock = _lock(folder.name)
         yield Path(folder.name)
     except OSError as error:
         where = folder.name if folder is not None else parent or tempfile.gettempdir()
@@ -60,8 +60,8 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
         if folder is not None:
             with uninterrupted():
                 folder.cleanup()
-                if held >= 0:
-                    os.close(held)
+                if lock >= 0:
+                    os.close(lock)
 
 
 def _lock(folder: str | Path) -> int:

@@ -188,7 +188,7 @@ def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
         problems.append(
             f"--apt: {base.reference} is {base.distribution or 'unknown'}, and not Debian or Ubuntu"
         )
-    if inputs.wanted or inputs.project:
+    if inputs.requested or inputs.project:
         problem = _python_problem(base)
         if problem:
             problems.append(problem)

@@ -42,7 +42,7 @@ from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extensi
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock, holds
 from trainworks.extend.resolve import (
-    Order,
+    ResolutionRequest,
     ResolutionTools,
     Resolved,
     check_python,
@@ -51,7 +51,7 @@ from trainworks.extend.resolve import (
     resolve,
 )
 from trainworks.extend.resolver import Resolver
-from trainworks.extend.sandbox import Workshop, put_wheels
+from trainworks.extend.sandbox import Sandbox, put_wheels
 from trainworks.extend.user_code import SourceTree
 from trainworks.extend.vcs_sources import folder_source, git_sources, named_sources
 from trainworks.facts.data import data_folder
@@ -213,7 +213,7 @@ def plan_extension(
     )
 
     bench = workbench_of(request.with_components, request.build_environment, base, target, facts)
-    requested_whole = (*request.built_whole, *inputs.wanted.built_whole)
+    requested_whole = (*request.built_whole, *inputs.requested.built_whole)
     whole = sorted({canonicalize_name(name) for name in requested_whole})
     bench = replace(bench, whole=(*bench.whole, *whole))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
@@ -229,12 +229,12 @@ def plan_extension(
         files=inputs.source.files,
         entry_point=inputs.entry_point,
         sources=sources,
-        inputs=inputs.wanted.files.values(),
+        inputs=inputs.requested.files.values(),
         apt=inputs.apt,
         installed=inputs.installed,
     )
     packages = packages_for(inputs.apt, image, settings, facts, engine)
-    workshop = Workshop(
+    sandbox = Sandbox(
         plan,
         recipes,
         bench,
@@ -245,14 +245,14 @@ def plan_extension(
         packages=packages,
         network=request.build_network,
     )
-    stack.callback(workshop.close)
+    stack.callback(sandbox.close)
 
     def tools() -> ResolutionTools:
         resolver = _resolver(base, planning)
-        return ResolutionTools(base=base, resolver=resolver, workshop=workshop, program=program)
+        return ResolutionTools(base=base, resolver=resolver, sandbox=sandbox, program=program)
 
-    order = Order(
-        wanted=inputs.wanted,
+    resolution = ResolutionRequest(
+        requested=inputs.requested,
         sources=sources,
         commits=commits,
         manifest=manifest_of(base, bench, target, facts),
@@ -262,7 +262,7 @@ def plan_extension(
         strict=request.strict,
     )
     locked = _Locked()
-    if path is not None and (inputs.wanted or sources):
+    if path is not None and (inputs.requested or sources):
         choice: dict[str, object] = {
             "only_binary": request.only_binary,
             "strict": request.strict,
@@ -270,18 +270,18 @@ def plan_extension(
             "bench": bench.lines,
             "whole": whole,
         }
-        digest = inputs_digest(inputs.wanted, sources, choice, base)
-        locked = _lock_requirements(planning, order, path, digest, tools)
+        digest = inputs_digest(inputs.requested, sources, choice, base)
+        locked = _lock_requirements(planning, resolution, path, digest, tools)
     lock = locked.lock
-    order = replace(order, sources=[*sources, *locked.sources])
-    plan = replace(plan, lock=lock, sources=tuple(order.sources))
+    resolution = replace(resolution, sources=[*sources, *locked.sources])
+    plan = replace(plan, lock=lock, sources=tuple(resolution.sources))
 
     def add_wheels(context: Path) -> tuple[str, ...]:
         """Put the wheels into a context; called only for an image that is built."""
-        _ = workshop.start
+        _ = sandbox.start
         if not lock.locked:
             return ()
-        resolved = locked.resolved or gather(lock, order, tools())
+        resolved = locked.resolved or gather(lock, resolution, tools())
         put_wheels(resolved.wheels, context / "wheels")
         return resolved.own
 
@@ -291,7 +291,7 @@ def plan_extension(
                 say(f"  {note}")
     base_checks = checks_again(base_plan, base, plan.moves, locked=dict(lock.locked))
     # A requirement's file names variables: their values must not be in the image either.
-    variable_values = [environment[name] for name in inputs.wanted.variables]
+    variable_values = [environment[name] for name in inputs.requested.variables]
     spec = ImageSpec(
         name=plan.tag,
         tags=(plan.tag,),
@@ -332,14 +332,14 @@ def _refuse_network(request: ExtendRequest, engine: Engine) -> None:
 
 def _programs() -> dict[str, bytes]:
     """Return the programs that run in the base image, by file name."""
-    inside = resources.files("trainworks.extend").joinpath("inside.py")
+    build_stage = resources.files("trainworks.extend").joinpath("build_stage.py")
     imports = resources.files("trainworks.imagetest").joinpath("imports.py")
-    return {"inside.py": inside.read_bytes(), "imports.py": imports.read_bytes()}
+    return {"build_stage.py": build_stage.read_bytes(), "imports.py": imports.read_bytes()}
 
 
 def _lock_requirements(
     planning: _Planning,
-    order: Order,
+    resolution: ResolutionRequest,
     path: Path,
     digest: str,
     tools: Callable[[], ResolutionTools],
@@ -348,7 +348,7 @@ def _lock_requirements(
 
     Args:
         planning: The request and its facts.
-        order: The requirements and sources.
+        resolution: The requirements and sources.
         path: The lock's file.
         digest: Digest of everything that the lock depends on.
         tools: Makes the tools of a resolution.
@@ -357,7 +357,7 @@ def _lock_requirements(
         LockError: There is no lock, and nothing is resolved.
     """
     known = read_lock(path, digest)
-    sources, is_unchanged = named_sources(known or NO_LOCK, order.beside, planning.forbidden)
+    sources, is_unchanged = named_sources(known or NO_LOCK, resolution.beside, planning.forbidden)
     if known is not None and is_unchanged:
         if planning.resolving:
             say(f"  locked already: {path}")
@@ -372,7 +372,7 @@ def _lock_requirements(
     base = resolution_tools.base
     say(f"  resolving the requirements for {base.reference}")
     resolved = resolve(
-        order,
+        resolution,
         resolution_tools,
         planning.facts,
         forbidden=planning.forbidden,
@@ -380,7 +380,7 @@ def _lock_requirements(
     )
     for line in resolved.moved:
         say(f"  {line}")
-    sources, _ = named_sources(resolved.lock, order.beside, planning.forbidden)
+    sources, _ = named_sources(resolved.lock, resolution.beside, planning.forbidden)
     if planning.request.output is None:
         write_lock(path, resolved.lock, digest, base)
         say(f"  resolved and hashed: {path}")
@@ -403,14 +403,14 @@ def _sources_of(
 
     The sources are repositories, folders, and the code itself, which comes last.
     """
-    wanted, code = inputs.wanted, planning.request.source
+    requested, code = inputs.requested, planning.request.source
     project = code.resolve() if inputs.project and code is not None else None
-    repositories = [row for row in wanted.repositories if holds(row.marker, base)]
+    repositories = [row for row in requested.repositories if holds(row.marker, base)]
     sources, commits = git_sources(
         repositories, known_commits, planning.environment, resolving=planning.resolving
     )
     extras = set(inputs.extras)
-    for requirement in wanted.folders:
+    for requirement in requested.folders:
         if not holds(requirement.marker, base):
             continue
         folder = requirement.folder

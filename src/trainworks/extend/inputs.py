@@ -25,10 +25,10 @@ from trainworks.extend.requirement_inputs import (
     PROJECT,
     PYLOCK,
     UV_LOCK,
-    Wanted,
+    RequestedRequirements,
     is_for_uv,
     is_lock,
-    read_wanted,
+    read_requirements,
 )
 from trainworks.extend.user_code import SourceTree, read_source, some
 
@@ -44,7 +44,7 @@ class ExtensionInputs:
     """The inputs of an extension, without problems.
 
     Attributes:
-        wanted: The requirements, apart from the project.
+        requested: The requirements, apart from the project.
         file: The file that the lock lies beside: the requirements file, or else the project's;
             ``None`` for neither.
         source: The code.
@@ -57,7 +57,7 @@ class ExtensionInputs:
             project, and the script that a job starts.
     """
 
-    wanted: Wanted
+    requested: RequestedRequirements
     file: Path | None
     source: SourceTree
     project: str
@@ -119,7 +119,7 @@ def read_inputs(
         problems.append("nothing to extend the base with: give --requirements, --source or --apt")
 
     has_pyproject = folder is not None and (folder / PROJECT).is_file()
-    wanted = read_wanted(
+    requested = read_requirements(
         file,
         environment,
         extras=request.extras,
@@ -127,8 +127,8 @@ def read_inputs(
         project=folder / PROJECT if folder is not None and has_pyproject else None,
         forbidden=forbidden,
     )
-    problems += wanted.problems
-    if request.requirements is not None and not wanted and not wanted.problems:
+    problems += requested.problems
+    if request.requirements is not None and not requested and not requested.problems:
         problems.append(f"--requirements {file}: nothing is asked for")
     source = SourceTree()
     if folder is not None:
@@ -145,7 +145,7 @@ def read_inputs(
         problems.append(str(error))
     if problems:
         raise ExtendError(problems, hint=_hint(source))
-    return _inputs(request, wanted, code, entry_point)
+    return _inputs(request, requested, code, entry_point)
 
 
 def _default_file(folder: Path) -> Path | None:
@@ -199,7 +199,10 @@ def _hint(source: SourceTree) -> str:
 
 
 def _inputs(
-    request: ExtendRequest, wanted: Wanted, code: _Code, entry_point: EntryPoint | None
+    request: ExtendRequest,
+    requested: RequestedRequirements,
+    code: _Code,
+    entry_point: EntryPoint | None,
 ) -> ExtensionInputs:
     """Return the inputs of a request without problems."""
     project, folder, file = code.project, code.folder, code.file
@@ -211,7 +214,7 @@ def _inputs(
         installed.append(REQUIREMENTS)
     if project:
         installed.append(project)
-    if file == (folder or Path()) / UV_LOCK and wanted.virtual:
+    if file == (folder or Path()) / UV_LOCK and requested.virtual:
         # uv does not install the project either, and the launcher is told that nothing is missing.
         project = ""
     lock_beside = file
@@ -219,7 +222,7 @@ def _inputs(
         lock_beside = folder / project
     paths = {file.path for file in code.source.files}
     return ExtensionInputs(
-        wanted=wanted,
+        requested=requested,
         file=lock_beside,
         source=code.source,
         project=project,
@@ -227,17 +230,20 @@ def _inputs(
         installed=tuple(name for name in installed if name in paths),
         entry_point=entry_point,
         apt=tuple(sorted(set(request.apt))),
-        for_python=_for_python(wanted, folder, paths, entry_point),
+        for_python=_for_python(requested, folder, paths, entry_point),
     )
 
 
 def _for_python(
-    wanted: Wanted, folder: Path | None, paths: Container[str], entry_point: EntryPoint | None
+    requested: RequestedRequirements,
+    folder: Path | None,
+    paths: Container[str],
+    entry_point: EntryPoint | None,
 ) -> tuple[Path, ...]:
     """Return the files that may say which Python they are for.
 
     Args:
-        wanted: The requirements.
+        requested: The requirements.
         folder: The folder of the code; ``None`` for no code.
         paths: Paths of the code that is copied.
         entry_point: The program that a job starts.
@@ -245,7 +251,7 @@ def _for_python(
     names = [PROJECT]
     if entry_point is not None and entry_point.file.endswith(".py"):
         names.append(entry_point.file)
-    files = [wanted.file] if wanted.file is not None else []
+    files = [requested.file] if requested.file is not None else []
     if folder is not None:
         files += [folder / name for name in names if name in paths]
     return tuple(dict.fromkeys(files))
@@ -268,7 +274,7 @@ def _project_file(source: SourceTree) -> str:
 
 def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     """Yield notes for the user about the requirements, and about the code that is copied."""
-    for text in inputs.wanted.notes:
+    for text in inputs.requested.notes:
         yield f"  {text}"
     if request.source is None:
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
-from trainworks.extend.requirement_inputs import Wanted
+from trainworks.extend.requirement_inputs import RequestedRequirements
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
 
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
@@ -104,24 +104,27 @@ def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase)
 
 
 def inputs_digest(
-    wanted: Wanted, sources: Sequence[WheelSource], chosen: Mapping[str, object], base: ExtendedBase
+    requested: RequestedRequirements,
+    sources: Sequence[WheelSource],
+    chosen: Mapping[str, object],
+    base: ExtendedBase,
 ) -> str:
     """Return the hash of everything that a lock depends on, except the releases of indexes.
 
     Args:
-        wanted: The requirements.
+        requested: The requirements.
         sources: The sources of wheels.
         chosen: Options of the command.
         base: The base image.
     """
     files = []
-    for name, file in sorted(wanted.files.items()):
+    for name, file in sorted(requested.files.items()):
         files.append((name, hashlib.sha256(file.content).hexdigest()))
     source_parts = [
         (source.origin, source.subdirectory, source.extras, source.identity) for source in sources
     ]
     # Without the folder of a project's group: the lock does not depend on its place.
-    words = [word.rpartition(":")[2] for word in wanted.chosen]
+    words = [word.rpartition(":")[2] for word in requested.chosen]
     # A lock with other fields, of another version of ours, is resolved anew.
     lock_fields = [field.name for field in fields(ExtensionLock)]
     base_parts = (
@@ -132,9 +135,9 @@ def inputs_digest(
         dict(base.kept),
     )
     parts = (
-        wanted.lines,
-        wanted.constraints,
-        (sorted(wanted.read.items()), words),
+        requested.lines,
+        requested.constraints,
+        (sorted(requested.read.items()), words),
         files,
         source_parts,
         chosen,

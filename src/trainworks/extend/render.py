@@ -1,6 +1,4 @@
-"""Renders the build contexts of an extension: its image, its Debian packages, and questions to its
-base. Pure.
-"""
+"""Renders the build contexts of an extension and of steps in its base image. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class Recipes:
 
     Attributes:
         texts: The texts of ``RECIPES``.
-        programs: Name to text: ``inside.py``, and ``imports.py`` of the image tests.
+        programs: Name to text: ``build_stage.py``, and ``imports.py`` of the image tests.
         uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
     """
 
@@ -60,8 +58,8 @@ class Recipes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A question to a base, whose answer is files.
+class SandboxStep:
+    """A step in the base image that writes files for the builder.
 
     Attributes:
         origin: The source of the wheel, for messages.
@@ -101,21 +99,21 @@ def render_packages(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
     return _rendering(dockerfile, [script, SourceFile(path="packages/.keep", content=b"")])
 
 
-def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -> Rendering:
-    """Return the build context of a question to the base."""
+def render_sandbox_step(plan: ExtensionPlan, recipes: Recipes, step: SandboxStep) -> Rendering:
+    """Return the build context of a step in the base image."""
     dockerfile = recipes.render(
         STEP,
         base=plan.base,
         start=packages_image(plan, recipes),
-        bench=question.bench,
-        tools=question.tools,
-        modules=question.modules,
-        origin=re.sub(r"[^ -~]", "?", question.origin),
+        bench=step.bench,
+        tools=step.tools,
+        modules=step.modules,
+        origin=re.sub(r"[^ -~]", "?", step.origin),
     )
     # Folders must exist to be mounted; downloads are put there before a build.
     mounted = ("links", "wheels", "compiler")
     folders = [SourceFile(path=f"{name}/.keep", content=b"") for name in mounted]
-    return _rendering(dockerfile, [*recipes.installer, *folders, *question.files])
+    return _rendering(dockerfile, [*recipes.installer, *folders, *step.files])
 
 
 def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:

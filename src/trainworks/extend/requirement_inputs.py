@@ -25,7 +25,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.host.downloads import without_credentials
 
 INPUTS = "/run/inputs"
-"""In lines: the folder that gets ``Wanted.files``."""
+"""In lines: the folder that gets ``RequestedRequirements.files``."""
 
 PROJECT = "pyproject.toml"
 UV_LOCK = "uv.lock"
@@ -78,7 +78,7 @@ class Folder:
 
 
 @dataclass(kw_only=True)
-class Wanted:
+class RequestedRequirements:
     """The requirements of an extension.
 
     Attributes:
@@ -142,7 +142,7 @@ def is_for_uv(file: Path) -> bool:
     return file.name == PROJECT or file.suffix == ".py" or is_lock(file)
 
 
-def read_wanted(
+def read_requirements(
     file: Path | None,
     environment: Mapping[str, str],
     *,
@@ -150,7 +150,7 @@ def read_wanted(
     groups: Sequence[str] = (),
     project: Path | None = None,
     forbidden: tuple[str, ...] = (),
-) -> Wanted:
+) -> RequestedRequirements:
     """Read a file of requirements or a lock.
 
     Args:
@@ -161,35 +161,38 @@ def read_wanted(
         project: The project file of the code, which has the groups where ``file`` is a plain one.
         forbidden: Texts of this machine that must not be in an image.
     """
-    wanted = Wanted()
+    requested = RequestedRequirements()
     try:
         if file is not None and is_for_uv(file):
-            _give_to_uv(file, extras, groups, wanted)
+            _give_to_uv(file, extras, groups, requested)
         elif file is not None:
             _refuse_others(file)
-            _read_lines(file, wanted, environment, forbidden)
-        if groups and wanted.file is None:
+            _read_lines(file, requested, environment, forbidden)
+        if groups and requested.file is None:
             if project is None:
                 raise ValueError(f"--group {groups[0]}: there is no {PROJECT} in --source")
-            wanted.read[PROJECT] = _text_for_uv(project, wanted)
+            requested.read[PROJECT] = _text_for_uv(project, requested)
             for name in groups:
-                wanted.chosen += ["--group", f"{project.absolute()}:{name}"]
+                requested.chosen += ["--group", f"{project.absolute()}:{name}"]
     except ValueError as error:
-        wanted.problems.append(str(error))
-    return wanted
+        requested.problems.append(str(error))
+    return requested
 
 
 def _read_lines(
-    file: Path, wanted: Wanted, environment: Mapping[str, str], forbidden: tuple[str, ...]
+    file: Path,
+    requested: RequestedRequirements,
+    environment: Mapping[str, str],
+    forbidden: tuple[str, ...],
 ) -> None:
     """Add the lines of a requirements file."""
     for line in _of_text(file, frozenset(), constraint=False):
-        if not _is_safe(line, wanted, environment):
+        if not _is_safe(line, requested, environment):
             continue
         if line.is_constraint:
-            wanted.constraints.append(line.text)
+            requested.constraints.append(line.text)
         else:
-            _add(line, file.parent, wanted, forbidden)
+            _add(line, file.parent, requested, forbidden)
 
 
 def _refuse_others(file: Path) -> None:
@@ -199,27 +202,29 @@ def _refuse_others(file: Path) -> None:
         raise ValueError(f"{file} is {OF_OTHER_TOOLS[name]} writes what pip reads")
 
 
-def _give_to_uv(file: Path, extras: Sequence[str], groups: Sequence[str], wanted: Wanted) -> None:
+def _give_to_uv(
+    file: Path, extras: Sequence[str], groups: Sequence[str], requested: RequestedRequirements
+) -> None:
     """Note a project, a lock or a script. Raises ValueError for a file that uv cannot read."""
-    wanted.read[file.name] = _text_for_uv(file, wanted)
+    requested.read[file.name] = _text_for_uv(file, requested)
     if file.suffix == ".toml" or file.name == UV_LOCK:
-        _read_project(file, wanted)
+        _read_project(file, requested)
     for settings_file in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
         if settings_file.is_file():
-            wanted.read[settings_file.name] = _text_for_uv(settings_file, wanted)
-    wanted.file = file
+            requested.read[settings_file.name] = _text_for_uv(settings_file, requested)
+    requested.file = file
     for name in extras:
-        wanted.chosen += ["--extra", name]
+        requested.chosen += ["--extra", name]
     for name in groups:
-        wanted.chosen += ["--group", name]
+        requested.chosen += ["--group", name]
 
 
-def _read_project(file: Path, wanted: Wanted) -> None:
+def _read_project(file: Path, requested: RequestedRequirements) -> None:
     """Read the settings of a project or a lock that concern its build."""
     content = _toml(file)
     tools = content.get("tool", {})
     isolation = tools.get("uv", {}).get("no-build-isolation-package", ())
-    wanted.built_whole += [str(name) for name in isolation]
+    requested.built_whole += [str(name) for name in isolation]
     if file.name == PROJECT and "project" not in content and "poetry" in tools:
         raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
     if file.name == UV_LOCK:
@@ -227,15 +232,15 @@ def _read_project(file: Path, wanted: Wanted) -> None:
             source = row.get("source", {})
             # The path "." is the project of the lock itself.
             if "." in source.values() and "virtual" in source:
-                wanted.virtual = True
+                requested.virtual = True
 
 
-def _text_for_uv(file: Path, wanted: Wanted) -> str:
+def _text_for_uv(file: Path, requested: RequestedRequirements) -> str:
     """Return the text of a file that uv reads; a login in the file is a problem."""
     text = _read(file)
     for number, line in enumerate(text.splitlines(), start=1):
         if _login_in(line):
-            wanted.problems.append(f"{file} line {number}: {_HAS_LOGIN}")
+            requested.problems.append(f"{file} line {number}: {_HAS_LOGIN}")
     return text
 
 
@@ -316,36 +321,38 @@ def _login_in(line: str) -> bool:
     return any(not harmless.fullmatch(login) for login in (*logins, *values))
 
 
-def _is_safe(line: _Line, wanted: Wanted, environment: Mapping[str, str]) -> bool:
+def _is_safe(line: _Line, requested: RequestedRequirements, environment: Mapping[str, str]) -> bool:
     """Whether a line has no secret, and its variables are set; else note a problem."""
     variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)
     unset = [name for name in variables if not environment.get(name)]
     if unset:
-        wanted.problems.append(f"{line.shown}: the variable {unset[0]} is not set")
+        requested.problems.append(f"{line.shown}: the variable {unset[0]} is not set")
         return False
-    wanted.variables.update(variables)
+    requested.variables.update(variables)
     if _login_in(line.text):
-        wanted.problems.append(f"{line.shown}: {_HAS_LOGIN}")
+        requested.problems.append(f"{line.shown}: {_HAS_LOGIN}")
         return False
     return True
 
 
-def _add(line: _Line, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) -> None:
+def _add(
+    line: _Line, folder: Path, requested: RequestedRequirements, forbidden: tuple[str, ...]
+) -> None:
     """Add a line: what uv resolves, or the folder, file or repository that it names.
 
     Args:
         line: The line.
         folder: The folder that relative paths start from.
-        wanted: Gets the line.
+        requested: Gets the line.
         forbidden: Texts of this machine that must not be in an image.
     """
     links = re.fullmatch(r"(?:-f|--find-links)[\s=]*(\S.*)", line.text)
     if links and "://" not in links[1]:
-        wanted.links.append(folder / links[1])
+        requested.links.append(folder / links[1])
         return
     direct = _DIRECT.fullmatch(line.text)
     if direct is None:
-        wanted.lines.append(line.noted)
+        requested.lines.append(line.noted)
         return
 
     address = direct["address"]
@@ -355,31 +362,33 @@ def _add(line: _Line, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) 
         if marker:
             Marker(marker)
         if address.startswith("git+"):
-            wanted.repositories.append(_git(direct, line.shown, marker))
+            requested.repositories.append(_git(direct, line.shown, marker))
             return
     except (InvalidMarker, ValueError) as error:
-        wanted.problems.append(f"{line.shown}: {error}")
+        requested.problems.append(f"{line.shown}: {error}")
         return
 
     path = _path_at(address, folder)
     if path.is_dir():
         tree = read_source(path, name=line.shown, forbidden=forbidden)
-        wanted.folders.append(
+        requested.folders.append(
             Folder(origin=address, folder=path, tree=tree, extras=extras, marker=marker)
         )
-        wanted.problems += tree.problems
+        requested.problems += tree.problems
     elif path.is_file() and _ARCHIVE.fullmatch(path.name):
         name = f"files/{path.name}"
-        wanted.files[name] = SourceFile(path=name, content=path.read_bytes())
+        requested.files[name] = SourceFile(path=name, content=path.read_bytes())
         requirement = f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}"
         if marker:
             requirement += f" ; {marker}"
-        wanted.lines.append(f"{requirement}  #@ {line.place}")
+        requested.lines.append(f"{requirement}  #@ {line.place}")
     elif re.match(r"/(?:croot|tmp/build|.*/conda|opt/conda)", str(path)):
         # A line of `pip freeze` in a conda environment: the installer recognises it.
-        wanted.lines.append(line.noted)
+        requested.lines.append(line.noted)
     else:
-        wanted.problems.append(f"{line.shown}: {path} is not a folder, a wheel or a source archive")
+        requested.problems.append(
+            f"{line.shown}: {path} is not a folder, a wheel or a source archive"
+        )
 
 
 def _path_at(address: str, folder: Path) -> Path:

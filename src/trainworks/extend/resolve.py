@@ -30,10 +30,10 @@ from trainworks.extend.constraints import targets_for
 from trainworks.extend.cuda_compiler import Workbench, lacking
 from trainworks.extend.described import Environment
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.requirement_inputs import INPUTS, Wanted, is_lock
+from trainworks.extend.requirement_inputs import INPUTS, RequestedRequirements, is_lock
 from trainworks.extend.requirements import NO_LOCK, PIN, ExtendedBase, ExtensionLock
-from trainworks.extend.resolver import NONE, Fetched, Resolver, indexes_in, name_in
-from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
+from trainworks.extend.resolver import NONE, FetchedFile, Resolver, indexes_in, name_in
+from trainworks.extend.sandbox import Sandbox, Supply, metadata_of, source_of_archive
 from trainworks.extend.vcs_sources import repository_source, source_at
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
@@ -77,11 +77,11 @@ def manifest_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ResolutionRequest:
     """The requirements of an extension, and how they are resolved.
 
     Attributes:
-        wanted: The requirements.
+        requested: The requirements.
         sources: Sources of more wheels.
         commits: Git requirement to commit.
         manifest: The base's manifest, for the installer.
@@ -91,7 +91,7 @@ class Order:
         strict: Whether other builds of the framework are refused.
     """
 
-    wanted: Wanted
+    requested: RequestedRequirements
     sources: Sequence[WheelSource]
     commits: Mapping[str, str]
     manifest: Mapping[str, object]
@@ -104,7 +104,7 @@ class Order:
     def words(self) -> list[str]:
         """Words of every installation."""
         words: list[str] = []
-        for folder in self.wanted.links:
+        for folder in self.requested.links:
             if folder.is_dir():
                 words += ["--find-links", str(folder.absolute())]
         words += [f"--only-binary={name}" for name in self.only_binary]
@@ -134,12 +134,12 @@ class Session:
 
     base: ExtendedBase
     resolver: Resolver
-    workshop: Workshop
+    sandbox: Sandbox
     installer: Any
     environment: Environment
     forbidden: tuple[str, ...] = ()
-    said: list[str] = field(default_factory=list)
-    fetched: dict[str, Fetched] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    fetched: dict[str, FetchedFile] = field(default_factory=dict)
     folders: dict[Path, WheelSource] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """Keep a line for the log."""
-        self.said.append(text)
+        self.notes.append(text)
 
     def uv(self) -> str:
         """Return the path of uv."""
@@ -188,19 +188,19 @@ class Session:
 
         Return the last words of an error.
         """
-        return self.workshop.error_of(modules, self.wheels())
+        return self.sandbox.error_of(modules, self.wheels())
 
-    def wheel_of(self, file: Fetched) -> Path:
+    def wheel_of(self, file: FetchedFile) -> Path:
         """Return the wheel of a file: the file, or the wheel that is built from it."""
         source = self.source_of(file)
         if source is not None:
-            return self.workshop.wheel_of(source)
+            return self.sandbox.wheel_of(source)
         if file.file.name.endswith(".whl"):
             return file.file
         archive = source_of_archive(file.file)
-        return self.workshop.wheel_of(replace(archive, name=file.name))
+        return self.sandbox.wheel_of(replace(archive, name=file.name))
 
-    def source_of(self, file: Fetched) -> WheelSource | None:
+    def source_of(self, file: FetchedFile) -> WheelSource | None:
         """Return the source of a folder's or a repository's wheel; ``None`` for a file."""
         if file.repository:
             return repository_source(file.repository, file.name, os.environ)
@@ -218,8 +218,8 @@ class Session:
     def learn(self, folder: Path) -> Message:
         """Build a project, and return its metadata."""
         if folder.resolve().is_relative_to(self.resolver.cache.resolve()):
-            return self.workshop.metadata_of(folder)
-        return metadata_of(self.workshop.wheel_of(self.folder_at(folder)))
+            return self.sandbox.metadata_of(folder)
+        return metadata_of(self.sandbox.wheel_of(self.folder_at(folder)))
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
         """Return the versions that uv selects from a lock."""
@@ -227,7 +227,7 @@ class Session:
         versions = self.resolver.selected(empty_folder, words, installation.environment)
         if versions is None:
             raise self.installer.RefusedError(
-                f"uv cannot use {words[1]}: {_last(self.resolver.log)}"
+                f"uv cannot use {words[1]}: {_last_error(self.resolver.log)}"
             )
         return versions
 
@@ -305,7 +305,7 @@ def _way_out(newer: Mapping[str, str], base: ExtendedBase, facts: Facts) -> str:
     return "nothing was built"
 
 
-def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
+def supply_of(resolver: Resolver, sandbox: Sandbox, installer: Any) -> Supply:
     """Return the function that gets the wheels of build requirements.
 
     They are resolved for an environment of their own, in which nothing is kept.
@@ -321,13 +321,15 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
         words = (*options, "-r", resolver.file("requires.txt", list(requires)))
         lock = resolver.lock(Environment(folder / "environment"), words, variables)
         if lock is None:
-            raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
+            raise LockError(
+                f"what a build requires cannot be resolved:\n{_last_error(resolver.log)}"
+            )
         wheels = []
         for fetched in resolver.fetch(lock):
             if fetched.file.name.endswith(".whl"):
                 wheels.append(fetched.file)
             else:
-                wheels.append(workshop.wheel_of(source_of_archive(fetched.file)))
+                wheels.append(sandbox.wheel_of(source_of_archive(fetched.file)))
         return wheels
 
     return supply
@@ -340,18 +342,18 @@ class ResolutionTools:
     Attributes:
         base: The image that is extended.
         resolver: uv on this machine.
-        workshop: The base image, in which third-party code runs.
+        sandbox: The base image, in which third-party code runs.
         program: The launcher's installer.
     """
 
     base: ExtendedBase
     resolver: Resolver
-    workshop: Workshop
+    sandbox: Sandbox
     program: Path
 
 
 def resolve(
-    order: Order,
+    resolution: ResolutionRequest,
     tools: ResolutionTools,
     facts: Facts,
     *,
@@ -361,7 +363,7 @@ def resolve(
     """Resolve requirements that have no lock, and fetch and build what is installed.
 
     Args:
-        order: The requirements and sources.
+        resolution: The requirements and sources.
         tools: The base and its tools.
         facts: All facts.
         forbidden: Texts of this machine that must not be in an image.
@@ -374,80 +376,80 @@ def resolve(
         BuildError: The wheel of a source cannot be built.
     """
     session = _session(tools, forbidden)
-    if not order.wanted.hashed:
+    if not resolution.requested.hashed:
         session.before = {name: version for name, version, _ in PIN.findall(before.pins)}
-    for source in order.sources:
+    for source in resolution.sources:
         if source.folder:
             session.folders[Path(source.folder)] = source
     try:
-        task, built = _install(session, order)
+        task, built = _install(session, resolution)
     except session.installer.RefusedError as error:
         hint = _way_out(error.newer, tools.base, facts)
         raise ExtendError(list(error.problems), hint=hint) from None
 
     projects = []
-    for source, wheel in zip(order.sources, built, strict=True):
+    for source, wheel in zip(resolution.sources, built, strict=True):
         name = _name_of(wheel)
         if source.name and canonicalize_name(source.name) != name:
             raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
         if source.origin == PROJECT_SOURCE:
             projects.append(name)
-    session.said += _old(session, task.installation, built)
+    session.notes += _old_releases(session, task.installation, built)
 
-    lock = _lock_of(session, order, built, task.answer.left)
+    lock = _make_lock(session, resolution, built, task.answer.left)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
     lock = replace(
         lock,
-        notes=tuple(session.said),
+        notes=tuple(session.notes),
         project=projects[0] if projects else "",
         pins=indexes + lock.pins,
     )
-    resolved = _resolved(lock, order, session.fetched.values(), session, built)
+    resolved = _make_resolved(lock, resolution, session.fetched.values(), session, built)
     return replace(resolved, moved=_moves(before, lock, projects))
 
 
-def _install(session: Session, order: Order) -> tuple[Any, list[Path]]:
+def _install(session: Session, resolution: ResolutionRequest) -> tuple[Any, list[Path]]:
     """Run the launcher's installer on the described base.
 
     Returns:
-        The installer's task, and the wheels that were built from the order's sources.
+        The installer's task, and the wheels that were built from the resolution's sources.
 
     Raises:
         installer.RefusedError: The base cannot fulfil a requirement.
         LockError: uv refuses the requirements.
     """
-    wanted, workshop, installer = order.wanted, session.workshop, session.installer
+    requested, sandbox, installer = resolution.requested, session.sandbox, session.installer
     projects: dict[str, WheelSource] = {}
-    if not wanted.hashed:
-        projects = {_address_at(source): source for source in order.sources if source.folder}
+    if not requested.hashed:
+        projects = {_address_at(source): source for source in resolution.sources if source.folder}
     folder = session.resolver.folder / "inputs"
-    words = [*order.words, *_files_of(wanted, folder), *wanted.words, *projects]
-    options = argparse.Namespace(manifest=folder / "manifest.json", strict=order.strict)
-    options.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
+    words = [*resolution.words, *_files_of(requested, folder), *requested.words, *projects]
+    options = argparse.Namespace(manifest=folder / "manifest.json", strict=resolution.strict)
+    options.manifest.write_text(json.dumps(resolution.manifest), encoding="utf-8")
     task = installer.Task(session, options, words, folder)
-    built = [workshop.wheel_of(source) for source in order.sources]
+    built = [sandbox.wheel_of(source) for source in resolution.sources]
 
     # uv has to be told the name of a project that only a build can say.
     requirements = {}
     for address, source in projects.items():
-        requirements[address] = _named(address, _name_of(workshop.wheel_of(source)))
+        requirements[address] = _as_requirement(address, _name_of(sandbox.wheel_of(source)))
     task.reading.words = [requirements.get(word, word) for word in task.reading.words]
 
-    if wanted.hashed:
+    if requested.hashed:
         # A wheel that was built has no hash in the user's lines: it is installed on its own.
         status = task.run()
         if status == 0 and built:
             status = task.installation.install("--no-deps", *map(str, built))
     else:
         repositories = []
-        for wheel, source in zip(built, order.sources, strict=True):
+        for wheel, source in zip(built, resolution.sources, strict=True):
             if not source.folder:
                 repositories.append(f"{wheel}{source.extras}")
         status = task.run(*repositories)
     if status:
         raise LockError(
             f"the requirements cannot be installed in {session.base.reference}:"
-            f"\n{_last(session.resolver.log)}"
+            f"\n{_last_error(session.resolver.log)}"
         )
     return task, built
 
@@ -473,13 +475,13 @@ def _address_at(source: WheelSource) -> str:
     return f"{Path(source.folder).as_uri()}{source.extras}"
 
 
-def _named(word: str, name: str) -> str:
+def _as_requirement(word: str, name: str) -> str:
     """Return the word for a project's folder as a requirement: ``pkg[extra] @ ADDRESS``."""
     address, bracket, extras = word.partition("[")
     return f"{name}{bracket}{extras} @ {address}"
 
 
-def gather(lock: ExtensionLock, order: Order, tools: ResolutionTools) -> Resolved:
+def gather(lock: ExtensionLock, resolution: ResolutionRequest, tools: ResolutionTools) -> Resolved:
     """Return the files of a lock, each by its hash; without a network where all are known.
 
     Raises:
@@ -488,9 +490,9 @@ def gather(lock: ExtensionLock, order: Order, tools: ResolutionTools) -> Resolve
     """
     session = _session(tools)
     resolver = tools.resolver
-    built = [tools.workshop.wheel_of(source) for source in order.sources]
+    built = [tools.sandbox.wheel_of(source) for source in resolution.sources]
     versions = dict(lock.locked)
-    files: list[Fetched] = []
+    files: list[FetchedFile] = []
     missing_lines: dict[str, str] = {}
     head: list[str] = []
     for line in re.sub(r" \\\n\s+", " ", lock.pins).splitlines():
@@ -505,18 +507,22 @@ def gather(lock: ExtensionLock, order: Order, tools: ResolutionTools) -> Resolve
             continue
         is_direct = " @ " in line
         version = versions.get(name, "")
-        files.append(_as_fetched(name, version, known_file, hashes[0], direct=is_direct))
+        files.append(_local_file(name, version, known_file, hashes[0], direct=is_direct))
     if missing_lines:
-        files += _downloaded(order, session, [*head, *missing_lines.values()])
+        files += _download_locked(resolution, session, [*head, *missing_lines.values()])
 
-    own_files = _own_files(order.wanted, resolver.folder / "inputs")
+    own_files = _own_files(resolution.requested, resolver.folder / "inputs")
     local_files = [
         path for path in own_files if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
-    return _resolved(lock, order, files, session, [*built, *_wheels(local_files, session)])
+    return _make_resolved(
+        lock, resolution, files, session, [*built, *_wheels(local_files, session)]
+    )
 
 
-def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fetched]:
+def _download_locked(
+    resolution: ResolutionRequest, session: Session, lines: Sequence[str]
+) -> list[FetchedFile]:
     """Download the files of a lock's lines.
 
     uv says where they are: nothing is left to resolve.
@@ -524,53 +530,55 @@ def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fe
     resolver, installer = session.resolver, session.installer
     variables, options = installer.for_uv(installer.settings_of_pip(), resolver.folder)
     variables = {**os.environ, **variables, "UV_INDEX_STRATEGY": "unsafe-best-match"}
-    trusted_hosts = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
+    trusted_hosts = re.findall(
+        r"(?m)^--trusted-host[ =](\S+)", "\n".join(resolution.requested.lines)
+    )
     options += [f"--allow-insecure-host={host}" for host in trusted_hosts]
 
     index_lines: list[str] = []
-    file = order.wanted.file
+    file = resolution.requested.file
     if file is not None and not is_lock(file):
         # An index of a project may be for some of its packages only, and the lock's lines do not
         # say for which.
         variables["UV_PROJECT"] = str(file.parent.absolute())
         index_lines = [f"--extra-index-url {address}" for address in indexes_in(variables)]
     lock_file = resolver.file("lock.txt", [*index_lines, *lines])
-    words = [*order.words, *options, "--no-deps", "-r", lock_file]
+    words = [*resolution.words, *options, "--no-deps", "-r", lock_file]
     empty_folder = Path(resolver.file("nothing/none", ())).parent
     lock = resolver.lock(Environment(empty_folder / "environment"), words, variables)
     if lock is None:
-        raise LockError(f"uv does not find the files of the lock:\n{_last(resolver.log)}")
+        raise LockError(f"uv does not find the files of the lock:\n{_last_error(resolver.log)}")
     return resolver.fetch(lock)
 
 
 def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
-    fetched = [_as_fetched("", "", file, "", direct=True) for file in files]
+    fetched = [_local_file("", "", file, "", direct=True) for file in files]
     return [session.wheel_of(file) for file in fetched]
 
 
-def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: bool) -> Fetched:
+def _local_file(name: str, version: str, file: Path, sha256: str, *, direct: bool) -> FetchedFile:
     name = name or canonicalize_name(file.name.split("-")[0])
-    return Fetched(
+    return FetchedFile(
         name=name, version=version, file=file, sha256=sha256, direct=direct, local=direct
     )
 
 
 def _session(tools: ResolutionTools, forbidden: tuple[str, ...] = ()) -> Session:
-    resolver, workshop = tools.resolver, tools.workshop
+    resolver, sandbox = tools.resolver, tools.sandbox
     environment = Environment(resolver.folder / "base")
     environment.describe(tools.base)
     installer = load_installer(tools.program)
-    session = Session(tools.base, resolver, workshop, installer, environment, forbidden)
+    session = Session(tools.base, resolver, sandbox, installer, environment, forbidden)
     resolver.learn = session.learn
-    workshop.supply = supply_of(resolver, workshop, installer)
+    sandbox.supply = supply_of(resolver, sandbox, installer)
     return session
 
 
-def _files_of(wanted: Wanted, folder: Path) -> list[str]:
+def _files_of(requested: RequestedRequirements, folder: Path) -> list[str]:
     """Write the files of requirements, and return the words that name them."""
-    _own_files(wanted, folder)
-    words = _words_for("-r", folder / "requirements.txt", wanted.lines)
-    words += _words_for("-c", folder / "constraints.txt", wanted.constraints)
+    _own_files(requested, folder)
+    words = _words_for("-r", folder / "requirements.txt", requested.lines)
+    words += _words_for("-c", folder / "constraints.txt", requested.constraints)
     return words
 
 
@@ -583,11 +591,11 @@ def _words_for(option: str, file: Path, lines: Sequence[str]) -> list[str]:
     return [option, str(file)]
 
 
-def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
+def _own_files(requested: RequestedRequirements, folder: Path) -> list[Path]:
     """Write the wheels and archives that requirements name by a path, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = []
-    for name, file in sorted(wanted.files.items()):
+    for name, file in sorted(requested.files.items()):
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(file.content)
@@ -595,20 +603,20 @@ def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
     return paths
 
 
-def _lock_of(
-    session: Session, order: Order, built: Sequence[Path], left: Sequence[str]
+def _make_lock(
+    session: Session, resolution: ResolutionRequest, built: Sequence[Path], left: Sequence[str]
 ) -> ExtensionLock:
     """Return the lock of the fetched files.
 
     Args:
         session: It has the files.
-        order: The requirements and sources.
-        built: Wheels of the order's sources.
+        resolution: The requirements and sources.
+        built: Wheels of the resolution's sources.
         left: Places of option lines that the installer has left out.
     """
     built_paths = {wheel.resolve() for wheel in built}
     session_folder = session.resolver.folder.resolve()
-    project_folders = {Path(source.folder) for source in order.sources if source.folder}
+    project_folders = {Path(source.folder) for source in resolution.sources if source.folder}
     local: dict[str, str] = {}
     folders: dict[str, str] = {}
     repositories: dict[str, str] = {}
@@ -623,21 +631,21 @@ def _lock_of(
             if file.repository:
                 repositories[file.repository] = name
             elif path not in project_folders:
-                folders[os.path.relpath(path, order.beside)] = source.identity
+                folders[os.path.relpath(path, resolution.beside)] = source.identity
         elif path in built_paths or is_copied:
             local[name] = version
         elif file.direct:
             local[name] = version
-            address = _with_names(file.address, order.wanted.variables)
+            address = _with_names(file.address, resolution.requested.variables)
             pins.append(_pin(f"{name} @ {address}", file.sha256))
         else:
             pins.append(_pin(f"{name}=={version}", file.sha256))
     return ExtensionLock(
-        commits=dict(order.commits),
+        commits=dict(resolution.commits),
         local=local,
         folders=folders,
         repositories=repositories,
-        pins="".join([*_lock_head(session, order, left), *pins]),
+        pins="".join([*_lock_head(session, resolution, left), *pins]),
     )
 
 
@@ -645,15 +653,15 @@ def _pin(requirement: str, sha256: str) -> str:
     return f"{requirement} \\\n    --hash=sha256:{sha256}\n"
 
 
-def _lock_head(session: Session, order: Order, left: Sequence[str]) -> list[str]:
+def _lock_head(session: Session, resolution: ResolutionRequest, left: Sequence[str]) -> list[str]:
     """Return the option lines of a lock: the indexes of its packages."""
     head = []
-    for line in order.wanted.lines:
+    for line in resolution.requested.lines:
         option, _, place = line.partition("  #@ ")
         if OPTIONS.match(line) and place not in left:
             head.append(f"{option}\n")
-    vendor_index = str(order.manifest.get("wheel_index", ""))
-    companions: Any = order.manifest.get("companions", {})
+    vendor_index = str(resolution.manifest.get("wheel_index", ""))
+    companions: Any = resolution.manifest.get("companions", {})
     if vendor_index and not session.fetched.keys().isdisjoint(companions):
         # A companion may come from the vendor, and uv's lock does not name the index of a file.
         head.append(f"--extra-index-url {vendor_index}\n")
@@ -668,20 +676,20 @@ def _with_names(address: str, variables: Iterable[str]) -> str:
     for name in sorted(variables):
         value = os.environ[name]
         # uv quotes characters that an address may not have: with or without the slash.
-        for written in {value, quote(value), quote(value, safe="")}:
-            address = address.replace(written, f"${{{name}}}")
+        for quoted_value in {value, quote(value), quote(value, safe="")}:
+            address = address.replace(quoted_value, f"${{{name}}}")
     has_variable_login = "${" in address.partition("@")[0]
     return address if has_variable_login else without_credentials(address)
 
 
-def _resolved(
+def _make_resolved(
     lock: ExtensionLock,
-    order: Order,
-    fetched: Iterable[Fetched],
+    resolution: ResolutionRequest,
+    fetched: Iterable[FetchedFile],
     session: Session,
     built: Sequence[Path],
 ) -> Resolved:
-    link_folders = {folder.resolve() for folder in (*order.links, *order.wanted.links)}
+    link_folders = {folder.resolve() for folder in (*resolution.links, *resolution.requested.links)}
     wheels: dict[str, Path] = {}
     own_names = []
     for file in fetched:
@@ -695,23 +703,23 @@ def _resolved(
     return Resolved(lock=lock, wheels=sorted_wheels, own=tuple(sorted(own_names)))
 
 
-def _old(session: Session, installation: Any, built: Sequence[Path]) -> list[str]:
+def _old_releases(session: Session, installation: Any, built: Sequence[Path]) -> list[str]:
     """Return a line for each release that was replaced long ago and that no requirement pins.
 
     Args:
         session: It has the fetched releases.
         installation: The installer's; it has the pinned names.
-        built: Wheels of the order's sources, which are left out.
+        built: Wheels of the resolution's sources, which are left out.
     """
     built_names = {_name_of(wheel) for wheel in built}
-    moment = datetime.now(UTC) - OLD
+    oldest = datetime.now(UTC) - OLD
     environment = Environment(session.resolver.folder / "new")
     has_candidates = False
     for name, file in session.fetched.items():
         if name in built_names or name in installation.pinned:
             continue
         # A release that is younger cannot have been replaced before.
-        if file.uploaded is None or file.uploaded < moment:
+        if file.uploaded is None or file.uploaded < oldest:
             environment.add(session.wheel_of(file))
             has_candidates = True
     if not has_candidates:
@@ -729,7 +737,7 @@ def _old(session: Session, installation: Any, built: Sequence[Path]) -> list[str
     ]
 
 
-def _last(log: str) -> str:
+def _last_error(log: str) -> str:
     """Return uv's reason for a failure, without its earlier output."""
     start = log.rfind("\nerror: ")
     text = log[start:] if start >= 0 else log[-4000:]

@@ -69,7 +69,7 @@ Learn = Callable[[Path], Message]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class FetchedFile:
     """A file that was downloaded, or lies on this machine.
 
     Attributes:
@@ -197,24 +197,24 @@ class Resolver:
         return str(path)
 
     def ask(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Call uv, and again with the metadata of each project that it wanted to build."""
-        seen: set[Path] = set()
+        """Call uv, and again with the metadata of each project that it tried to build."""
+        read_projects: set[Path] = set()
         while True:
             self._notes.unlink(missing_ok=True)
             result = self._run(*words, environment=self.environment_of(environment))
             if result.returncode == 0:
                 return result
 
-            projects = [path for path in self._noted_projects() if path not in seen]
+            projects = [path for path in self._noted_projects() if path not in read_projects]
             if not projects:
                 self.log = result.stderr
                 return result
-            seen.update(projects)
+            read_projects.update(projects)
             for project in projects:
                 self._metadata_tables.append(_table(self.learn(project)))
 
     def _noted_projects(self) -> list[Path]:
-        """Return the folders of the projects that uv wanted to build in the last call."""
+        """Return the folders of the projects that uv tried to build in the last call."""
         if not self._notes.is_file():
             return []
         lines = self._notes.read_text(encoding="utf-8").splitlines()
@@ -241,19 +241,20 @@ class Resolver:
         Returns:
             ``None`` where uv refuses the installation; ``log`` has its reason.
         """
-        installed: dict[str, str] = {
-            canonicalize_name(row.metadata["Name"]): row.version for row in environment
-        }
+        installed: dict[str, str] = {}
+        for distribution in environment:
+            installed[canonicalize_name(distribution.metadata["Name"])] = distribution.version
         reinstalled = [word.partition("=")[2] for word in words if word.startswith(_REINSTALL)]
         file = self._preferences({**installed, **before}, reinstalled)
         has_archives = any(word.startswith("--no-binary") for word in words)
         releases = environment.releases(
             file.with_name("releases"), self._best_tag, without=reinstalled, archives=has_archives
         )
-        release_files = {
-            canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())
-        }
-        kept_files = {name: path for name, path in release_files.items() if name in self._base.kept}
+        kept_files = {}
+        for path in sorted(releases.iterdir()):
+            name = canonicalize_name(path.name.split("-")[0])
+            if name in self._base.kept:
+                kept_files[name] = path
 
         command = ["pip", "compile", *self.words]
         command += ["--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet"]
@@ -305,12 +306,12 @@ class Resolver:
         """
         compile_words: list[str] = []
         requirements: list[str] = []
-        rest = iter(words)
-        for word in rest:
+        remaining = iter(words)
+        for word in remaining:
             if word == "-r":
-                compile_words.append(next(rest))
+                compile_words.append(next(remaining))
             elif word in _PAIRS:
-                compile_words += (word, next(rest))
+                compile_words += (word, next(remaining))
             elif not word.startswith("-"):
                 requirements.append(word)
             elif not word.startswith((_REINSTALL, _REQUIRE_HASHES)):
@@ -339,7 +340,7 @@ class Resolver:
         changes = json.loads(result.stdout)["changes"]
         return {change["name"]: change.get("version", "") for change in changes}
 
-    def fetch(self, lock: Lock) -> list[Fetched]:
+    def fetch(self, lock: Lock) -> list[FetchedFile]:
         """Download the file of each package of a lock, the one that the base would install.
 
         Raises:
@@ -355,7 +356,7 @@ class Resolver:
             return paths[0]
         return None
 
-    def _fetch(self, row: Mapping[str, Any], lock: Lock) -> Fetched:
+    def _fetch(self, row: Mapping[str, Any], lock: Lock) -> FetchedFile:
         """Return the file of a package."""
         name = canonicalize_name(row["name"])
         folder_or_repository = _without_file(name, row, lock.folder)
@@ -376,7 +377,7 @@ class Resolver:
         _check_hashes(file, sha256, expected, lock.hashes.get(name, set()))
 
         is_direct = "archive" in row
-        return Fetched(
+        return FetchedFile(
             name=name,
             version=str(row.get("version") or _version_of(file.name)),
             file=file,
@@ -465,10 +466,12 @@ def _check_hashes(
     fits_lock = expected in ("", sha256)
     if fits_lock and fits_line:
         return
-    wanted = f"sha256:{expected}"
+    expected_hashes = f"sha256:{expected}"
     if line_hashes:
-        wanted = ", ".join(f"{kind}:{value}" for kind, value in sorted(line_hashes))
-    raise LockError(f"Hash mismatch for {file.name}: expected {wanted}, found sha256:{sha256}")
+        expected_hashes = ", ".join(f"{kind}:{value}" for kind, value in sorted(line_hashes))
+    raise LockError(
+        f"Hash mismatch for {file.name}: expected {expected_hashes}, found sha256:{sha256}"
+    )
 
 
 def _unknown(folder: Path) -> Message:
@@ -589,13 +592,15 @@ def _version_of(file: str) -> str:
     return match.group(1) if match else "0"
 
 
-def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | None:
+def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> FetchedFile | None:
     """Return a lock's package that is a folder or a repository; ``None`` for one with files."""
     version = str(row.get("version", ""))
     directory = row.get("directory")
     if directory:
         path = Path(os.path.normpath(folder / directory["path"]))
-        return Fetched(name=name, version=version, file=path, sha256="", direct=True, local=True)
+        return FetchedFile(
+            name=name, version=version, file=path, sha256="", direct=True, local=True
+        )
 
     vcs = row.get("vcs")
     if not vcs:
@@ -606,7 +611,7 @@ def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | 
     repository = f"{vcs['type']}+{address}@{vcs['commit-id']}"
     if vcs.get("subdirectory"):
         repository += f"#subdirectory={vcs['subdirectory']}"
-    return Fetched(
+    return FetchedFile(
         name=name,
         version=version,
         file=folder,
@@ -672,7 +677,7 @@ def _addresses_in(variables: Mapping[str, str]) -> list[str]:
     return addresses
 
 
-def _whole_login(address: str, login: str) -> str:
+def _complete_login(address: str, login: str) -> str:
     """Return a login with the password that the user's keyring has for the address."""
     program = shutil.which("keyring")
     if ":" in login or not program:
@@ -698,7 +703,7 @@ def _with_login(address: str, lines: Sequence[str]) -> str:
         for scheme, login, host in logins:
             if (scheme.removeprefix("git+"), host) != (parts.scheme, parts.netloc):
                 continue
-            whole_login = _whole_login(f"{scheme}://{host}", login)
+            full_login = _complete_login(f"{scheme}://{host}", login)
             query = f"?{parts.query}" if parts.query else ""
-            return urljoin(address, f"//{whole_login}@{host}{parts.path}") + query
+            return urljoin(address, f"//{full_login}@{host}{parts.path}") + query
     return address

@@ -31,11 +31,11 @@ from trainworks.extend.cuda_compiler import BARE, Workbench
 from trainworks.extend.plan import ExtensionPlan, WheelSource
 from trainworks.extend.render import (
     LOCK,
-    Question,
     Recipes,
+    SandboxStep,
     packages_image,
     render_packages,
-    render_question,
+    render_sandbox_step,
 )
 from trainworks.extend.requirements import ExtensionLock
 from trainworks.facts.rows import SourceFile
@@ -82,7 +82,7 @@ class _Project:
     backend_path: list[str]
 
 
-class Workshop:
+class Sandbox:
     """The base image as a sandbox for third-party code."""
 
     def __init__(
@@ -203,13 +203,13 @@ class Workshop:
         local: dict[str, str] = {parse_wheel_filename(wheel.name)[0]: "" for wheel in wheels}
         lock = ExtensionLock(local=local).text.encode()
         files = [SourceFile(path=f"inputs/{LOCK}", content=lock)]
-        question = Question(origin="", files=files, bench=BARE, modules=tuple(modules))
+        step = SandboxStep(origin="", files=files, bench=BARE, modules=tuple(modules))
 
         def add(context: Path) -> tuple[str, ...]:
             put_wheels(wheels, context / "wheels")
             return ()
 
-        error = self._ask(question, add).get("error", b"")
+        error = self._run(step, add).get("error", b"")
         return error.decode("utf-8", "replace").strip()
 
     def _build(self, source: WheelSource, target: Path) -> Path:
@@ -219,7 +219,7 @@ class Workshop:
         requires = project.requires
         if is_whole:
             installed = {canonicalize_name(row.name) for row in self._plan.base.distributions}
-            requires = [line for line in requires if not _is_there(line, installed)]
+            requires = [line for line in requires if not _is_installed(line, installed)]
         order = {
             "name": project.name,
             "requires": requires,
@@ -230,8 +230,13 @@ class Workshop:
             "environment": dict(self._bench.variables),
         }
         locked_tools = self._bench.requirements.splitlines()
-        tools = self.supply(locked_tools, ("--no-deps",)) if locked_tools else []
-        question = Question(
+        tools: list[Path] = []
+        if locked_tools:
+            tools = self.supply(locked_tools, ("--no-deps",))
+        isolated = ""
+        if not is_whole:
+            isolated = next(iter(_names_of(source)), "")
+        step = SandboxStep(
             origin=source.origin,
             files=[
                 SourceFile(path="source/source.tar", content=source.archive),
@@ -239,18 +244,20 @@ class Workshop:
             ],
             bench=self._bench,
             tools=bool(tools),
-            isolated="" if is_whole else next(iter(_names_of(source)), ""),
+            isolated=isolated,
         )
         # A backend may ask for more requirements, which its next build gets.
         more: list[str] = []
         for _ in range(_ROUNDS):
             all_requires = [*requires, *more]
-            links = self.supply(all_requires, ()) if all_requires else []
-            answer = self._ask(question, _adding(links, tools))
+            links: list[Path] = []
+            if all_requires:
+                links = self.supply(all_requires, ())
+            answer = self._run(step, _adding(links, tools))
             wheels = sorted(name for name in answer if name.endswith(".whl"))
             if wheels:
-                return _kept(wheels[0], answer[wheels[0]], target, source)
-            requested = _asked(answer.get("asked.json", b"[]"))
+                return _store_wheel(wheels[0], answer[wheels[0]], target, source)
+            requested = _more_requirements(answer.get("asked.json", b"[]"))
             new = [line for line in requested if line not in more]
             if not new:
                 break
@@ -260,37 +267,41 @@ class Workshop:
             f" {', '.join(more) or 'nothing'}"
         )
 
-    def _ask(self, question: Question, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
+    def _run(self, step: SandboxStep, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
         """Run a step in the base image, and return the files that it wrote, by their names."""
         _ = self.start
         tag = f"trainworks/question:{uuid4().hex[:12]}"
         settings = replace(self._settings, proxies=_without_logins(self._settings.proxies))
+        # Never the host's own network: programs that listen on its loopback trust every local
+        # process.
+        has_network = self._network and not step.modules
         spec = ImageSpec(
             name=self._plan.tag,
             tags=(tag,),
-            rendering=render_question(self._plan, self._recipes, question),
+            rendering=render_sandbox_step(self._plan, self._recipes, step),
             settings=settings,
             secrets={},
             add_files=add,
             architecture=self._plan.base.architecture,
-            # Never the host's own: what listens on its loopback trusts who is on this machine.
-            network="default" if self._network and not question.modules else "none",
+            network="default" if has_network else "none",
         )
         try:
             build_context(spec, {}, self._engine, self._options, self._progress)
-            return self._answer(tag)
+            return self._read_output(tag)
         except BuildError as error:
-            raise BuildError(error.message, hint=self._advice(question.isolated)) from error
+            raise BuildError(error.message, hint=self._advice(step.isolated)) from error
         finally:
             self._engine.remove(tag)
 
-    def _answer(self, tag: str) -> dict[str, bytes]:
+    def _read_output(self, tag: str) -> dict[str, bytes]:
         """Return the files of an image's layers by their names."""
         contents = {}
         with self._engine.layers(tag) as layers:
             for layer in layers:
                 for member in layer.archive:
-                    file = layer.archive.extractfile(member) if member.isfile() else None
+                    if not member.isfile():
+                        continue
+                    file = layer.archive.extractfile(member)
                     if file is None:
                         continue
                     name = member.name.rsplit("/", 1)[-1]
@@ -313,8 +324,8 @@ class Workshop:
                 f" --no-build-isolation {isolated}."
             )
         if not base.compiler:
-            how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
-            sentences.append(f"{base.reference} has no C compiler. If a build needs one: {how}.")
+            advice = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
+            sentences.append(f"{base.reference} has no C compiler. If a build needs one: {advice}.")
         if not self._network:
             sentences.append(
                 "Builds have no network. If a build downloads something: --build-network"
@@ -347,7 +358,7 @@ def _adding(links: Sequence[Path], tools: Sequence[Path]) -> Callable[[Path], tu
     return add
 
 
-def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
+def _store_wheel(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     """Write a built wheel to a folder of its own, complete or not at all.
 
     The wheel is checked: third-party code has made it.
@@ -365,17 +376,17 @@ def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True, mode=0o700)
     (draft / name).write_bytes(content)
-    name_inside = canonicalize_name(str(metadata_of(draft / name)["Name"]))
-    if name_inside != built_name:
+    metadata_name = canonicalize_name(str(metadata_of(draft / name)["Name"]))
+    if metadata_name != built_name:
         raise BuildError(
-            f"{source.origin}: its build gives {name}, whose metadata are those of {name_inside}"
+            f"{source.origin}: its build gives {name}, whose metadata are those of {metadata_name}"
         )
     shutil.rmtree(target, ignore_errors=True)
     draft.rename(target)
     return target / name
 
 
-def _asked(content: bytes) -> list[str]:
+def _more_requirements(content: bytes) -> list[str]:
     """Return the requirements that a build backend asks for: untrusted text."""
     try:
         requirements = _texts(json.loads(content))
@@ -384,7 +395,7 @@ def _asked(content: bytes) -> list[str]:
     return [line for line in requirements if re.match(r"[A-Za-z0-9]", line) and line.isprintable()]
 
 
-def _is_there(requirement: str, names: Container[str]) -> bool:
+def _is_installed(requirement: str, names: Container[str]) -> bool:
     """Whether one of these names fulfils a requirement, in any version."""
     match = re.match(r"[A-Za-z0-9][\w.-]*", requirement)
     return match is not None and canonicalize_name(match.group()) in names
@@ -406,9 +417,9 @@ def _names_in_setup(source: WheelSource) -> list[str]:
     names: list[str] = []
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
         for member in archive:
-            if os.path.normpath(member.name) not in paths:
+            if os.path.normpath(member.name) not in paths or not member.isfile():
                 continue
-            file = archive.extractfile(member) if member.isfile() else None
+            file = archive.extractfile(member)
             if file is not None:
                 names += _SETUP_NAME.findall(file.read().decode("utf-8", "replace"))
     return names
@@ -416,7 +427,10 @@ def _names_in_setup(source: WheelSource) -> list[str]:
 
 def _path_in(source: WheelSource, name: str) -> str:
     """Return the path of a project's file in its archive: ``source/subdirectory/setup.py``."""
-    return "/".join(filter(None, ("source", source.subdirectory.strip("/"), name)))
+    subdirectory = source.subdirectory.strip("/")
+    if not subdirectory:
+        return f"source/{name}"
+    return f"source/{subdirectory}/{name}"
 
 
 def _project_of(source: WheelSource) -> _Project:
@@ -455,11 +469,8 @@ def metadata_of(wheel: Path) -> Message:
     """Return the metadata of a wheel; raises ``BuildError`` for a file without metadata."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [
-                name
-                for name in archive.namelist()
-                if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
-            ]
+            pattern = re.compile(r"[^/]+\.dist-info/METADATA")
+            names = [name for name in archive.namelist() if pattern.fullmatch(name)]
             text = archive.read(names[0]).decode("utf-8", "replace")
     except (OSError, zipfile.BadZipFile, IndexError) as error:
         raise BuildError(f"{wheel.name} is not a wheel with metadata: {error}") from error
@@ -478,7 +489,7 @@ def source_of_folder(folder: Path) -> WheelSource:
             _normalise(member)
             content = io.BytesIO(path.read_bytes()) if member.isfile() else None
             archive.addfile(member, content)
-    return _named(buffer.getvalue(), folder.name)
+    return _with_own_name(buffer.getvalue(), folder.name)
 
 
 @dataclass(frozen=True)
@@ -516,7 +527,7 @@ def source_of_archive(file: Path) -> WheelSource:
             member.size = len(content or b"")
             _normalise(member)
             archive.addfile(member, None if content is None else io.BytesIO(content))
-    return _named(buffer.getvalue(), file.name)
+    return _with_own_name(buffer.getvalue(), file.name)
 
 
 def _zip_entries(file: Path) -> list[_Entry]:
@@ -554,7 +565,7 @@ def _normalise(member: tarfile.TarInfo) -> None:
     member.pax_headers = {}
 
 
-def _named(archive: bytes, origin: str) -> WheelSource:
+def _with_own_name(archive: bytes, origin: str) -> WheelSource:
     """Return a source with the name in its own ``PKG-INFO``."""
     source = WheelSource(archive=archive, origin=origin)
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:

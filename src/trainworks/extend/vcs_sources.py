@@ -28,7 +28,7 @@ _SAYS_REQUIREMENTS = re.compile(
 
 
 def git_sources(
-    wanted: Iterable[GitRequirement],
+    requested: Iterable[GitRequirement],
     known: Mapping[str, str],
     environment: Mapping[str, str],
     *,
@@ -37,7 +37,7 @@ def git_sources(
     """Return the files of git repositories and their commits, by requirement.
 
     Args:
-        wanted: The requirements.
+        requested: The requirements.
         known: Commits in a lock, by requirement.
         environment: The process's environment, which names the folder of caches.
         resolving: Whether the repository is asked for a commit that no lock has.
@@ -48,7 +48,7 @@ def git_sources(
     """
     sources: list[WheelSource] = []
     commits: dict[str, str] = {}
-    for requirement in wanted:
+    for requirement in requested:
         key = str(requirement)
         pinned = commits.get(key) or known.get(key, "")
         if not pinned and not resolving:

@@ -24,10 +24,11 @@ PACKAGED = INSTALLED if INSTALLED.is_dir() else INSTALLED.parents[2]
 
 
 def default_root(current: Path) -> Path:
-    """Return the root that is meant where none is named: the current folder if
-    it is a checkout, else the package's.
-    """
-    return current if all((current / name).is_dir() for name in FOLDERS) else PACKAGED
+    """Return the default root: the current folder if it is a checkout, else the package's."""
+    for name in FOLDERS:
+        if not (current / name).is_dir():
+            return PACKAGED
+    return current
 
 
 def data_folder(root: Path, name: str) -> Path:
@@ -38,34 +39,34 @@ def data_folder(root: Path, name: str) -> Path:
     """
     if (root / name).is_dir():
         return root / name
-    if not any((root / each).is_dir() for each in FOLDERS):
-        raise OutputError(
-            (
-                f"{root} has no folder {', '.join(FOLDERS[:-1])} or {FOLDERS[-1]}"
-                if root.is_dir()
-                else f"{root} is not a folder"
-            ),
-            hint=(
-                "--root takes a checkout of trainworks,"
-                " or a folder with an images/ or templates/ of your own"
-            ),
-        )
-    return PACKAGED / name
+    existing = [folder for folder in FOLDERS if (root / folder).is_dir()]
+    if existing:
+        return PACKAGED / name
+    problem = f"{root} is not a folder"
+    if root.is_dir():
+        problem = f"{root} has no folder {', '.join(FOLDERS[:-1])} or {FOLDERS[-1]}"
+    raise OutputError(
+        problem,
+        hint=(
+            "--root takes a checkout of trainworks,"
+            " or a folder with an images/ or templates/ of your own"
+        ),
+    )
 
 
-def writable_root(root: Path, what: str) -> Path:
+def writable_root(root: Path, command: str) -> Path:
     """Return a root that may be written to.
 
     Args:
         root: The root.
-        what: What writes, for people.
+        command: The command that writes, for people: ``build.py lock``.
 
     Raises:
-        OutputError: It is the data of an installed package.
+        OutputError: The root is the data of an installed package.
     """
     if root.resolve() == INSTALLED:
         raise OutputError(
-            f"{what} writes into a checkout, and {root} is the data of the installed package",
+            f"{command} writes into a checkout, and {root} is the data of the installed package",
             hint="clone the repository, and run this in the clone or with --root DIR",
         )
     return root

@@ -14,9 +14,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Form:
-    """What a text looks like: the expression that the whole of it matches, and
-    how a person would say it.
-    """
+    """The form of a text: an expression for the complete text, and its words for people."""
 
     pattern: re.Pattern[str]
     words: str

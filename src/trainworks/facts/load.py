@@ -54,15 +54,21 @@ def load(root: Path) -> Facts:
     """
     images, templates, launcher, smdistributed = (data_folder(root, name) for name in FOLDERS)
     reader = Reader(images, templates)
+    tables = {field: _rows(reader, images, table) for field, table in TABLES.items()}
+    targets = _targets(reader, images)
+    recipes = _recipes(reader, templates)
+    macros = {path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))}
+    copied_folders = {
+        "files": templates / "files",
+        "launcher": launcher,
+        "smdistributed": smdistributed,
+    }
     facts = Facts(
-        **{field: _rows(reader, images, table) for field, table in TABLES.items()},
-        targets=_targets(reader, images),
-        recipes=_recipes(reader, templates),
-        templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
-        files=_files(
-            reader,
-            {"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed},
-        ),
+        **tables,
+        targets=targets,
+        recipes=recipes,
+        templates=macros,
+        files=_files(reader, copied_folders),
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
         locked_base_images=lockfile.read_shared(
@@ -70,8 +76,10 @@ def load(root: Path) -> Facts:
         ),
         locked_archives=lockfile.read_shared(reader, images, lockfile.ARCHIVES, LockedArchive),
     )
-    # Each row that names a row of an unreadable file would be blamed for it.
-    if not any(name.count("/") == 1 for name in reader.unreadable):
+    # Files directly in images/ have the tables. If one is unreadable, each row that names a row
+    # of that file would be blamed.
+    unreadable_tables = [name for name in reader.unreadable if name.count("/") == 1]
+    if not unreadable_tables:
         reader.problems += relate(facts, reader.malformed)
     if reader.problems:
         raise FactsError(reader.problems)
@@ -86,51 +94,54 @@ def _rows(reader: Reader, images: Path, table: Table) -> tuple[Any, ...]:
 
 
 def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
-    """Read the targets of each framework: every file of ``images`` that is not
-    one of ``TABLES``.
-    """
+    """Read the targets of each framework: the files of ``images`` that are not in ``TABLES``."""
     tables = {table.name for table in TABLES.values()}
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):
-        if path.stem not in tables:
-            where, content = reader.name(path), reader.toml(path)
-            framework = content.pop("framework", None)
-            summary = content.pop("summary", "")
-            if not isinstance(summary, str):
-                reader.problems.append(
-                    f"{where}: key 'summary' must be a string, got {short(summary)}"
-                )
-            if framework != path.stem and where not in reader.unreadable:
-                reader.problems.append(
-                    f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}"
-                )
-            targets += reader.rows(TargetRow, "target", content, where, framework=path.stem)
+        if path.stem in tables:
+            continue
+        where = reader.name(path)
+        content = reader.toml(path)
+        framework = content.pop("framework", None)
+        summary = content.pop("summary", "")
+        if not isinstance(summary, str):
+            reader.problems.append(f"{where}: key 'summary' must be a string, got {short(summary)}")
+        if framework != path.stem and where not in reader.unreadable:
+            reader.problems.append(
+                f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}"
+            )
+        targets += reader.rows(TargetRow, "target", content, where, framework=path.stem)
     return tuple(targets)
 
 
 def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     for path in sorted((templates / "components").glob("*.j2")):
-        where, text = f"templates/components/{path.name}", reader.text(path)
-        match = FRONT_MATTER.match(text)
+        where = f"templates/components/{path.name}"
+        text = reader.text(path)
+        front_matter = FRONT_MATTER.match(text)
         if "\r" in text:
             reader.problems.append(
                 f"{where}: has line ends of Windows (CR LF); save it with those of Unix (LF)"
             )
-        elif match is None and where not in reader.unreadable:
+        elif front_matter is None and where not in reader.unreadable:
             reader.problems.append(
                 f"{where}: must start with a front matter: {{#, lines of TOML, #}}"
             )
-        front = reader.parse(match["toml"], where) if match else {}
-        read, problems = shape_of(FrontMatter).read(front)
-        content = read or FrontMatter()
+        table = {}
+        if front_matter is not None:
+            table = reader.parse(front_matter["toml"], where)
+        row, problems = shape_of(FrontMatter).read(table)
+        # A recipe with a malformed front matter has an empty one, so that other problems are
+        # reported too.
+        content = row or FrontMatter()
+        for name in content.environment:
+            if not field_types.VARIABLE.match(name):
+                problems.append(
+                    f"key 'environment': {short(name)} is not the name of a variable: letters,"
+                    " digits and underscores"
+                )
         reader.problems += [f"{where}: {problem}" for problem in problems]
-        reader.problems.extend(
-            f"{where}: key 'environment': {short(name)} is not the name of a variable: letters,"
-            " digits and underscores"
-            for name in content.environment
-            if not field_types.VARIABLE.match(name)
-        )
         recipes[path.stem] = Recipe(
             name=path.stem, text=text, checks=checks_of(content), **vars(content)
         )
@@ -138,36 +149,46 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
 
 
 def _files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
-    """Read the files that recipes copy; ``folders`` has their places in a build context.
+    """Read the files that recipes copy.
 
-    A link would carry whatever it leads to on this machine into an image, so links are refused.
+    A link would carry a file of this machine from outside of the folder into an image, so links
+    are refused.
+
+    Args:
+        reader: Gets the problems.
+        folders: The folders, by their places in a build context: ``launcher``.
     """
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     for place, folder in folders.items():
         for path in (folder, *sorted(folder.rglob("*"))):
             relative = path.relative_to(folder)
-            # The tests of a package stay here.
-            if relative.parts[:1] == ("tests",):
+            if not _is_shipped(relative):
                 continue
-            # What tools leave behind: caches, and the metadata of an editable install.
-            if any(
-                part.startswith(".") or part == "__pycache__" or ".egg-info" in part
-                for part in relative.parts
-            ):
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
                 continue
-            status = path.lstat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                what = "a link" if path.is_symlink() else "not a regular file"
+            if not stat.S_ISREG(mode):
+                kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
                 where = path.relative_to(folder.parent).as_posix()
                 reader.problems.append(
-                    f"{where}: is {what}: put the file itself there, it goes into images"
+                    f"{where}: is {kind}: put the file itself there, it goes into images"
                 )
-            elif stat.S_ISREG(status.st_mode):
-                # Git keeps one permission bit, executable or not; the rest depends on a umask.
-                mode = 0o755 if status.st_mode & 0o100 else 0o644
-                found.append(
-                    SourceFile(
-                        path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode
-                    )
-                )
-    return tuple(found)
+                continue
+            # Git stores one permission bit, executable or not; the others depend on a umask.
+            permissions = 0o755 if mode & 0o100 else 0o644
+            file = SourceFile(
+                path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=permissions
+            )
+            files.append(file)
+    return tuple(files)
+
+
+def _is_shipped(relative: Path) -> bool:
+    """Return whether a file of a package goes into images: no tests, and no leftovers of tools."""
+    if relative.parts[:1] == ("tests",):
+        return False
+    for part in relative.parts:
+        # Caches, and the metadata of an editable install.
+        if part.startswith(".") or part == "__pycache__" or ".egg-info" in part:
+            return False
+    return True

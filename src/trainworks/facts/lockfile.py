@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,8 +44,8 @@ KEYS: Mapping[type[Any], str] = {
 }
 """The key of each row's table, by its type: ``[[KEY]]``."""
 
-HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
-WHAT: Mapping[type[Any], str] = {
+HEADER = "# Written by `python build.py lock`; do not edit. {summary}\n"
+SUMMARIES: Mapping[type[Any], str] = {
     LockedPackage: "Every file that the target's Python layers are made of.",
     LockedArtifact: "What the files of images/artifacts.toml are, as first seen or as published.",
     LockedBaseImage: "Which images the tags of images/base-images.toml and images/bases.toml mean.",
@@ -64,22 +65,22 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
     """Return the locks of all targets, by the target's name; the reader has their problems."""
     locks: dict[str, Lock] = {}
     for path in sorted((images / LOCK).glob("*.toml")):
-        if path.name not in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
-            packages = tuple(_read(reader, path, LockedPackage))
-            reader.problems += [
-                f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)
-            ]
-            reader.problems += [
-                f"{reader.name(path)}: {problem}" for problem in _of_files(packages)
-            ]
-            locks[path.stem] = Lock(target=path.stem, packages=packages)
+        if path.name in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
+            continue
+        packages = tuple(_read(reader, path, LockedPackage))
+        problems = [f"{name} is in two rows" for name in _repeated(packages)]
+        problems += _file_problems(packages)
+        reader.problems += [f"{reader.name(path)}: {problem}" for problem in problems]
+        locks[path.stem] = Lock(target=path.stem, packages=packages)
     return locks
 
 
 def read_shared(reader: Reader, images: Path, name: str, row_type: type[Row]) -> tuple[Row, ...]:
-    """Return the rows of a lock that all targets share; it may not be there yet."""
+    """Return the rows of a lock that all targets share; none if the lock does not exist yet."""
     path = images / LOCK / name
-    return tuple(_read(reader, path, row_type)) if os.path.lexists(path) else ()
+    if not os.path.lexists(path):
+        return ()
+    return tuple(_read(reader, path, row_type))
 
 
 def _read(reader: Reader, path: Path, row_type: type[Row]) -> list[Row]:
@@ -87,38 +88,34 @@ def _read(reader: Reader, path: Path, row_type: type[Row]) -> list[Row]:
 
 
 def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
-    """Return the names of packages that are there twice.
+    """Return the packages with two rows: ``package 'setuptools (build)'``.
 
-    What is needed to build and what is installed are two sets: `setuptools` may well be in both.
+    The packages of the build and the installed ones are two sets: `setuptools` may be in both.
     """
-    seen: set[tuple[str, bool]] = set()
-    twice: dict[str, None] = {}
-    for package in packages:
-        if (key := (package.name, package.build)) in seen:
-            twice[f"package {package.name + ' (build)' * package.build!r}"] = None
-        seen.add(key)
-    return sorted(twice)
+    counts = Counter((package.name, package.build) for package in packages)
+    labels = []
+    for (name, build), count in counts.items():
+        if count > 1:
+            label = f"{name} (build)" if build else name
+            labels.append(f"package {label!r}")
+    return sorted(labels)
 
 
-def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
-    """Yield the rows with the sum of another file.
+def _file_problems(packages: Iterable[LockedPackage]) -> Iterator[str]:
+    """Yield a problem for each row with the sum of another file.
 
-    Files of other packages are found where a lock meets its target.
+    Files of other targets are compared where a lock is used for its target.
     """
-    files: dict[str, str] = {}
+    file_by_sum: dict[str, str] = {}
     for package in packages:
-        if files.setdefault(package.sha256, package.file) != package.file:
-            yield (
-                f"package {package.name!r}: key 'sha256': that is the sum of"
-                f" {files[package.sha256]}, too"
-            )
+        first_file = file_by_sum.setdefault(package.sha256, package.file)
+        if first_file != package.file:
+            yield f"package {package.name!r}: key 'sha256': that is the sum of {first_file}, too"
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:
-    """Return the text of a lock: its rows in this order, without the keys that
-    have their default.
-    """
-    return HEADER.format(what=WHAT[row_type]) + rows_as_toml(KEYS[row_type], rows)
+    """Return the text of a lock: its rows in this order, without the keys that have defaults."""
+    return HEADER.format(summary=SUMMARIES[row_type]) + rows_as_toml(KEYS[row_type], rows)
 
 
 def rows_as_toml(key: str, rows: Iterable[object]) -> str:
@@ -127,13 +124,14 @@ def rows_as_toml(key: str, rows: Iterable[object]) -> str:
 
 
 def _lines(row: object) -> str:
-    values = {each.name: (getattr(row, each.name), each) for each in dataclasses.fields(row)}  # type: ignore[arg-type]
-    # Strings, numbers, truth values and lists of them are written alike in JSON and TOML.
-    return "".join(
-        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-        for name, (value, field) in values.items()
-        if value != field.default
-    )
+    lines = []
+    for field in dataclasses.fields(row):  # type: ignore[arg-type]
+        value = getattr(row, field.name)
+        if value != field.default:
+            # Strings, numbers, truth values and lists of them are written alike in JSON and TOML.
+            text = json.dumps(value, ensure_ascii=False)
+            lines.append(f"{field.name} = {text}\n")
+    return "".join(lines)
 
 
 def write(path: Path, text: str) -> None:

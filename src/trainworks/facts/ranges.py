@@ -1,7 +1,6 @@
-"""Ranges of versions in rows: a small language that fits the names that vendors
-give their releases.
+"""Ranges of versions in rows: a small language for the names that vendors give their releases.
 
-A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" binds closer.
+A *range* limits a value: ``,`` is "and", ``|`` is "or", and "and" binds closer.
 
 =================  ================================================================================
 ``>=2.4,<3``       compared number by number: 1.9 comes before 1.10, and zeros at the end count for
@@ -30,7 +29,7 @@ Value = str | frozenset[str]
 """The value of a property: a version, a name, or a set of words."""
 
 Properties = Mapping[str, Value]
-"""Everything that ranges can be asked about, by name; a property that is not in it is absent."""
+"""The values of properties, by name; a property without a value is absent."""
 
 PROPERTIES: Mapping[str, str] = {
     "framework": "the framework's name",
@@ -54,9 +53,9 @@ PROPERTIES: Mapping[str, str] = {
 }
 """The properties of every target.
 
-Besides: a framework's version by the framework's name, the version of a component or of what
-artifacts and base images bring, ``NAME.flags`` (the options of an artifact, a set) and
-``NAME.build`` (what stands behind the ``+`` of a version).
+Besides: a framework's version by the framework's name, the version of a component or of a package
+that artifacts and base images bring, ``NAME.flags`` (the options of an artifact, a set) and
+``NAME.build`` (the text behind the ``+`` of a version).
 """
 
 PRESENT = "present"
@@ -70,7 +69,7 @@ COMPARATORS: Mapping[str, Callable[[int], bool]] = {
     ">": lambda order: order > 0,
     "<": lambda order: order < 0,
 }
-"""Comparators, longer ones first, and what they make of an order of two versions."""
+"""Comparators, longer ones first, and their results for an order (-1, 0, 1) of two versions."""
 
 VERSION = re.compile(r"\D*(?P<release>\d+(?:\.\d+)*)(?:\D+(?P<vendor>\d+(?:\.\d+)*))?")
 BOUND = re.compile(r"v?[0-9]+(\.[0-9]+)*([+-]?[a-z]*[0-9]+(\.[0-9]+)*)?\Z")
@@ -83,49 +82,60 @@ GRAMMAR = (
 )
 """The forms of a condition, for people."""
 
-Order = tuple[tuple[int, ...], tuple[int, ...]]
-"""The parts by which versions are compared: the release's numbers, then the
-vendor's own behind them.
+VersionKey = tuple[tuple[int, ...], tuple[int, ...]]
+"""The sort key of a version: the release's numbers, then the vendor's own behind them.
+
+For example ``((1, 22), (4,))`` for ``1.22amzn4``.
 """
 
 
 def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool:
-    """Return whether a property's value is in a range; ``None`` is the value of what is absent.
+    """Return whether a property's value is in a range.
 
     Args:
-        value: The property's value.
-        allowed: The range; ``problem_of`` has found nothing wrong with it.
-        properties: Where references to other properties are looked up; one to
-            what is absent holds for nothing.
+        value: The property's value; ``None`` if the property is absent.
+        allowed: The range; ``problem_of`` accepts it.
+        properties: The values of properties that the range refers to. A condition that refers to
+            an absent property never holds.
     """
-    return any(
-        all(_holds(value, condition.strip(), properties) for condition in alternative.split(","))
-        for alternative in allowed.split("|")
-    )
+    for alternative in allowed.split("|"):
+        conditions = alternative.split(",")
+        if all(_holds(value, condition.strip(), properties) for condition in conditions):
+            return True
+    return False
 
 
 def _holds(value: Value | None, condition: str, properties: Properties) -> bool:
-    if condition in {PRESENT, ABSENT}:
-        return (value is not None) is (condition == PRESENT)
+    if condition == PRESENT:
+        return value is not None
+    if condition == ABSENT:
+        return value is None
     for name in REFERENCE.findall(condition):
-        other = properties.get(name)
-        if not isinstance(other, str):
+        referred = properties.get(name)
+        if not isinstance(referred, str):
             return False
-        condition = condition.replace(f"{{{name}}}", other)
+        condition = condition.replace(f"{{{name}}}", referred)
     for comparator, accepts in COMPARATORS.items():
         if condition.startswith(comparator):
-            return isinstance(value, str) and accepts(
-                compare(value, condition.removeprefix(comparator).strip())
-            )
+            if not isinstance(value, str):
+                return False
+            bound = condition.removeprefix(comparator).strip()
+            return accepts(compare(value, bound))
     if condition.startswith("!"):
-        return not _is(value, condition[1:])
-    return _is(value, condition)
+        return not _matches(value, condition[1:])
+    return _matches(value, condition)
 
 
-def _is(value: Value | None, word: str) -> bool:
+def _matches(value: Value | None, word: str) -> bool:
+    """Return whether a value is a word or continues the word behind a dot, or a set has the word.
+
+    ``12.1`` matches ``12``; ``12`` does not match ``1``.
+    """
+    if value is None:
+        return False
     if isinstance(value, str):
         return value == word or value.startswith(f"{word}.")
-    return value is not None and word in value
+    return word in value
 
 
 def compare(version: str, bound: str) -> int:
@@ -133,43 +143,57 @@ def compare(version: str, bound: str) -> int:
 
     The vendor's number counts if the bound has one.
     """
-    one, other = order_of(version), order_of(bound)
-    if not other[1]:
-        one = (one[0], ())
-    return (one > other) - (one < other)
+    version_key, bound_key = version_key_of(version), version_key_of(bound)
+    _, vendor_numbers = bound_key
+    if not vendor_numbers:
+        version_key = (version_key[0], ())
+    return (version_key > bound_key) - (version_key < bound_key)
 
 
 @cache
-def order_of(version: str) -> Order:
-    """Return what a version is compared by: ``1.22amzn4.0`` gives ((1, 22), (4,)), for 4.0 is 4."""
+def version_key_of(version: str) -> VersionKey:
+    """Return a version's sort key: ``1.22amzn4.0`` gives ((1, 22), (4,)), because 4.0 is 4."""
     match = VERSION.match(version)
-    return (_numbers(match["release"]), _numbers(match["vendor"])) if match else ((), ())
+    if match is None:
+        return ((), ())
+    return (_numbers(match["release"]), _numbers(match["vendor"]))
 
 
 def _numbers(dotted: str | None) -> tuple[int, ...]:
-    numbers = [int(number) for number in dotted.split(".")] if dotted else []
+    if not dotted:
+        return ()
+    numbers = [int(number) for number in dotted.split(".")]
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
 
 
 def references(allowed: str) -> tuple[str, ...]:
-    """Return the names of the other properties that a range speaks of."""
+    """Return the names of the properties that a range refers to."""
     return tuple(REFERENCE.findall(allowed))
 
 
 def problem_of(allowed: str) -> str:
-    """Return what is wrong with the text of a range, ``""`` if nothing is."""
-    for condition in (
-        part.strip() for alternative in allowed.split("|") for part in alternative.split(",")
-    ):
-        plain = REFERENCE.sub("1", condition)
-        comparator = next((each for each in COMPARATORS if plain.startswith(each)), "")
-        bound = plain.removeprefix(comparator).strip()
-        if not condition:
-            return "a condition is empty; write what must hold on both sides of ',' and '|'"
-        if comparator and not BOUND.match(bound):
+    """Return the first problem in the text of a range, ``""`` for a valid range."""
+    for alternative in allowed.split("|"):
+        for condition in alternative.split(","):
+            problem = _condition_problem(condition.strip())
+            if problem:
+                return problem
+    return ""
+
+
+def _condition_problem(condition: str) -> str:
+    if not condition:
+        return "a condition is empty; write what must hold on both sides of ',' and '|'"
+    # A reference stands for a value that is known when the range is read.
+    plain = REFERENCE.sub("1", condition)
+    for comparator in COMPARATORS:
+        if plain.startswith(comparator):
+            bound = plain.removeprefix(comparator).strip()
+            if BOUND.match(bound):
+                return ""
             return f"{condition!r}: {comparator} needs a version, for example {comparator}1.22"
-        if not comparator and not WORD.match(plain):
-            return f"{condition!r} is not a condition; {GRAMMAR}"
+    if not WORD.match(plain):
+        return f"{condition!r} is not a condition; {GRAMMAR}"
     return ""

@@ -22,11 +22,11 @@ class Reader:
 
     Attributes:
         folders: The folders.
-        problems: Everything that is wrong so far.
-        unreadable: Files whose content is not known: what other files say about
-            it can neither be right nor wrong.
-        malformed: Kind and name of rows that are there and malformed: a row
-            that names one is not wrong for that.
+        problems: All problems so far.
+        unreadable: Files that could not be read: a name in another file that
+            would point to their rows is no problem.
+        malformed: Kind and name of rows that are malformed: a row that names
+            one is no problem.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -47,7 +47,7 @@ class Reader:
 
     def name(self, path: Path) -> str:
         """Return a file's path for people: below its folder, with that folder's name."""
-        folder = next(each for each in self.folders if path.is_relative_to(each))
+        folder = next(folder for folder in self.folders if path.is_relative_to(folder))
         return path.relative_to(folder.parent).as_posix()
 
     def toml(self, path: Path) -> dict[str, Any]:
@@ -65,14 +65,12 @@ class Reader:
         if MAY_HOLD_CONTROL.search(text):
             # A check of a front matter goes into no Dockerfile, and a program
             # in it may have several lines.
-            texts = control_characters(
-                {key: value for key, value in table.items() if key != "check"}
-            )
-            self.problems.extend(
-                f"{where}: key '{place}': {value!r} has a control"
-                " character (a line break, a tab, an escape)"
-                for place, value in texts
-            )
+            strict = {key: value for key, value in table.items() if key != "check"}
+            for place, value in control_characters(strict):
+                self.problems.append(
+                    f"{where}: key '{place}': {value!r} has a control"
+                    " character (a line break, a tab, an escape)"
+                )
         return table
 
     def rows(
@@ -80,19 +78,21 @@ class Reader:
     ) -> list[Row]:
         """Return the rows of the array ``key`` of a file.
 
-        The file's own ``source`` holds for rows that have none.
+        The file's own ``source`` is the source of rows without one.
 
         Args:
-            row_type: Their type.
+            row_type: The type of the rows.
             key: The array.
-            table: The content of the file; it is used up.
+            table: The content of the file; its keys are removed.
             where: The file, for people.
-            more: What the file says of all its rows; no row may say it.
+            more: Values of keys for all rows of the file; no row may have these keys.
         """
         shape = shape_of(row_type)
-        found: list[Row] = []
+        rows: list[Row] = []
         raw_rows = table.pop(key, [])
-        inherited = {"source": table.pop("source")} if "source" in table else {}
+        inherited = {}
+        if "source" in table:
+            inherited["source"] = table.pop("source")
         if not isinstance(raw_rows, list):
             self.problems.append(f"{where}: `{key}` must be written as [[{key}]] rows")
             raw_rows = []
@@ -104,25 +104,26 @@ class Reader:
                     f"{where}: {key} {number}: must be a table of keys, got {short(raw)}"
                 )
                 continue
-            given = more.keys() & raw.keys()
-            problems = [f"unknown key '{name}'; the file says it" for name in sorted(given)]
-            row, wrong = shape.read({**inherited, **raw, **more} if inherited or more else raw)
-            problems += wrong
+            repeated_keys = sorted(more.keys() & raw.keys())
+            problems = [f"unknown key '{name}'; the file says it" for name in repeated_keys]
+            row, problems_of_keys = shape.read({**inherited, **raw, **more})
+            problems += problems_of_keys
             if problems:
                 label = f"{where}: {key} {number}{_identity(raw)}"
                 self.problems += [f"{label}: {problem}" for problem in problems]
-            if row is None:
-                # A component's recipe has a name of its own.
-                self.malformed |= {(key, str(raw.get(each, ""))) for each in ("name", "recipe")}
-            else:
-                found.append(row)
-        return found
+            if row is not None:
+                rows.append(row)
+                continue
+            # A component's recipe has a name of its own.
+            for name_key in ("name", "recipe"):
+                self.malformed.add((key, str(raw.get(name_key, ""))))
+        return rows
 
 
-def _identity(raw: object) -> str:
-    if not isinstance(raw, dict):
+def _identity(raw: dict[str, Any]) -> str:
+    """Return the keys that identify a row: `` (name = 'nccl', version = '2.18')``, or ``""``."""
+    keys = ("name", "version", "cuda", "base")
+    parts = [f"{key} = {short(raw[key])}" for key in keys if key in raw]
+    if not parts:
         return ""
-    parts = [
-        f"{key} = {short(raw[key])}" for key in ("name", "version", "cuda", "base") if key in raw
-    ]
-    return f" ({', '.join(parts)})" if parts else ""
+    return f" ({', '.join(parts)})"

@@ -527,10 +527,10 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """A promise in the front matter of a recipe, before versions are filled in:
-    ``kind`` and that kind's own keys.
+    """A check in the front matter of a recipe: ``kind`` and that kind's own keys.
 
-    With ``beside``, the promise holds only if that component is in the image too.
+    Versions are not filled in yet. With ``beside``, the check is only for images that have that
+    component too.
     """
 
     kind: str
@@ -559,7 +559,7 @@ class FrontMatter:
             the modules that they load.
         answers: Rules of ``images/compatibility.toml`` with advice that this recipe follows; such
             advice is not shown.
-        check: Promises of an image with the component; ``plan`` reads their keys.
+        check: Checks of an image with the component; ``plan`` reads their keys.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -582,8 +582,8 @@ class Recipe(FrontMatter):
 
     Attributes:
         name: The component.
-        text: The whole template.
-        checks: The promises of ``check``.
+        text: The complete template.
+        checks: The rows of ``check``.
     """
 
     name: str
@@ -592,15 +592,15 @@ class Recipe(FrontMatter):
 
 
 def checks_of(front: FrontMatter) -> tuple[CheckRow, ...]:
-    """Return the promises of a front matter."""
-    return tuple(
-        CheckRow(
-            kind=str(raw.get("kind", "")),
-            values={key: raw[key] for key in raw if key not in ("kind", "beside")},
-            beside=str(raw.get("beside", "")),
+    """Return the checks of a front matter."""
+    rows = []
+    for raw in front.check:
+        values = {key: raw[key] for key in raw if key not in ("kind", "beside")}
+        row = CheckRow(
+            kind=str(raw.get("kind", "")), values=values, beside=str(raw.get("beside", ""))
         )
-        for raw in front.check
-    )
+        rows.append(row)
+    return tuple(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -653,8 +653,8 @@ def _no_names(_row: Artifact) -> tuple[str, ...]:
 class Facts:
     """Everything that was read: rows, recipes, and the files that recipes copy.
 
-    A table of ``images/`` is named in one place, its field below; ``TABLES``
-    and everything else follow from it.
+    A table of ``images/`` is named in one place, its field below; ``TABLES`` and the reader follow
+    from the field.
     """
 
     bases: tuple[Base, ...] = _table("bases", "base", Base)
@@ -751,10 +751,12 @@ class Facts:
     def digest_by_image(self) -> Mapping[str, str]:
         """Digests of base images by name: from their rows, and from the lock.
 
-        The lock has an image with a digest in its row only if an alternative had to be taken.
+        The lock has an image with a digest in its row only if an alternative was taken.
         """
-        rows = {row.name: row.digest for row in self.base_images if row.digest}
-        return rows | {row.name: row.digest for row in self.locked_base_images}
+        digests = {row.name: row.digest for row in self.base_images if row.digest}
+        for locked in self.locked_base_images:
+            digests[locked.name] = locked.digest
+        return digests
 
     def archives_of(self, base: Base) -> tuple[LockedArchive, ...]:
         """Return the locked states of the suites of a base's packages."""

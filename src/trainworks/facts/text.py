@@ -15,8 +15,8 @@ from typing import Any
 import tomli
 
 _UNSEEN = "\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-"""Controls beyond ASCII, line breaks of Unicode, what has no width, and what
-turns the direction of writing.
+"""Controls beyond ASCII, line breaks of Unicode, characters without width, and those that turn
+the direction of writing.
 """
 
 CONTROL = re.compile(f"[\x00-\x1f{_UNSEEN}]")
@@ -35,7 +35,7 @@ _MARKS = (
 
 
 class UnreadableError(ValueError):
-    """A file is not what it should be; the text says what it is, without the file's name."""
+    """A file cannot be read as text; the message says why, without the file's name."""
 
 
 def read_text(path: Path) -> str:
@@ -45,21 +45,19 @@ def read_text(path: Path) -> str:
         UnreadableError: It is something else, it cannot be read, or it is empty.
     """
     if path.is_symlink():
-        # What it leads to is another file on each machine, and in no commit.
+        # A link leads to another file on each machine, and that file is in no commit.
         raise UnreadableError("is a link: put the file itself there")
     try:
         # Opening a pipe without a writer would wait for ever.
         mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UnreadableError("cannot be read: it is a folder")
         if not stat.S_ISREG(mode):
-            raise UnreadableError(
-                "cannot be read: it is"
-                f" {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
-            )
+            raise UnreadableError("cannot be read: it is not a regular file")
         content = path.read_bytes()
     except OSError as error:
-        raise UnreadableError(
-            f"cannot be read: {os.strerror(error.errno) if error.errno else error}"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else error
+        raise UnreadableError(f"cannot be read: {reason}") from error
     for mark, name in _MARKS:
         if content.startswith(mark):
             raise UnreadableError(f"cannot be read: it begins with {name}; save it as plain UTF-8")
@@ -95,23 +93,26 @@ def parse_toml(text: str) -> dict[str, Any]:
             "not TOML that can be read: its arrays or tables are nested too deeply"
         ) from None
     except ValueError as error:
-        # tomli's own error is one; Python's for an integer of thousands of digits is another.
+        # TOMLDecodeError is a ValueError; so is Python's error for an integer of thousands of
+        # digits.
         if isinstance(error, tomli.TOMLDecodeError):
             raise UnreadableError(f"not TOML: {error}") from error
         raise UnreadableError("not TOML that can be read: a number has too many digits") from error
 
 
 def control_characters(value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each text in a value that holds a control
-    character, names of keys included.
+    """Yield the place and the text of each string in a value that has a control character.
+
+    Names of keys are strings too. A place is for example ``target.0.python``.
     """
     if isinstance(value, str):
         if CONTROL.search(value):
             yield place, value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             yield from control_characters(key, place)
-            yield from control_characters(each, f"{place}.{key}" if place else key)
+            item_place = f"{place}.{key}" if place else key
+            yield from control_characters(item, item_place)
     elif isinstance(value, list):
-        for each in value:
-            yield from control_characters(each, place)
+        for item in value:
+            yield from control_characters(item, place)

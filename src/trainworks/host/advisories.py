@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from trainworks.host.downloads import Client, UnreachableError
 
 ECOSYSTEM = "PyPI"
-"""What OSV calls the index of Python packages."""
+"""OSV's name of the index of Python packages."""
 
 AT_ONCE = 500
 """Distributions in one request; the service takes a thousand."""
@@ -28,10 +28,10 @@ class Advisory:
 
     Attributes:
         name: The distribution.
-        installed: Its version.
-        identifier: The CVE's number where there is one, else the advisory's own.
-        fixed: The next version without it; ``""`` where there is none.
-        summary: What it is about, in the publisher's words; ``""`` where they say nothing.
+        installed: The distribution's version.
+        identifier: The number of the CVE, else the advisory's own.
+        fixed: The next version without the fault, or ``""``.
+        summary: The fault in the publisher's words, or ``""``.
     """
 
     name: str
@@ -46,28 +46,28 @@ def advisories_of(
 ) -> tuple[Advisory, ...]:
     """Return the advisories about distributions, by name and identifier.
 
-    One that was withdrawn is left out.
+    Withdrawn advisories are left out.
 
     Args:
         installed: Normalised name to version.
         address: The service.
-        client: Asks it.
+        client: The client for the service.
 
     Raises:
         UnreachableError: The service does not answer, or not as OSV does.
     """
-    found: dict[tuple[str, str], Advisory] = {}
+    advisories: dict[tuple[str, str], Advisory] = {}
     details: dict[str, Any] = {}
     try:
         for name, number in _published(installed, address, client):
             if number not in details:
-                details[number] = _answer(client.get(f"{address}/v1/vulns/{number}"), address)
+                details[number] = _json_of(client.get(f"{address}/v1/vulns/{number}"), address)
             if not details[number].get("withdrawn"):
                 advisory = _advisory(name, installed[name], details[number])
-                found[advisory.name, advisory.identifier] = advisory
+                advisories[advisory.name, advisory.identifier] = advisory
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreachableError(f"{address} does not answer as OSV does: {error!r}") from error
-    return tuple(each for _, each in sorted(found.items()))
+    return tuple(advisory for _, advisory in sorted(advisories.items()))
 
 
 def _published(
@@ -75,11 +75,11 @@ def _published(
 ) -> Iterator[tuple[str, str]]:
     """Yield each distribution with the number of each advisory about its version."""
     # The local part of a version, as in 2.4.1+cu121, is the builder's and is in no advisory.
-    left = [(name, version.partition("+")[0], "") for name, version in sorted(installed.items())]
-    while left:
-        asked, left = left[:AT_ONCE], left[AT_ONCE:]
+    pending = [(name, version.partition("+")[0], "") for name, version in sorted(installed.items())]
+    while pending:
+        batch, pending = pending[:AT_ONCE], pending[AT_ONCE:]
         queries = []
-        for name, version, page in asked:
+        for name, version, page in batch:
             query: dict[str, object] = {
                 "package": {"name": name, "ecosystem": ECOSYSTEM},
                 "version": version,
@@ -87,14 +87,17 @@ def _published(
             if page:
                 query["page_token"] = page
             queries.append(query)
-        answer = _answer(client.post(f"{address}/v1/querybatch", {"queries": queries}), address)
-        for (name, version, _), result in zip(asked, answer["results"], strict=True):
-            yield from ((name, str(each["id"])) for each in result.get("vulns") or ())
-            if more := result.get("next_page_token"):
-                left.append((name, version, more))
+        response = client.post(f"{address}/v1/querybatch", {"queries": queries})
+        results = _json_of(response, address)["results"]
+        for (name, version, _), result in zip(batch, results, strict=True):
+            for vulnerability in result.get("vulns") or ():
+                yield name, str(vulnerability["id"])
+            next_page = result.get("next_page_token")
+            if next_page:
+                pending.append((name, version, next_page))
 
 
-def _answer(response: Any, address: str) -> Any:
+def _json_of(response: Any, address: str) -> Any:
     if response.status_code != 200:
         raise UnreachableError(f"{address} answers HTTP {response.status_code}")
     return response.json()
@@ -102,36 +105,38 @@ def _answer(response: Any, address: str) -> Any:
 
 def _advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
     number = str(detail["id"])
-    known = sorted(
-        str(each)
-        for each in (number, *(detail.get("aliases") or ()))
-        if str(each).startswith("CVE-")
-    )
-    fixes = [
-        event["fixed"]
-        for affected in detail.get("affected") or ()
-        if canonicalize_name(str((affected.get("package") or {}).get("name", ""))) == name
-        for ranges in affected.get("ranges") or ()
-        if ranges.get("type") == "ECOSYSTEM"
-        for event in ranges.get("events") or ()
-        if "fixed" in event
-    ]
+    aliases = [str(alias) for alias in detail.get("aliases") or ()]
+    cves = sorted(name for name in (number, *aliases) if name.startswith("CVE-"))
     return Advisory(
         name=name,
         installed=version,
-        identifier=known[0] if known else number,
-        fixed=_next(version, fixes),
+        identifier=cves[0] if cves else number,
+        fixed=_next(version, list(_fixes(name, detail))),
         summary=" ".join(str(detail.get("summary") or "").split()),
     )
 
 
+def _fixes(name: str, detail: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the versions of a distribution that have the fix of an advisory."""
+    for affected in detail.get("affected") or ():
+        package = affected.get("package") or {}
+        if canonicalize_name(str(package.get("name", ""))) != name:
+            continue
+        for ranges in affected.get("ranges") or ():
+            if ranges.get("type") != "ECOSYSTEM":
+                continue
+            for event in ranges.get("events") or ():
+                if "fixed" in event:
+                    yield event["fixed"]
+
+
 def _next(version: str, fixes: list[str]) -> str:
-    """Return the smallest of several versions that is newer than one."""
+    """Return the smallest of several versions that is newer than one, or ``""``."""
     newer = []
-    for each in fixes:
+    for fix in fixes:
         try:
-            if Version(each) > Version(version):
-                newer.append(Version(each))
+            if Version(fix) > Version(version):
+                newer.append(Version(fix))
         except InvalidVersion:
             continue
     return str(min(newer)) if newer else ""

@@ -29,9 +29,9 @@ class AptSource:
 
     Attributes:
         uri, suite, components: As in ``sources.list``.
-        trusted: Whether its signature is not checked.
-        old: Whether it may be one whose signature is no longer valid today.
-        signed_by: The keyrings that it is checked with, or a key itself;
+        trusted: Whether the signature is not checked.
+        old: Whether the signature may no longer be valid today.
+        signed_by: The keyrings for the check, or a key itself;
             ``""``: those for every archive.
     """
 
@@ -55,16 +55,16 @@ def read_apt_settings(root: Path = Path("/")) -> AptSettings:
     """Read this machine's apt configuration and sources; empty on a machine without apt."""
     try:
         # subprocess.run would leave the child behind after an interrupt between fork and return.
-        dump = subprocesses.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(
-            errors="replace"
-        )
+        result = subprocesses.run(("apt-config", "dump"), timeout=_PROBE_SECONDS)
+        dump = result.output.decode(errors="replace")
     except OSError:
         dump = ""
-    lines = tuple(
-        line
-        for line in dump.splitlines()
-        if KEPT_SETTINGS.fullmatch(line.split(" ", 1)[0]) and not line.endswith('"";')
-    )
+    lines = []
+    for line in dump.splitlines():
+        name = line.split(" ", 1)[0]
+        is_empty = line.endswith('"";')
+        if KEPT_SETTINGS.fullmatch(name) and not is_empty:
+            lines.append(line)
     folder = root / "etc" / "apt"
     files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
     sources: list[AptSource] = []
@@ -72,66 +72,71 @@ def read_apt_settings(root: Path = Path("/")) -> AptSettings:
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
             sources += parse_deb822(text) if path.suffix == ".sources" else parse_one_line(text)
-    return AptSettings(lines=lines, sources=tuple(sources))
+    return AptSettings(lines=tuple(lines), sources=tuple(sources))
 
 
 def parse_one_line(text: str) -> list[AptSource]:
     """Parse a ``sources.list``: lines ``deb [options] uri suite components``."""
-    found = []
+    sources = []
     for line in text.splitlines():
         match = ONE_LINE.match(line.split("#", 1)[0].strip())
-        if match:
-            options = match["options"] or ""
-            signed = re.search(r"(?:^|\s)signed-by=(\S+)", options)
-            found.append(
-                AptSource(
-                    uri=match["uri"],
-                    suite=match["suite"],
-                    components=(match["components"] or "").strip(),
-                    trusted="trusted=yes" in options,
-                    signed_by=signed[1] if signed else "",
-                )
-            )
-    return found
+        if match is None:
+            continue
+        options = match["options"] or ""
+        signed = re.search(r"(?:^|\s)signed-by=(\S+)", options)
+        source = AptSource(
+            uri=match["uri"],
+            suite=match["suite"],
+            components=(match["components"] or "").strip(),
+            trusted="trusted=yes" in options,
+            signed_by=signed[1] if signed else "",
+        )
+        sources.append(source)
+    return sources
 
 
 def parse_deb822(text: str) -> list[AptSource]:
     """Parse a ``.sources`` file: paragraphs of ``Key: value``."""
-    found = []
+    sources = []
     for paragraph in re.split(r"\n\s*\n", text):
-        fields: dict[str, str] = {}
-        key = ""
-        for line in paragraph.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in " \t" and key:
-                fields[key] += "\n" + line.strip()
-            elif ":" in line:
-                key, value = line.split(":", 1)
-                key = key.strip().lower()
-                fields[key] = value.strip()
-        if (
-            "deb" not in fields.get("types", "").split()
-            or fields.get("enabled", "yes").lower() == "no"
-        ):
+        fields = _fields_of(paragraph)
+        is_enabled = fields.get("enabled", "yes").lower() != "no"
+        if "deb" not in fields.get("types", "").split() or not is_enabled:
             continue
-        found += [
-            AptSource(
-                uri=uri,
-                suite=suite,
-                components=" ".join(fields.get("components", "").split()),
-                trusted=fields.get("trusted") == "yes",
-                signed_by=fields.get("signed-by", ""),
-            )
-            for uri in fields.get("uris", "").split()
-            for suite in fields.get("suites", "").split()
-        ]
-    return found
+        components = " ".join(fields.get("components", "").split())
+        for uri in fields.get("uris", "").split():
+            for suite in fields.get("suites", "").split():
+                source = AptSource(
+                    uri=uri,
+                    suite=suite,
+                    components=components,
+                    trusted=fields.get("trusted") == "yes",
+                    signed_by=fields.get("signed-by", ""),
+                )
+                sources.append(source)
+    return sources
+
+
+def _fields_of(paragraph: str) -> dict[str, str]:
+    """Return the fields of a paragraph, by names in small letters."""
+    fields: dict[str, str] = {}
+    key = ""
+    for line in paragraph.splitlines():
+        if line.startswith("#"):
+            continue
+        if line[:1] in " \t" and key:
+            fields[key] += "\n" + line.strip()
+        elif ":" in line:
+            key, value = line.split(":", 1)
+            key = key.strip().lower()
+            fields[key] = value.strip()
+    return fields
 
 
 def host_suite(release: str) -> str:
-    """Return ``VERSION_CODENAME`` of the text of an ``os-release`` whose ``ID``
-    is debian, else ``""``.
+    """Return the code name of a Debian by the text of its ``os-release``: ``bookworm``.
+
+    ``""`` for another distribution.
     """
     values = dict(line.split("=", 1) for line in release.splitlines() if "=" in line)
     if values.get("ID", "").strip('"') != "debian":
@@ -140,8 +145,7 @@ def host_suite(release: str) -> str:
 
 
 def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
-    """Return the lines of a ``sources.list`` for ``suite``, with the archives
-    that this machine uses.
+    """Return the lines of a ``sources.list`` for ``suite``, with this machine's archives.
 
     Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``,
     ...), with the suite replaced; other vendors' archives are not Debian's. The result is empty if
@@ -152,12 +156,18 @@ def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tup
         return ()
     lines = []
     for source in sources:
-        if own_suite and (source.suite == own_suite or source.suite.startswith(f"{own_suite}-")):
-            wanted = suite + source.suite[len(own_suite) :]
-            words = ["trusted=yes"] * source.trusted + ["check-valid-until=no"] * source.old
-            options = f"[{' '.join(words)}] " if words else ""
-            if "main" in source.components.split():
-                lines.append(f"deb {options}{source.uri} {wanted} main")
+        is_own = source.suite == own_suite or source.suite.startswith(f"{own_suite}-")
+        if not own_suite or not is_own or "main" not in source.components.split():
+            continue
+        # bookworm-updates becomes trixie-updates.
+        target_suite = suite + source.suite.removeprefix(own_suite)
+        words = []
+        if source.trusted:
+            words.append("trusted=yes")
+        if source.old:
+            words.append("check-valid-until=no")
+        options = f"[{' '.join(words)}] " if words else ""
+        lines.append(f"deb {options}{source.uri} {target_suite} main")
     return tuple(dict.fromkeys(lines))
 
 

@@ -1,9 +1,8 @@
-"""Reads which state the suites of a package archive are in, and finds an
-archive that has a locked state.
+"""Reads the states of a package archive's suites, and finds an archive with a locked state.
 
-An archive signs the same packages again and again, so a state is known by its list of packages
-(``contents``), and the time of the signature says how old it is. Signatures are checked by apt,
-when it installs.
+An archive signs the same packages again and again, so a state is identified by its list of
+packages (``contents``), and dated by the time of the signature. apt checks the signatures when it
+installs.
 """
 
 from __future__ import annotations
@@ -22,28 +21,24 @@ from trainworks.host.downloads import Client, Limits, UnreachableError, without_
 from trainworks.host.settings import HostSettings
 
 RECORD = "/usr/share/trainworks/archives"
-"""File of an image: a line ``SUITE DATE CONTENTS`` for each state of an archive
-that its packages came from.
-"""
+"""File of an image with the states of its packages' archives: lines ``SUITE DATE CONTENTS``."""
 
 LIMITS = Limits(attempts=1, timeout=20)
 
 DATE = "%Y-%m-%dT%H:%M:%SZ"
 
 LATER = (0, 6, 12, 24, 48)
-"""Hours after its signature at which a state is looked for: a snapshot of it is
-made some time later.
-"""
+"""Hours after a signature at which a snapshot is searched: snapshots are made some time later."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ArchiveChoice:
     """An archive to build from.
 
     Attributes:
         settings: The settings of this machine, with that archive in the place of its own.
-        differs: Each suite that is not in its locked state, in words; empty
-            where the archive is as locked.
+        differs: A sentence about each suite that is not in its locked state; empty
+            if the archive is as locked.
     """
 
     settings: HostSettings
@@ -53,19 +48,19 @@ class Found:
 def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     """Return the state that an ``InRelease`` file describes.
 
-    Raises ``HostError`` for a text that is none.
+    Raises ``HostError`` for another text.
 
     Args:
         text: The file.
-        states: Known states; the one with the same packages is returned in the
-            place of a newer signature of them.
+        states: Known states. If one has the same packages, it is the result: the signature is
+            newer, the state is not.
     """
     head, _, lists = text.partition("\nSHA256:\n")
     fields = dict(re.findall(r"^([A-Za-z-]+): *(.+?)\s*$", head, re.MULTILINE))
-    listed = re.match(r"(?: .*\n)*", lists)
-    packages = re.findall(
-        r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", listed[0] if listed else "", re.MULTILINE
-    )
+    # The list ends at the first line that does not begin with a blank.
+    indented = re.match(r"(?: .*\n)*", lists)
+    sums = indented[0] if indented else ""
+    packages = re.findall(r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", sums, re.MULTILINE)
     try:
         signed = parsedate_to_datetime(fields["Date"])
         suite = fields["Codename"]
@@ -79,13 +74,14 @@ def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         contents=hashlib.sha256("".join(packages).encode()).hexdigest(),
     )
-    return next(
-        (each for each in states if (each.suite, each.contents) == (suite, state.contents)), state
-    )
+    for known_state in states:
+        if (known_state.suite, known_state.contents) == (suite, state.contents):
+            return known_state
+    return state
 
 
 def line_of(state: LockedArchive) -> str:
-    """Return a state as an image has it in ``RECORD``.
+    """Return a state as a line of ``RECORD``.
 
     ``templates/files/system/install-packages`` writes the same.
     """
@@ -95,54 +91,54 @@ def line_of(state: LockedArchive) -> str:
 def read_state(
     client: Client, uri: str, suite: str, states: Iterable[LockedArchive] = ()
 ) -> LockedArchive:
-    """Ask an archive for the state of a suite.
+    """Read the state of a suite from an archive.
 
     Raises:
-        UnreachableError: It does not answer, or does not have the suite.
-        HostError: Its answer is not an ``InRelease`` file.
+        UnreachableError: The archive does not answer, or does not have the suite.
+        HostError: The answer is not an ``InRelease`` file.
     """
     address = f"{uri.rstrip('/')}/dists/{suite}/InRelease"
-    answer = client.get(address)
-    if answer.status_code != 200:
-        raise UnreachableError(f"{without_credentials(address)} answers HTTP {answer.status_code}")
-    return state_of(answer.content.decode(errors="replace"), states)
+    response = client.get(address)
+    if response.status_code != 200:
+        raise UnreachableError(
+            f"{without_credentials(address)} answers HTTP {response.status_code}"
+        )
+    return state_of(response.content.decode(errors="replace"), states)
 
 
 def todays_states(
     base: Base, settings: HostSettings, client: Client, states: Iterable[LockedArchive] = ()
 ) -> tuple[LockedArchive, ...]:
-    """Return the states in which the archives of a base are today: this
-    machine's own, else the snapshot's newest.
+    """Return today's states of a base's archives: of this machine's own, else the newest snapshots.
 
-    A suite that this machine's apt does not have is left out: nothing is installed from it.
+    A suite that this machine's apt lacks is left out: nothing is installed from that suite.
 
     Raises:
         UnreachableError, HostError: As ``read_state`` does.
     """
-    own = _own(base, settings)
-    if own:
-        return tuple(
-            read_state(client, own[suite].uri, suite, states)
-            for suite in base.archives
-            if suite in own
-        )
+    source_by_suite = _own_sources(base, settings)
     now = datetime.now(UTC)
-    return tuple(
-        read_state(client, _snapshot(base, suite, now, settings), suite, states)
-        for suite in base.archives
-    )
+    todays = []
+    for suite in base.archives:
+        if suite in source_by_suite:
+            todays.append(read_state(client, source_by_suite[suite].uri, suite, states))
+        elif not source_by_suite:
+            address = _snapshot(base, suite, now, settings)
+            todays.append(read_state(client, address, suite, states))
+    return tuple(todays)
 
 
-def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSettings) -> Found:
-    """Return the archive that a build reads: one in the locked states where one
-    answers, else today's.
+def find_archive(
+    base: Base, states: tuple[LockedArchive, ...], settings: HostSettings
+) -> ArchiveChoice:
+    """Return the archive that a build reads: one in the locked states, else today's.
 
     Args:
         states: The locked states of the base's suites; with none of them this
             machine's own archives are read.
     """
     if not states:
-        return Found(settings=settings)
+        return ArchiveChoice(settings=settings)
     with Client(settings, limits=LIMITS) as client:
         try:
             today = {state.suite: state for state in todays_states(base, settings, client, states)}
@@ -151,21 +147,19 @@ def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSe
             missing: str = error.message
         else:
             missing = "not in the archive of this machine"
-        other = [state for state in states if today.get(state.suite) != state]
-        if not other:
-            return Found(settings=settings)
+        moved_states = [state for state in states if today.get(state.suite) != state]
+        if not moved_states:
+            return ArchiveChoice(settings=settings)
         dated = _dated(base, states, settings, client)
     if dated is not None:
-        return Found(settings=dated)
-    return Found(
-        settings=settings,
-        differs=tuple(
-            newer_than(each, today[each.suite])
-            if each.suite in today
-            else f"{_locked(each)}, {missing}"
-            for each in other
-        ),
-    )
+        return ArchiveChoice(settings=dated)
+    differs = []
+    for state in moved_states:
+        if state.suite in today:
+            differs.append(newer_than(state, today[state.suite]))
+        else:
+            differs.append(f"{_locked(state)}, {missing}")
+    return ArchiveChoice(settings=settings, differs=tuple(differs))
 
 
 def newer_than(locked: LockedArchive, today: LockedArchive) -> str:
@@ -177,21 +171,24 @@ def _locked(state: LockedArchive) -> str:
     return f"{state.suite} is locked as of {state.date}"
 
 
-def _own(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
+def _own_sources(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
     """Return this machine's archive of each suite of a base."""
-    found: dict[str, AptSource] = {}
+    source_by_suite: dict[str, AptSource] = {}
+    own_suite = settings.suite
+    if not own_suite:
+        return source_by_suite
     for source in settings.apt.sources:
-        if settings.suite and (
-            source.suite == settings.suite or source.suite.startswith(f"{settings.suite}-")
-        ):
-            found.setdefault(base.suite + source.suite[len(settings.suite) :], source)
-    return found
+        if source.suite == own_suite or source.suite.startswith(f"{own_suite}-"):
+            # bookworm-updates becomes trixie-updates.
+            suite = base.suite + source.suite.removeprefix(own_suite)
+            source_by_suite.setdefault(suite, source)
+    return source_by_suite
 
 
 def snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
-    """Return where the newest snapshot of a suite is.
+    """Return the address of the newest snapshot of a suite.
 
-    Raises ``UnreachableError`` where none is known.
+    Raises ``UnreachableError`` without a known snapshot.
     """
     return _snapshot(base, suite, datetime.now(UTC), settings)
 
@@ -202,28 +199,25 @@ def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> 
         raise UnreachableError(
             f"no archive of {suite} is configured, and no snapshot of it is known"
         )
-    return pattern.replace("{archive}", base.archives[suite]).replace(
-        "{date}", day.strftime("%Y%m%dT%H%M%SZ")
-    )
+    address = pattern.replace("{archive}", base.archives[suite])
+    return address.replace("{date}", day.strftime("%Y%m%dT%H%M%SZ"))
 
 
 def _dated(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, client: Client
 ) -> HostSettings | None:
-    """Return settings with the archives of the locked states, ``None`` where
-    one of them is nowhere.
-    """
+    """Return settings with the archives of the locked states; ``None`` if one is in no snapshot."""
     sources = []
-    trusted = {suite: source.trusted for suite, source in _own(base, settings).items()}
+    trusted = {suite: source.trusted for suite, source in _own_sources(base, settings).items()}
     for state in states:
         signed = datetime.strptime(state.date, DATE).replace(tzinfo=UTC)
         for hours in LATER:
             try:
                 uri = _snapshot(base, state.suite, signed + timedelta(hours=hours), settings)
-                found = read_state(client, uri, state.suite, states)
+                snapshot_state = read_state(client, uri, state.suite, states)
             except (LockError, HostError):
                 continue
-            if found == state:
+            if snapshot_state == state:
                 source = AptSource(uri=uri, suite=state.suite, components="main", old=True)
                 sources.append(replace(source, trusted=trusted.get(state.suite, False)))
                 break

@@ -9,7 +9,7 @@ import hashlib
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +34,10 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How often and how long a download is tried.
+    """Limits of attempts, speed and time of a download.
 
     Attributes:
-        attempts: How often, if the connection breaks or the server is busy.
+        attempts: The number of attempts, if the connection breaks or the server is busy.
         pause: Seconds before the second attempt; doubles before each further one.
         minimum_speed: Bytes per second. A download that stays slower for the whole time-out fails.
         timeout: Seconds; 0 means pip's time-out on this machine, or 30.
@@ -83,7 +83,7 @@ class Client:
         Args:
             settings: Has the CA and the time-out. Proxies and netrc come from
                 the process's environment.
-            limits: How often and how long a download is tried.
+            limits: Limits of attempts, speed and time.
             watch: Receives the progress of each download; the first call of a
                 continued one is not at 0 bytes.
         """
@@ -135,8 +135,10 @@ class Client:
     def size(self, address: str) -> int:
         """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
         try:
-            answer = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
-            return int(answer.headers.get("Content-Length") or 0) if answer.ok else 0
+            response = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
+            if not response.ok:
+                return 0
+            return int(response.headers.get("Content-Length") or 0)
         except (
             requests.RequestException,
             urllib3.exceptions.HTTPError,
@@ -220,7 +222,7 @@ class Client:
                 raise _BrokenError(message)
             if status not in (200, 206):
                 raise UnreachableError(f"{without_credentials(address)} answers HTTP {status}")
-            found = _validator(response)
+            new_validator = _validator(response)
             if status == 200:
                 start = 0
             length = response.headers.get("Content-Length", "")
@@ -228,11 +230,11 @@ class Client:
             try:
                 size = self._write(response, part, start, max(0, expected))
             except (urllib3.exceptions.HTTPError, requests.RequestException, TimeoutError) as error:
-                raise _BrokenError(str(error), validator=found) from error
+                raise _BrokenError(str(error), validator=new_validator) from error
             if expected not in (-1, size):
                 message = f"the connection ended after {size} of {expected} bytes"
-                raise _BrokenError(message, validator=found)
-            return found
+                raise _BrokenError(message, validator=new_validator)
+            return new_validator
 
     def _write(self, response: requests.Response, part: Path, start: int, total: int) -> int:
         window, received = time.monotonic(), 0
@@ -319,63 +321,69 @@ def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 
 def _validator(response: requests.Response) -> str:
-    """Return what identifies this version of a file: a strong entity tag, or
-    its modification time.
-    """
+    """Return the identifier of a file's version: a strong entity tag, or the modification time."""
     tag = response.headers.get("ETag", "")
-    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
+    is_strong = tag != "" and not tag.startswith("W/")
+    if is_strong:
+        return tag
+    return response.headers.get("Last-Modified", "")
+
+
+_FINAL_ERRORS = (
+    requests.exceptions.SSLError,
+    requests.exceptions.InvalidURL,
+    requests.TooManyRedirects,
+)
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another attempt would fail too: untrusted certificate, invalid
-    address, name that does not resolve.
+    """Return whether another attempt would fail too.
+
+    That is so for an untrusted certificate, an invalid address, a name that does not resolve.
     """
-    if isinstance(
-        error,
-        (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects),
-    ):
+    if isinstance(error, _FINAL_ERRORS):
         return True
-    return any(
-        isinstance(each, urllib3.exceptions.NameResolutionError) for each in causes_of(error)
-    )
+    causes = causes_of(error)
+    return any(isinstance(cause, urllib3.exceptions.NameResolutionError) for cause in causes)
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """Return an error and all that it wraps.
+    """Return an error and all errors that it wraps.
 
-    Requests and urllib3 wrap one several times, each in its own way.
+    Requests and urllib3 wrap an error several times, each in its own way.
     """
-    found: list[BaseException] = []
-    waiting: list[object] = [error]
-    while waiting:
-        each = waiting.pop(0)
-        if isinstance(each, BaseException) and each not in found:
-            found.append(each)
-            waiting += (getattr(each, "reason", None), *each.args, each.__cause__, each.__context__)
-    return found
+    causes: list[BaseException] = []
+    pending: list[object] = [error]
+    while pending:
+        item = pending.pop(0)
+        if isinstance(item, BaseException) and item not in causes:
+            causes.append(item)
+            pending += (getattr(item, "reason", None), *item.args, item.__cause__, item.__context__)
+    return causes
 
 
 def reason_of(error: Exception) -> str:
-    """Return the innermost reason of an error, which the library wraps several times.
-
-    Without credentials.
-    """
+    """Return the text of the innermost error that an error wraps, without credentials."""
     reason: object = error
     while True:
-        deeper = getattr(reason, "reason", None) or next(
-            (each for each in getattr(reason, "args", ()) if isinstance(each, Exception)), None
-        )
-        if not isinstance(deeper, Exception):
+        wrapped = getattr(reason, "reason", None) or _first_error(getattr(reason, "args", ()))
+        if not isinstance(wrapped, Exception):
             break
-        reason = deeper
+        reason = wrapped
     text = str(reason) or type(reason).__name__
     # "HTTPSConnection(host='…', port=443): " only repeats the address.
     text = re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text)
-    if any(isinstance(each, ssl.SSLCertVerificationError) for each in causes_of(error)):
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
         text = f"certificate not trusted ({text})"
-    return without_credentials(
-        re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text)
-    )
+    text = re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text)
+    return without_credentials(text)
+
+
+def _first_error(values: Iterable[object]) -> Exception | None:
+    for value in values:
+        if isinstance(value, Exception):
+            return value
+    return None
 
 
 def without_credentials(text: str) -> str:

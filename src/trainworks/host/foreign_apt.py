@@ -1,8 +1,7 @@
-"""What apt has to know of an image to answer for it outside of it, read from the image's files.
+"""Reads apt's inputs from the files of an image, so that apt can run outside of the image.
 
-Nothing of the image runs for that, and nothing in it may lead apt to a secret or to a program: of
-its settings only the archives, their public keys and its pinning are taken. Each of them is written
-anew.
+No program of the image runs, and no file of the image may lead apt to a secret or to a program:
+only the archives, their public keys and the pinning are read, and each is written anew.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from trainworks.engine.tree import ImageTree
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 
 FOLDER: Final = "/run/foreign"
-"""Where a step finds these files."""
+"""The folder of these files in a step."""
 
 STATUS: Final = "/var/lib/dpkg/status"
 
@@ -26,7 +25,7 @@ READ: Final = re.compile(
     r"(?:/usr/lib|/etc)/os-release|/var/lib/dpkg/(?:status|arch)|/etc/apt/(?:sources\.list|preferences|trusted\.gpg)"
     r"|/etc/apt/(?:sources\.list|preferences|trusted\.gpg|keyrings)\.?d?/[^/]+|/usr/share/keyrings/[^/]+|/.*\.(?:gpg|asc)"
 )
-"""The files whose content is asked for."""
+"""The files that are read with their content."""
 
 LARGEST_KEYRING: Final = 4 << 20
 
@@ -38,13 +37,13 @@ _FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{16,40}!?")
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignDebian:
-    """An image of Debian, Ubuntu or one that is made of them.
+    """An image of Debian, Ubuntu or a distribution that is made of them.
 
     Attributes:
-        release: Its ``os-release``.
-        files: What a step mounts at ``FOLDER``: name to content.
-        packages: How many packages are installed.
-        refused: The archives of the image that are not asked, a sentence each.
+        release: The image's ``os-release``.
+        files: The files that a step mounts at ``FOLDER``: name to content.
+        packages: The number of installed packages.
+        refused: A sentence for each archive of the image that is not used.
     """
 
     release: dict[str, str]
@@ -54,56 +53,53 @@ class ForeignDebian:
 
     @property
     def suite(self) -> str:
-        """Code name of its Debian; ``""`` of another distribution."""
-        return (
-            self.release.get("VERSION_CODENAME", "") if self.release.get("ID") == "debian" else ""
-        )
+        """The code name of the image's Debian; ``""`` for another distribution."""
+        if self.release.get("ID") != "debian":
+            return ""
+        return self.release.get("VERSION_CODENAME", "")
 
 
 def release_of(tree: ImageTree) -> dict[str, str]:
-    """Return the ``os-release`` of an image; empty where it has none."""
-    text = (tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b"").decode(
-        errors="replace"
-    )
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name: value.strip("\"'") for name, sign, value in pairs if sign}
+    """Return the ``os-release`` of an image; empty if the image has none."""
+    content = tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b""
+    values = {}
+    for line in content.decode(errors="replace").splitlines():
+        name, sign, value = line.partition("=")
+        if sign:
+            values[name] = value.strip("\"'")
+    return values
 
 
 def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebian | None:
-    """Return what apt has to know of an image; ``None`` of one without dpkg's packages.
+    """Return apt's inputs from an image; ``None`` for an image without dpkg's packages.
 
     Args:
-        tree: Its files, read with ``READ``.
-        own: This machine's archives, whose hosts may be in a network of its own.
+        tree: The image's files, read with ``READ``.
+        own: This machine's archives: their hosts may be in a private network.
     """
     status = tree.read(STATUS)
     if status is None:
         return None
-    hosts = {urlsplit(each.uri).hostname for each in own}
+    own_hosts = {urlsplit(source.uri).hostname for source in own}
     keys: dict[str, bytes] = {}
     lines: dict[str, None] = {}
     refused: dict[str, None] = {}
     for source in _sources(tree):
-        reason = _wrong(source, hosts)
+        reason = _refusal(source, own_hosts)
         if reason:
-            refused.setdefault(f"{_shown(source.uri)} of the image is not asked: {reason}")
+            address = _without_login(source.uri)
+            refused.setdefault(f"{address} of the image is not asked: {reason}")
         else:
             lines.setdefault(_line(source, tree, keys))
-    trusted = [
-        path for path in tree.below("/etc/apt/trusted.gpg.d") if path.endswith((".gpg", ".asc"))
-    ]
-    for number, path in enumerate(["/etc/apt/trusted.gpg", *sorted(trusted)]):
-        content = tree.read(path)
-        if content is not None and len(content) <= LARGEST_KEYRING:
-            keys[f"trusted/{number}.{'asc' if path.endswith('.asc') else 'gpg'}"] = content
+    keys |= _trusted_keys(tree)
     pinning = ["/etc/apt/preferences", *sorted(tree.below("/etc/apt/preferences.d"))]
-    preferences = b"\n\n".join(filter(None, map(tree.read, pinning)))
+    preferences = [tree.read(path) for path in pinning]
     files = {
         "status": status,
         "sources.list": "".join(f"{line}\n" for line in lines).encode(),
-        "preferences": preferences,
+        "preferences": b"\n\n".join(content for content in preferences if content),
         "apt.conf": _configuration(_architectures(tree, status)).encode(),
-        # A folder must be there to be read.
+        # apt reads the folder, so it must exist.
         "trusted/.keep": b"",
         **keys,
     }
@@ -113,19 +109,35 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
     )
 
 
+def _trusted_keys(tree: ImageTree) -> dict[str, bytes]:
+    """Return the keyrings for all archives of an image: ``trusted/0.gpg`` to content."""
+    paths = list(tree.below("/etc/apt/trusted.gpg.d"))
+    keyrings = sorted(path for path in paths if path.endswith((".gpg", ".asc")))
+    keys = {}
+    for number, path in enumerate(["/etc/apt/trusted.gpg", *keyrings]):
+        content = tree.read(path)
+        if content is not None and len(content) <= LARGEST_KEYRING:
+            keys[f"trusted/{number}.{_ending(path)}"] = content
+    return keys
+
+
+def _ending(path: str) -> str:
+    return "asc" if path.endswith(".asc") else "gpg"
+
+
 def _sources(tree: ImageTree) -> Iterable[AptSource]:
-    parts = sorted(
-        path
-        for path in tree.below("/etc/apt/sources.list.d")
-        if path.endswith((".list", ".sources"))
-    )
+    paths = list(tree.below("/etc/apt/sources.list.d"))
+    parts = sorted(path for path in paths if path.endswith((".list", ".sources")))
     for path in ["/etc/apt/sources.list", *parts]:
         text = (tree.read(path) or b"").decode(errors="replace")
-        yield from parse_deb822(text) if path.endswith(".sources") else parse_one_line(text)
+        if path.endswith(".sources"):
+            yield from parse_deb822(text)
+        else:
+            yield from parse_one_line(text)
 
 
-def _wrong(source: AptSource, hosts: set[str | None]) -> str:
-    """Return why an archive of an image is not asked; ``""`` where it may be."""
+def _refusal(source: AptSource, own_hosts: set[str | None]) -> str:
+    """Return the reason why an archive of an image is not used, or ``""``."""
     if not _URI.fullmatch(source.uri):
         return "only http and https archives are"
     if not all(_WORD.fullmatch(word) for word in (source.suite, *source.components.split())):
@@ -134,16 +146,16 @@ def _wrong(source: AptSource, hosts: set[str | None]) -> str:
         host = urlsplit(source.uri).hostname or ""
     except ValueError:
         return "its address is malformed"
-    if host in hosts:
+    if host in own_hosts:
         return ""
     if host == "localhost" or host.endswith(".localhost"):
         return "it is an address of this machine"
     try:
-        public = ipaddress.ip_address(host).is_global
+        is_public = ipaddress.ip_address(host).is_global
     except ValueError:
-        # A name. Digits alone are an address too, for what resolves it.
-        public = re.fullmatch(r"[0-9.]+|0x[0-9a-fA-F]+", host) is None and host != ""
-    return "" if public else "it is an address of a private network"
+        # A name. Resolvers read digits alone as an address, too.
+        is_public = re.fullmatch(r"[0-9.]+|0x[0-9a-fA-F]+", host) is None and host != ""
+    return "" if is_public else "it is an address of a private network"
 
 
 def _line(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
@@ -154,52 +166,51 @@ def _line(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
 
 
 def _signed_by(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
-    """Return the value of ``signed-by`` for keys that are written anew.
-
-    ``""`` where the image names none.
-    """
+    """Return the value of ``signed-by`` for keys that are written anew; ``""`` without keys."""
     if "BEGIN PGP" in value:
         # In a paragraph a line with a dot is an empty one.
         lines = ["" if line == "." else line for line in value.strip().splitlines()]
         return _add_key("\n".join([*lines, ""]).encode(), "asc", keys)
-    named = []
+    signers = []
     for word in re.split(r"[\s,]+", value):
         if _FINGERPRINT.fullmatch(word):
-            named.append(word)
+            signers.append(word)
         elif word.startswith("/"):
             content = tree.read(word)
-            # apt says that a key is missing, where the image lacks it.
-            content = b"" if content is None or len(content) > LARGEST_KEYRING else content
-            named.append(_add_key(content, "asc" if word.endswith(".asc") else "gpg", keys))
-    return ",".join(named)
+            if content is None or len(content) > LARGEST_KEYRING:
+                # With an empty keyring apt reports that a key is missing.
+                content = b""
+            signers.append(_add_key(content, _ending(word), keys))
+    return ",".join(signers)
 
 
 def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
-    name = next(
-        (name for name, known in keys.items() if known == content and name.endswith(ending)), ""
-    )
-    name = name or f"keys/{len(keys)}.{ending}"
+    """Add a keyring, unless one with the same content is there; return its path in a step."""
+    for name, key in keys.items():
+        if key == content and name.endswith(ending):
+            return f"{FOLDER}/{name}"
+    name = f"keys/{len(keys)}.{ending}"
     keys[name] = content
     return f"{FOLDER}/{name}"
 
 
 def _architectures(tree: ImageTree, status: bytes) -> list[str]:
-    """Return the architecture of the image's own dpkg, then those that it may
-    have packages of besides.
-    """
-    paragraphs = status.decode(errors="replace").split("\n\n")
-    own = next((each for each in paragraphs if re.match(r"Package: dpkg$", each, re.MULTILINE)), "")
-    found = re.findall(r"^Architecture: (\S+)$", own, re.MULTILINE)
-    found += (tree.read("/var/lib/dpkg/arch") or b"").decode(errors="replace").split()
-    sound = [each for each in found if _ARCHITECTURE.fullmatch(each) and each != "all"]
-    return list(dict.fromkeys(sound)) or ["amd64"]
+    """Return the architectures of an image's packages, first that of its own dpkg."""
+    names: list[str] = []
+    for paragraph in status.decode(errors="replace").split("\n\n"):
+        if re.match(r"Package: dpkg$", paragraph, re.MULTILINE):
+            names += re.findall(r"^Architecture: (\S+)$", paragraph, re.MULTILINE)
+            break
+    names += (tree.read("/var/lib/dpkg/arch") or b"").decode(errors="replace").split()
+    valid_names = [name for name in names if _ARCHITECTURE.fullmatch(name) and name != "all"]
+    return list(dict.fromkeys(valid_names)) or ["amd64"]
 
 
 def _configuration(architectures: list[str]) -> str:
-    listed = " ".join(f'"{each}";' for each in architectures)
+    names = " ".join(f'"{name}";' for name in architectures)
     return f"""\
 APT::Architecture "{architectures[0]}";
-APT::Architectures {{ {listed} }};
+APT::Architectures {{ {names} }};
 APT::Get::Always-Include-Phased-Updates "true";
 Acquire::Languages "none";
 Acquire::https::CAInfo "{FOLDER}/ca.pem";
@@ -213,6 +224,6 @@ Dir::Etc::preferencesparts "-";
 """
 
 
-def _shown(uri: str) -> str:
+def _without_login(uri: str) -> str:
     """Return an address without the login in it."""
     return re.sub(r"//[^/\s@]*@", "//", uri)

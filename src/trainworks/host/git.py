@@ -25,7 +25,7 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
     """Return the commit that a tag points at; ``""`` if the repository has no such tag.
 
     Args:
-        seconds: How long the repository may take to answer.
+        seconds: Seconds that the repository may take to answer.
 
     Raises:
         UnreachableError: The repository does not answer.
@@ -37,12 +37,13 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
         ca_path,
         seconds,
     )
-    found = {}
+    commit_by_name = {}
     for line in listing.output.decode().splitlines():
         commit, _, name = line.partition("\t")
-        found[name] = commit
+        commit_by_name[name] = commit
     # An annotated tag is an object of its own; its commit is listed with ^{}.
-    return found.get(f"refs/tags/{tag}^{{}}", found.get(f"refs/tags/{tag}", ""))
+    plain_commit = commit_by_name.get(f"refs/tags/{tag}", "")
+    return commit_by_name.get(f"refs/tags/{tag}^{{}}", plain_commit)
 
 
 def tags_of(repository: str, *, ca_path: str = "", seconds: float = SECONDS) -> list[str]:
@@ -66,15 +67,15 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
     part = target.with_name(f"{target.name}.part").absolute()
     with private_folder() as folder:
         _git(("init", "--quiet", "--bare", str(folder)), repository, ca_path)
-        fetch = ("fetch", "--quiet", "--no-tags", repository, f"+{name if tag else commit}:{name}")
+        source = name if tag else commit
+        fetch = ("fetch", "--quiet", "--no-tags", repository, f"+{source}:{name}")
         _git(("-C", str(folder), *fetch), repository, ca_path)
-        found = _git(("-C", str(folder), "rev-parse", f"{name}^{{commit}}"), repository, ca_path)
-        there = found.output.decode().strip()
-        if there != commit:
-            raise moved(repository, tag, commit, there)
-        _git(
-            ("-C", str(folder), "bundle", "create", "--quiet", str(part), name), repository, ca_path
-        )
+        parsed = _git(("-C", str(folder), "rev-parse", f"{name}^{{commit}}"), repository, ca_path)
+        actual_commit = parsed.output.decode().strip()
+        if actual_commit != commit:
+            raise moved(repository, tag, commit, actual_commit)
+        bundle = ("bundle", "create", "--quiet", str(part), name)
+        _git(("-C", str(folder), *bundle), repository, ca_path)
     part.replace(target)
 
 
@@ -96,8 +97,9 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
 
 
 def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
-    """Return the commit of a reference, and a reproducible tar of its files
-    below ``source/``, with submodules.
+    """Return a reference's commit, and a reproducible tar of its files below ``source/``.
+
+    Submodules are in the tar, too.
 
     ``.git_archival.txt`` gives setuptools_scm the version that it would ask git for.
 
@@ -128,11 +130,9 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
         def git(*words: str) -> str:
             return _git(("-C", str(folder), *words), repository, "").output.decode().strip()
 
-        names = (
-            (f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference)
-            if reference
-            else ("HEAD",)
-        )
+        names = ["HEAD"]
+        if reference:
+            names = [f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference]
         commit = ""
         for name in names:
             with contextlib.suppress(UnreachableError):
@@ -155,27 +155,25 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
 
 
 def archival_of(folder: Path) -> str:
-    """Return what ``.git_archival.txt`` of a folder would say, by which
-    setuptools_scm finds the version; or ``""``.
+    """Return the text of a folder's ``.git_archival.txt``: setuptools_scm reads its version there.
 
     ``""`` for a folder that is not the root of a git repository with a tag, and
-    where git is not installed.
+    without git.
     """
     if not (folder / ".git").exists():
         return ""
     words = ("-C", str(folder))
     try:
         commit = _git((*words, "rev-parse", "HEAD"), str(folder), "").output.decode().strip()
-        version = _git(
-            (*words, "describe", "--tags", "--long", "--match", "*[0-9]*"), str(folder), ""
-        ).output.decode()
+        describe = ("describe", "--tags", "--long", "--match", "*[0-9]*")
+        version = _git((*words, *describe), str(folder), "").output.decode()
     except (LockError, UnreachableError):
         return ""
     return f"node: {commit}\ndescribe-name: {version.strip()}\n"
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return a member without what differs between clones; ``None`` for git's own files."""
+    """Return a member without its owner and time, which differ; ``None`` for git's own files."""
     if member.name.rsplit("/", 1)[-1] == ".git":
         return None
     member.uid = member.gid = 0
@@ -185,10 +183,12 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def moved(repository: str, tag: str, commit: str, there: str) -> LockError:
+def moved(repository: str, tag: str, commit: str, actual_commit: str) -> LockError:
     """Return the error for a tag that moved."""
-    now = f"points at {there}" if there else "does not exist"
-    return LockError(f"tag {tag} of {without_credentials(repository)} {now}, its row says {commit}")
+    state = f"points at {actual_commit}" if actual_commit else "does not exist"
+    return LockError(
+        f"tag {tag} of {without_credentials(repository)} {state}, its row says {commit}"
+    )
 
 
 def _git(
@@ -199,21 +199,23 @@ def _git(
     if ca_path:
         environment["GIT_SSL_CAINFO"] = ca_path
     try:
-        done = run(("git", *words), timeout=seconds, environment=environment)
+        result = run(("git", *words), timeout=seconds, environment=environment)
     except FileNotFoundError as error:
         raise LockError(
             "git is not installed", hint="install it with `apt-get install git`"
         ) from error
-    if done.timed_out:
+    if result.timed_out:
         raise UnreachableError(
             f"{without_credentials(repository)} does not answer within {seconds:.0f} s"
         )
-    if done.status != 0:
-        lines = [line for line in done.words.splitlines() if line.startswith(("fatal:", "error:"))]
-        said = (lines[0] if lines else done.words).strip()
+    if result.status != 0:
+        lines = result.words.splitlines()
+        errors = [line for line in lines if line.startswith(("fatal:", "error:"))]
+        error_text = errors[0] if errors else result.words
         # git repeats the address: after "unable to access", in quotes.
-        reason = re.sub(r"^(?:fatal|error): (?:unable to access '[^']*': )?", "", said)
+        prefix = r"^(?:fatal|error): (?:unable to access '[^']*': )?"
+        reason = re.sub(prefix, "", error_text.strip())
         raise UnreachableError(
             f"cannot fetch {without_credentials(repository)}: {without_credentials(reason)}"
         )
-    return done
+    return result

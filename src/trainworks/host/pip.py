@@ -55,9 +55,8 @@ class PipSettings:
     @property
     def local_folders(self) -> tuple[Path, ...]:
         """Folders of ``find_links`` on this machine."""
-        return tuple(
-            path for path in map(local_path, self.find_links) if path is not None and path.is_dir()
-        )
+        paths = [local_path(link) for link in self.find_links]
+        return tuple(path for path in paths if path is not None and path.is_dir())
 
     @property
     def local_indexes(self) -> tuple[Path, ...]:
@@ -74,39 +73,29 @@ class PipSettings:
 
 @cache
 def default_index() -> str:
-    """Return the address of the index that pip and uv ask without settings.
+    """Return the address of the index that pip and uv use without settings.
 
-    uv writes it as an option of the requirements file that it makes of an empty one.
+    uv writes the address as an option of the requirements file that it compiles from an empty one.
 
     Raises:
         HostError: uv does not run.
     """
-    words = (
-        uv_program(),
-        "pip",
-        "compile",
-        "-",
-        "--emit-index-url",
-        "--no-header",
-        "--no-config",
-        "--offline",
-    )
-    without_settings = {
-        name: value for name, value in os.environ.items() if not name.startswith("UV_")
-    }
-    python = ("--python", sys.executable)
-    done = subprocess.run(
-        (*words, *python),
+    words = [uv_program(), "pip", "compile", "-", "--emit-index-url", "--no-header"]
+    words += ["--no-config", "--offline", "--python", sys.executable]
+    variables = os.environ.items()
+    without_settings = {name: value for name, value in variables if not name.startswith("UV_")}
+    result = subprocess.run(
+        words,
         env=without_settings,
         input="",
         capture_output=True,
         text=True,
         check=False,
     )
-    for line in done.stdout.splitlines():
+    for line in result.stdout.splitlines():
         if line.startswith(_INDEX_OPTION):
             return line.removeprefix(_INDEX_OPTION).rstrip("/")
-    raise HostError(f"uv names no index of its own: {done.stderr.strip()}")
+    raise HostError(f"uv names no index of its own: {result.stderr.strip()}")
 
 
 def local_path(address: str) -> Path | None:
@@ -114,20 +103,21 @@ def local_path(address: str) -> Path | None:
     parts = urlsplit(address)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    return Path(address).expanduser() if address and not parts.scheme else None
+    if not address or parts.scheme:
+        return None
+    return Path(address).expanduser()
 
 
 def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
-    """Return what ``pip install`` would use: its files, then ``PIP_*``, as
-    ``pip config list`` says them.
+    """Return the settings of ``pip install``: its files, then ``PIP_*``, as in ``pip config list``.
 
-    Of a Python without pip only the variables count.
+    With a Python without pip only the variables count.
 
     Raises:
         HostError: pip rejects a file or a variable.
     """
-    # Another process: the environment may be another one than this one's.
-    done = subprocess.run(
+    # A child: the environment may differ from this process's own.
+    result = subprocess.run(
         (sys.executable, "-I", str(_PROGRAM)),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
@@ -135,20 +125,21 @@ def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [
-            f"the program that asks pip ended with {done.returncode}"
-        ]
-        raise HostError(said[-1], hint="`pip config debug` shows pip's view of its settings")
-    found = json.loads(done.stdout)
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines()
+        reason = f"the program that asks pip ended with {result.returncode}"
+        if lines:
+            reason = lines[-1]
+        raise HostError(reason, hint="`pip config debug` shows pip's view of its settings")
+    values = json.loads(result.stdout)
     return PipSettings(
-        index_url=found["index_url"],
-        extra_index_urls=tuple(found["extra_index_urls"]),
-        find_links=tuple(found["find_links"]),
-        trusted_hosts=tuple(found["trusted_hosts"]),
-        certificate=found["cert"],
-        timeout_seconds=float(found["timeout"] or 0),
-        no_index=found["no_index"],
+        index_url=values["index_url"],
+        extra_index_urls=tuple(values["extra_index_urls"]),
+        find_links=tuple(values["find_links"]),
+        trusted_hosts=tuple(values["trusted_hosts"]),
+        certificate=values["cert"],
+        timeout_seconds=float(values["timeout"] or 0),
+        no_index=values["no_index"],
     )
 
 
@@ -184,13 +175,10 @@ def uv_configuration(
     if settings.index_url and local_path(settings.index_url) is None:
         indexes.append((settings.index_url, True))
     if not settings.no_index:
-        for url, default in indexes:
-            lines += [
-                "",
-                "[[index]]",
-                f"url = {_quoted(url)}",
-                *(["default = true"] if default else []),
-            ]
+        for url, is_default in indexes:
+            lines += ["", "[[index]]", f"url = {_quoted(url)}"]
+            if is_default:
+                lines.append("default = true")
     return "\n".join(lines) + "\n"
 
 
@@ -218,17 +206,20 @@ def pip_configuration(settings: PipSettings) -> str:
 
 
 def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | None:
-    """Return this machine's copy of a locked file, with the same name and hash, from the user's
-    folders and indexes.
+    """Return the copy of a locked file in the user's folders and indexes, or ``None``.
+
+    The copy has the same name and hash.
     """
     candidates = [folder / package.file for folder in settings.local_folders]
     for index in settings.local_indexes:
         page = index / package.name / "index.html"
-        if page.is_file():
-            for link in HREF.findall(page.read_text(encoding="utf-8", errors="replace")):
-                if unquote(link).rsplit("/", 1)[-1] == package.file:
-                    path = local_path(urljoin(page.as_uri(), link))
-                    candidates += [path] if path is not None else []
+        if not page.is_file():
+            continue
+        for link in HREF.findall(page.read_text(encoding="utf-8", errors="replace")):
+            if unquote(link).rsplit("/", 1)[-1] == package.file:
+                file = local_path(urljoin(page.as_uri(), link))
+                if file is not None:
+                    candidates.append(file)
     for path in candidates:
         if path.is_file():
             status = path.stat()

@@ -1,6 +1,4 @@
-"""This machine's settings that a build needs, read once, and passed to builds
-as secrets and arguments.
-"""
+"""This machine's settings for builds: read once, and passed to builds as secrets and arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from trainworks.host.pip import (
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
-"""Where a build step finds its secrets, with every engine."""
+"""The folder of a build step's secrets, with every engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,58 +69,60 @@ class HostSettings:
         Args:
             suite: The base's release of Debian; ``""`` for another system.
             vendor_index: A framework vendor's own index; ``""`` for none.
-            addresses: What the build downloads beside packages of indexes.
-                Logins go in for named hosts alone.
+            addresses: Further downloads of the build, besides packages of indexes.
+                Logins go in for these hosts alone.
         """
-        named = (*self.sources, default_index(), vendor_index, *addresses)
+        all_addresses = (*self.sources, default_index(), vendor_index, *addresses)
+        uv_settings = uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"])
+        mirror = ""
+        if self.mirror:
+            second_line = "only" if self.mirror_only else ""
+            mirror = f"{self.mirror}\n{second_line}\n"
+        timeout = ceil(self.pip.timeout_seconds) or 30
         return {
             **self.apt_secrets(suite),
             "ca.pem": self.ca,
-            "netrc": logins_for(hosts_of(named), self.netrc),
+            "netrc": logins_for(hosts_of(all_addresses), self.netrc),
             "pip.conf": pip_configuration(self.pip).encode(),
-            "uv.toml": uv_configuration(
-                self.pip, vendor_index=vendor_index, folders=["/run/wheels"]
-            ).encode(),
-            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode()
-            if self.mirror
-            else b"",
-            "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
+            "uv.toml": uv_settings.encode(),
+            "mirror": mirror.encode(),
+            "timeout": f"{timeout}\n".encode(),
         }
 
     def apt_secrets(self, suite: str) -> dict[str, bytes]:
-        """Return those secrets of a build that say which archive apt reads."""
+        """Return the secrets of a build with apt's archives."""
         sources = sources_for(suite, self.apt.sources, self.suite)
-        return {
-            "apt.conf": apt_configuration(
-                self.apt,
-                sources_path=f"{SECRETS_FOLDER}/sources.list" if sources else "",
-                ca_path=f"{SECRETS_FOLDER}/ca.pem" if self.ca else "",
-            ).encode(),
-            "sources.list": "".join(f"{line}\n" for line in sources).encode(),
-        }
+        configuration = apt_configuration(
+            self.apt,
+            sources_path=f"{SECRETS_FOLDER}/sources.list" if sources else "",
+            ca_path=f"{SECRETS_FOLDER}/ca.pem" if self.ca else "",
+        )
+        source_lines = "".join(f"{line}\n" for line in sources)
+        return {"apt.conf": configuration.encode(), "sources.list": source_lines.encode()}
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Addresses that this machine's settings name: indexes, pages of files,
-        the mirror, the snapshot.
-        """
+        """Addresses in this machine's settings: indexes, pages of files, mirror, snapshot."""
         pip = self.pip
         return (pip.index_url, *pip.extra_index_urls, *pip.find_links, self.mirror, self.snapshot)
 
     @property
     def network(self) -> Network:
-        """The network of a step that downloads: the host's own only where a
-        setting names its loopback device.
+        """The network of a step that downloads.
+
+        It is the host's own only if a setting names the host's loopback device.
         """
-        archives = (source.uri for source in self.apt.sources)
-        lines = (
-            address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line)
-        )
-        proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
-        # A proxy may be written without a scheme.
-        proxies = (value if "://" in value else f"//{value}" for value in proxies)
-        named = hosts_of((*self.sources, *archives, *lines, *proxies))
-        return "host" if any(map(_is_loopback, named)) else "default"
+        addresses = [*self.sources]
+        addresses += [source.uri for source in self.apt.sources]
+        for line in self.apt.lines:
+            addresses += re.findall(r'"(\w+://[^"]+)"', line)
+        for name, value in self.proxies.items():
+            if name.lower() != "no_proxy":
+                # A proxy may be written without a scheme.
+                addresses.append(value if "://" in value else f"//{value}")
+        if any(map(_is_loopback, hosts_of(addresses))):
+            return "host"
+        return "default"
 
     def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
         """Return texts that must not be in any image: this machine's proxies and private indexes.
@@ -130,16 +130,15 @@ class HostSettings:
         Public indexes are not secret: pip and torch name them too. ``no_proxy``
         has common network names.
         """
-        proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
-        addresses = (
-            self.pip.index_url,
-            *self.pip.extra_index_urls,
-            *self.pip.find_links,
-            self.mirror,
-        )
+        pip = self.pip
+        texts = {pip.index_url, *pip.extra_index_urls, *pip.find_links, self.mirror}
+        for name, value in self.proxies.items():
+            if name.lower() != "no_proxy":
+                texts.add(value)
         public = {default_index(), vendor_index.rstrip("/")}
-        texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
-        return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))
+        private = [text for text in texts if text.rstrip("/") not in public]
+        # A short text would be found by chance.
+        return tuple(sorted(text for text in private if len(text) > 8 and "/" in text))
 
 
 def _is_loopback(host: str) -> bool:

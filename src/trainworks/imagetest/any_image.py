@@ -16,15 +16,15 @@ from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, ImageTestError
 from trainworks.imagetest import probe_request, secrets
-from trainworks.imagetest.inside.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.job_files import READ, JobFiles
+from trainworks.imagetest.probe.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.results import CheckResult, one_line
 from trainworks.imagetest.test_promises import damages
 from trainworks.plan import checks as kinds
 from trainworks.plan.declared_checks import DRIVER_LIBRARIES
 
 OLDEST_PYTHON = (3, 8)
-"""The oldest Python that can run the questions."""
+"""The oldest Python that can run the probe."""
 
 ROOTS = ("/usr", "/opt")
 """Folders with programs and libraries, besides that of the job's Python."""
@@ -65,14 +65,14 @@ _SHOWN = 200
 
 
 @dataclass(kw_only=True)
-class Looked:
+class ImageReport:
     """The results of all checks, and notes about programs that the image lacks."""
 
     report: Callable[[CheckResult], None]
     results: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def say(self, component: str, title: str, problems: list[str], since: float) -> None:
+    def add(self, component: str, title: str, problems: list[str], since: float) -> None:
         """Add and report one result; it has passed if there are no problems."""
         lines = [one_line(problem) for problem in problems[: secrets.SHOWN]]
         if len(problems) > secrets.SHOWN:
@@ -88,36 +88,37 @@ class Looked:
         self.report(result)
 
 
-def look_at(
+def check_any_image(
     engine: Engine,
     image: BuiltImage,
     report: Callable[[CheckResult], None],
     *,
     removed: tuple[str, ...] = (),
-) -> Looked:
-    """Check an image as far as that needs no plan.
+) -> ImageReport:
+    """Run the checks of an image that need no plan.
 
-    Its layers are read. Its programs run isolated; where the engine cannot isolate, none runs.
+    The layers of the image are read. Its programs run isolated; where the engine cannot isolate,
+    no program runs.
 
     Args:
         engine: The engine that has the image.
         image: The image; checks that run a program need ``/bin/sh`` and Python 3.8 in it.
-        report: Called with each result as soon as it is known.
-        removed: Patterns of delivered files that the makers of its base removed
+        report: Receives each result at once.
+        removed: Patterns of delivered files that the makers of the base image removed
             or replaced on purpose.
 
     Raises:
         EngineUnavailableError: The engine is gone.
     """
-    looked = Looked(report=report)
+    outcome = ImageReport(report=report)
     published: list[str] = []
     start = time.monotonic()
     try:
         files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
-        _say_what_files_tell(files, looked, start)
+        _check_files(files, outcome, start)
         missing_isolation = engine.isolates()
         if missing_isolation:
-            looked.notes.append(
+            outcome.notes.append(
                 "no program of it was run, only its files were read:"
                 f" {engine.name} cannot isolate: {missing_isolation}"
             )
@@ -125,9 +126,9 @@ def look_at(
             start = time.monotonic()
             delivered = replace(AS_DELIVERED, removed=removed)
             with engine.container(image.reference, isolated="asked") as container:
-                published = _ask_inside(container, files, looked, delivered)
+                published = _check_with_python(container, files, outcome, delivered)
     except (BuildError, EngineError, ImageTestError) as error:
-        looked.say("start", "the image can be asked", error.message.splitlines(), start)
+        outcome.add("start", "the image can be asked", error.message.splitlines(), start)
 
     start = time.monotonic()
     caches = []
@@ -138,50 +139,53 @@ def look_at(
         else:
             findings.append(finding)
     lines = secrets.summary(tuple(findings)).splitlines()
-    looked.say("secrets", "no key or credential in any layer", lines, start)
+    outcome.add("secrets", "no key or credential in any layer", lines, start)
     if caches:
-        looked.notes.append(
+        outcome.notes.append(
             f"{len(caches)} files of package caches are in its layers: they only cost space"
         )
-    return looked
+    return outcome
 
 
-def _say_what_files_tell(files: JobFiles, looked: Looked, start: float) -> None:
-    _note_what_a_job_finds(files, looked)
-    looked.say("links", "no link of a program or library leads nowhere", files.dangling(), start)
-    looked.say("links", "no stub of libcuda stands before the driver's", files.stubs(), start)
+def _check_files(files: JobFiles, outcome: ImageReport, start: float) -> None:
+    _note_missing_programs(files, outcome)
+    outcome.add("links", "no link of a program or library leads nowhere", files.dangling(), start)
+    outcome.add("links", "no stub of libcuda stands before the driver's", files.stubs(), start)
 
 
-def _ask_inside(
-    container: Container, files: JobFiles, looked: Looked, delivered: kinds.DeliveredFilesCheck
+def _check_with_python(
+    container: Container,
+    files: JobFiles,
+    outcome: ImageReport,
+    delivered: kinds.DeliveredFilesCheck,
 ) -> list[str]:
     """Run the checks that need a Python of the image; return its Python distributions."""
     if files.program("mpirun"):
         completed = container.run(("mpirun", "--version"), timeout=_LIMIT)
         first_line = completed.output.strip().partition("\n")[0]
-        looked.notes.append(f"mpirun is {first_line[:_SHOWN]}")
-    pythons = _able_pythons(container, files, looked)
+        outcome.notes.append(f"mpirun is {first_line[:_SHOWN]}")
+    pythons = _usable_pythons(container, files, outcome)
     if not pythons:
         return []
     job_programs = (files.program("python3"), files.program("python"))
     job_pythons = [path for path in pythons if path in job_programs]
     python = job_pythons[0] if job_pythons else pythons[0]
-    _ask_torch(container, python, looked)
+    _check_torch(container, python, outcome)
 
     start = time.monotonic()
     request = probe_request.request_of((*OF_LIBRARIES, delivered), files.image, python=python)
     request["distributions"] = True
     answer = probe_request.ask(container, request, interpreter=pythons[0])
     libraries, duplicates, *paths = answer["problems"]
-    libraries = _without_optional(container, python, libraries, looked)
+    libraries = _without_optional(container, python, libraries, outcome)
     title = f"all shared libraries under {', '.join(ROOTS)} find what they need"
-    looked.say("libraries", title, libraries, start)
-    looked.say("libraries", "nothing is installed twice", duplicates, start)
+    outcome.add("libraries", title, libraries, start)
+    outcome.add("libraries", "nothing is installed twice", duplicates, start)
     # A folder that is missing may be mounted; a relative one is another one for each program.
     path_problems = []
     for lines in paths:
         path_problems += [line for line in lines if "stray colon" in line or "not absolute" in line]
-    looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", path_problems, start)
+    outcome.add("paths", "PATH and LD_LIBRARY_PATH have absolute folders", path_problems, start)
 
     names = [row["name"] for row in answer["distributions"]]
     stock = answer["files"]
@@ -191,35 +195,35 @@ def _ask_inside(
     )
     lines = damages(_damaged(stock), ())
     damaged = [line.replace("component system, ", "") for line in lines]
-    looked.say("files", title, damaged, start)
+    outcome.add("files", title, damaged, start)
     privileged = [
         f"{row['path']} has {row['rights']}" for row in stock["privileged"] if not row["package"]
     ]
-    looked.say("files", "only packages bring setuid and setgid files", privileged, start)
-    looked.say("files", "what everybody runs, not everybody can change", _changeable(stock), start)
+    outcome.add("files", "only packages bring setuid and setgid files", privileged, start)
+    outcome.add("files", "what everybody runs, not everybody can change", _changeable(stock), start)
     return names
 
 
-def _able_pythons(container: Container, files: JobFiles, looked: Looked) -> list[str]:
+def _usable_pythons(container: Container, files: JobFiles, outcome: ImageReport) -> list[str]:
     """Return the Pythons that can run the checks; add a note if there is none."""
-    able, others = [], []
+    usable, unusable = [], []
     for path in files.pythons():
         version = _version_of(container, path)
         if version >= OLDEST_PYTHON:
-            able.append(path)
+            usable.append(path)
         else:
             text = ".".join(str(part) for part in version)
-            others.append(f"{path} is {text or 'silent'}")
-    if not able:
-        reason = ", ".join(others) or "it has none"
-        looked.notes.append(
+            unusable.append(f"{path} is {text or 'silent'}")
+    if not usable:
+        reason = ", ".join(unusable) or "it has none"
+        outcome.notes.append(
             f"its files were not looked at: that needs a Python from 3.8 on in the image ({reason})"
         )
-    return able
+    return usable
 
 
 def _without_optional(
-    container: Container, python: str, problems: list[str], looked: Looked
+    container: Container, python: str, problems: list[str], outcome: ImageReport
 ) -> list[str]:
     """Return problems without those of optional parts of modules: the module can be imported."""
     lines_by_module: dict[str, list[str]] = {}
@@ -227,22 +231,22 @@ def _without_optional(
         match = _EXTENSION.match(line)
         module = match[1] if match else ""
         lines_by_module.setdefault(module, []).append(line)
-    kept = lines_by_module.pop("", [])
+    needed = lines_by_module.pop("", [])
     for module, lines in lines_by_module.items():
         if probe_request.can_import(container, python, module, timeout=_LIMIT):
-            kept += lines
+            needed += lines
         else:
             more = f", and {len(lines) - 1} more such" if len(lines) > 1 else ""
-            looked.notes.append(f"{module} can be imported, but {lines[0]}{more}")
-    if all(line.startswith("... and ") for line in kept):
-        looked.notes += kept
+            outcome.notes.append(f"{module} can be imported, but {lines[0]}{more}")
+    if all(line.startswith("... and ") for line in needed):
+        outcome.notes += needed
         return []
     advice = problems[-1:]
-    return [*kept, *advice]
+    return [*needed, *advice]
 
 
 class Frameworks(TypedDict):
-    """What ``inside.frameworks`` answers."""
+    """The answer of ``probe.frameworks``."""
 
     version: list[int]
     torch: str
@@ -252,45 +256,45 @@ class Frameworks(TypedDict):
 
 
 def _frameworks(container: Container, python: str, *, torch: bool) -> Frameworks:
-    program, request = ("inside.frameworks",), {"torch": torch}
+    program, request = ("probe.frameworks",), {"torch": torch}
     return probe_request.ask_program(
         container, (python,), program, request, Frameworks, timeout=_LIMIT
     )
 
 
 def _version_of(container: Container, python: str) -> tuple[int, ...]:
-    """Return the version of a Python; ``()`` of one that does not answer."""
+    """Return the version of a Python; ``()`` if the Python does not answer."""
     try:
         return tuple(_frameworks(container, python, torch=False)["version"])
     except ImageTestError:
         return ()
 
 
-def _ask_torch(container: Container, python: str, looked: Looked) -> None:
+def _check_torch(container: Container, python: str, outcome: ImageReport) -> None:
     start = time.monotonic()
     title = "import torch succeeds"
     try:
         frameworks = _frameworks(container, python, torch=True)
     except ImageTestError as error:
-        looked.say("torch", title, error.message.splitlines()[-_LAST_LINES:], start)
+        outcome.add("torch", title, error.message.splitlines()[-_LAST_LINES:], start)
         return
     cuda = frameworks["cuda"]
     if frameworks["error"]:
         lines = frameworks["error"].strip().splitlines()
-        looked.say("torch", title, lines[-_LAST_LINES:], start)
+        outcome.add("torch", title, lines[-_LAST_LINES:], start)
     elif frameworks["torch"]:
         build = f", CUDA {cuda}" if cuda else ", without CUDA"
-        looked.say("torch", f"{title}: {frameworks['torch']}{build}", [], start)
+        outcome.add("torch", f"{title}: {frameworks['torch']}{build}", [], start)
     else:
-        looked.notes.append(f"{python} has no torch")
+        outcome.notes.append(f"{python} has no torch")
     if cuda and not frameworks["nccl"]:
-        looked.notes.append(
+        outcome.notes.append(
             "no libnccl.so.2 is found by its name:"
             " plugins and other programs than torch look for it so"
         )
 
 
-def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
+def _note_missing_programs(files: JobFiles, outcome: ImageReport) -> None:
     """Add a note for each program or folder that a way to start training needs and lacks."""
     image = files.image
     uses = {
@@ -307,29 +311,29 @@ def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
     for name, use in uses.items():
         is_there = files.tree.kind(name) if name.startswith("/") else files.program(name)
         if not is_there:
-            looked.notes.append(f"no {name}: {use}")
+            outcome.notes.append(f"no {name}: {use}")
     if files.user != "0":
-        looked.notes.append(
+        outcome.notes.append(
             f"it runs as user {files.user}: files that only root can read were not looked at"
         )
     if not files.home_is_writable():
-        looked.notes.append(
+        outcome.notes.append(
             "its user cannot write into HOME: caches of torch and Hugging Face need a folder"
         )
     if image.entry_point:
-        looked.notes.append(
+        outcome.notes.append(
             f"a program after the image's name is given to {' '.join(image.entry_point)}"
         )
     ports = image.configuration.get("ExposedPorts")
     if ports:
         names = sorted(str(port) for port in ports)  # type: ignore[attr-defined]
-        looked.notes.append(f"it exposes {', '.join(names)}")
+        outcome.notes.append(f"it exposes {', '.join(names)}")
 
 
 def _damaged(stock: InstalledFiles) -> list[DamagedFile]:
     """Return the damaged files that are a fault of any image.
 
-    Modes and owners are left out: another maker's may be meant so.
+    Modes and owners are left out: another maker may have set them on purpose.
     """
     rows = []
     for row in stock["damaged"]:

@@ -1,8 +1,8 @@
-"""Asks an image several questions at once, ahead of the tests that want the answers.
+"""Runs programs of checks in parallel, before the tests that read the results.
 
-A check is mostly one program that imports PyTorch and uses one processor. Questions that are asked
-at once have a container each, so that no program sees the files, ports and processes of another,
-and a time-out, which restarts a container, ends one only.
+A check is mostly one program that imports PyTorch and uses one processor. Parallel programs have a
+container each, so that no program sees the files, ports and processes of another, and a time-out,
+which restarts a container, ends one program only.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from trainworks.engine.protocol import Container, Engine, Isolation
 from trainworks.engine.subprocesses import Interruption, wait_for
 
 MOST_LANES: Final = 4
-"""How many questions are asked at once, at most: a program that compiles a
-model with PyTorch takes 2 GB of memory.
-"""
+"""The most parallel programs: one that compiles a model with PyTorch takes 2 GB of memory."""
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class Lanes:
-    """Threads that ask an image.
+    """Threads that run programs in containers of an image.
 
-    They start with the first questions and end with the ``with`` block.
+    They start with the first programs and end with the ``with`` block.
     """
 
     def __init__(self, engine: Engine, reference: str, *, isolated: Isolation = "") -> None:
@@ -39,44 +37,45 @@ class Lanes:
         self._engine = engine
         self._reference = reference
         self._pool = ThreadPoolExecutor(min(MOST_LANES, os.cpu_count() or 1))
-        self._asked: list[Future[object]] = []
+        self._futures: list[Future[object]] = []
         self._interruption = Interruption()
         self._containers = ExitStack()
         self._idle: SimpleQueue[Container] = SimpleQueue()
 
-    def ask(self, question: Callable[[Container], _Answer]) -> Callable[[], _Answer]:
-        """Ask as soon as a lane is free, in the order of the calls.
+    def start(self, task: Callable[[Container], _Result]) -> Callable[[], _Result]:
+        """Run a task as soon as a thread is free, in the order of the calls.
 
         Args:
-            question: Called once, in another thread, with a running container that earlier
-                questions have used.
+            task: Called once, in another thread, with a running container that earlier
+                tasks have used.
 
         Returns:
-            What waits for the answer and returns it, or raises what the question raised, or why
-            there is no container.
+            A function that waits for the task and returns its result. The function raises the
+            error of the task, or of the container's start.
         """
 
-        def answer() -> _Answer:
+        def run() -> _Result:
             with self._interruption.reaches_this_thread():
                 try:
                     container = self._idle.get_nowait()
                 except Empty:
-                    made = self._engine.container(self._reference, isolated=self._isolated)
-                    container = self._containers.enter_context(made)
+                    started = self._engine.container(self._reference, isolated=self._isolated)
+                    container = self._containers.enter_context(started)
                 try:
-                    return question(container)
+                    return task(container)
                 finally:
                     self._idle.put(container)
 
-        def waited() -> _Answer:
-            done = threading.Event()
-            future.add_done_callback(lambda _: done.set())
-            wait_for(done.wait)
+        def wait() -> _Result:
+            # Not Future.result: Ctrl-C must end the wait.
+            finished = threading.Event()
+            future.add_done_callback(lambda _: finished.set())
+            wait_for(finished.wait)
             return future.result()
 
-        future = self._pool.submit(answer)
-        self._asked.append(future)  # type: ignore[arg-type]
-        return waited
+        future = self._pool.submit(run)
+        self._futures.append(future)  # type: ignore[arg-type]
+        return wait
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -88,12 +87,12 @@ class Lanes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End what nobody waits for any more, and all containers.
+        """Cancel tasks, and end all containers.
 
-        Raises what kept one from ending.
+        Raises the error of a container's end, unless another error is under way.
         """
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if not all(future.done() for future in self._asked):
+        if not all(future.done() for future in self._futures):
             self._interruption.request()
         self._pool.shutdown()
         try:

@@ -1,7 +1,8 @@
 """Imports the modules of Python distributions; the image's Python runs this file.
 
-The source of this file is sent into a container (``imagetest.questions``). It has only the standard
-library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax.
+The source of this file is sent into a container (``imagetest.probe_request``). It has only the
+standard library of a Python that may be as old as 3.8: import nothing else, and use no newer
+syntax.
 """
 
 # ruff: noqa: PTH109
@@ -56,9 +57,7 @@ class ImportFailure(TypedDict):
 
 
 def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
-    """Return the modules to import: packages, as high as they have an
-    ``__init__``, or else single modules.
-    """
+    """Return the modules to import: the highest packages with ``__init__``, else single modules."""
     packages = set()
     single = set()
     for path in files:

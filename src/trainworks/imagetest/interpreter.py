@@ -2,9 +2,9 @@
 
 That Python runs this file.
 
-The source of this file is sent into a container (``imagetest.questions``). It has only the standard
-library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. An
-older Python answers with its version only.
+The source of this file is sent into a container (``imagetest.probe_request``). It has only the
+standard library of a Python that may be as old as 3.8: import nothing else, and use no newer
+syntax. An older Python answers with its version only.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH123
@@ -63,8 +63,10 @@ class Interpreter(TypedDict):
 
 
 def can_be_removed(distribution: Distribution) -> bool:
-    """Whether pip can replace a distribution: it knows its files, or leaves it
-    to the system and installs beside it.
+    """Return whether pip can replace a distribution.
+
+    pip can if it has a list of the distribution's files, or if the distribution is the system's,
+    which stays beside the new one.
     """
     for name in ("RECORD", "installed-files.txt"):
         if distribution.read_text(name) is not None:
@@ -107,7 +109,7 @@ def build_of(distribution: Distribution) -> str:
 
 def look() -> Interpreter:
     """Describe the running interpreter."""
-    found: Interpreter = {
+    description: Interpreter = {
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:2])),
         "full_version": ".".join(map(str, sys.version_info[:3])),
@@ -131,36 +133,37 @@ def look() -> Interpreter:
     if os.path.exists("/etc/os-release"):
         with open("/etc/os-release", encoding="utf-8") as opened:
             release = dict(line.strip().split("=", 1) for line in opened if "=" in line)
-        found["distribution"] = release.get("ID", "").strip('"')
-        found["suite"] = release.get("VERSION_CODENAME", "").strip('"')
-    if found["launcher"]:
+        description["distribution"] = release.get("ID", "").strip('"')
+        description["suite"] = release.get("VERSION_CODENAME", "").strip('"')
+    if description["launcher"]:
         with open(MANIFEST, encoding="utf-8") as opened:
             manifest = json.load(opened)
-        found["protected"] = manifest.get("protected", {})
-        found["components"] = {
+        description["protected"] = manifest.get("protected", {})
+        description["components"] = {
             name: row.get("version", "") for name, row in manifest.get("components", {}).items()
         }
-        found["missing"] = [row["component"] for row in manifest.get("missing", [])]
+        description["missing"] = [row["component"] for row in manifest.get("missing", [])]
     if sys.version_info[:2] < OLDEST:
-        return found
+        return description
     from importlib import metadata
 
-    seen = {}
+    row_by_name = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         # The first on sys.path is the one that is imported; broken remainders have no name.
-        if name and name.lower() not in seen:
-            seen[name.lower()] = InstalledDistribution(
+        if name and name.lower() not in row_by_name:
+            row_by_name[name.lower()] = InstalledDistribution(
                 name=name,
                 version=distribution.version,
                 removable=can_be_removed(distribution),
             )
-            found["metadata"][name] = deciding_metadata(distribution)
-            if build := build_of(distribution):
-                found["builds"][name] = build
-    found["distributions"] = sorted(seen.values(), key=lambda row: row["name"].lower())
-    found["pip"] = "pip" in seen
-    return found
+            description["metadata"][name] = deciding_metadata(distribution)
+            build = build_of(distribution)
+            if build:
+                description["builds"][name] = build
+    description["distributions"] = sorted(row_by_name.values(), key=lambda row: row["name"].lower())
+    description["pip"] = "pip" in row_by_name
+    return description
 
 
 def answer(_request: object) -> Interpreter:

@@ -88,18 +88,12 @@ class JobFiles:
         drivers = [path.decode(errors="replace") for path in _CACHED_DRIVER.findall(cache)]
         folders = self._folders("LD_LIBRARY_PATH")
         drivers += [posixpath.join(folder, "libcuda.so.1") for folder in folders]
-        return [
-            path
-            for path in dict.fromkeys(drivers)
-            if "/stubs/" in path and self.tree.kind(path) == "file"
-        ]
+        stubs = [path for path in dict.fromkeys(drivers) if "/stubs/" in path]
+        return [path for path in stubs if self.tree.kind(path) == "file"]
 
     @property
     def user(self) -> str:
-        """The number of the user that a container runs as.
-
-        The name of a user who is not in /etc/passwd.
-        """
+        """The number of the user that a container runs as; a name if /etc/passwd lacks the user."""
         name = self.image.user.partition(":")[0] or "0"
         if name.isdigit():
             return name

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainworks.imagetest.inside.files import pattern_of
-from trainworks.imagetest.inside.lists import DebianList, PackageLists, PythonList
+from trainworks.imagetest.probe.files import pattern_of
+from trainworks.imagetest.probe.lists import DebianList, PackageLists, PythonList
 from trainworks.imagetest.results import folded
 from trainworks.plan.checks import MakersListsCheck
 
@@ -51,7 +51,7 @@ class WheelList:
 
 @dataclass(frozen=True, kw_only=True)
 class DebianContent:
-    """The files about itself in a Debian package, as in ``inside.lists.DebianList``."""
+    """The files about itself in a Debian package, as in ``probe.lists.DebianList``."""
 
     members: Mapping[str, str]
     conffiles: Mapping[str, str]

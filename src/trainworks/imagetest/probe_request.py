@@ -1,9 +1,8 @@
-"""Asks an image: every question is a program for the image's own Python, and
-has one form of answer.
+"""Runs the probe in an image: programs for the image's own Python, and their answers.
 
-A question gets a mark of its own, which stands before and behind the answer, a value of JSON whose
-types are checked. Whatever else the image prints is nothing. What has no such answer is a question
-that was not answered, never a pass.
+Each run has a new mark, which stands before and behind the answer. An answer is a value of JSON
+with checked types; other output of the image is ignored. A run without an answer is an error, never
+a passed check.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from trainworks import imagetest
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import ImageTestError
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
-from trainworks.imagetest.inside.files import IMPORT_TIMEOUT, ImageContents
-from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
+from trainworks.imagetest.probe.files import IMPORT_TIMEOUT, ImageContents
+from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.shape import misfit
 from trainworks.plan import checks as kinds
 
@@ -35,20 +34,17 @@ broken environment can be checked.
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-INSIDE = tuple(
-    f"inside.{each}"
-    for each in (
-        "packages",
-        "files",
-        "libraries",
-        "bytecode",
-        "settings",
-        "delivered",
-        "lists",
-        "answers",
-    )
+PROBE_MODULES = (
+    "probe.packages",
+    "probe.files",
+    "probe.libraries",
+    "probe.bytecode",
+    "probe.settings",
+    "probe.delivered",
+    "probe.lists",
+    "probe.answers",
 )
-"""The program that answers checks: its modules, each after what it imports."""
+"""The modules of the program that answers checks, each after those that it imports."""
 
 _HINT = (
     "every image needs the distribution's python3 with its standard library (packages"
@@ -72,11 +68,9 @@ answer = json.dumps(module.answer(request))
 sys.stdout.write("\\n" + mark + answer + mark + "\\n")
 sys.stdout.flush()
 """
-"""Unpacks the modules and the request, which are its arguments, and prints the
-answer of the last module.
+"""Unpacks the modules and the request, which are arguments, and prints the last module's answer.
 
-The mark is another one for each question: nothing in an image can print it that
-was not made to deceive.
+Each run has another mark: only a program that was made to deceive could print the mark.
 """
 
 _BASE_TIMEOUT = 420.0
@@ -91,14 +85,14 @@ FILES = (
 
 
 def oversized(check: kinds.SizeCheck, image: BuiltImage) -> bool:
-    """Say whether the image is larger than promised."""
+    """Return whether the image is larger than declared."""
     return image.size > check.megabytes * 1_000_000
 
 
 def request_of(
     checks: Iterable[kinds.Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON
 ) -> Request:
-    """Return the questions of these checks."""
+    """Return the request of these checks to the probe."""
     checks = tuple(checks)
     request: Request = {
         "root": "/",
@@ -110,71 +104,70 @@ def request_of(
     # Adding up every file is worth its seconds only for an image that is too large.
     if any(isinstance(check, kinds.SizeCheck) and oversized(check, image) for check in checks):
         request["sizes"] = True
-    if any(isinstance(check, FILES) for check in checks):
-        owned = [
-            pattern
-            for check in checks
-            if isinstance(check, kinds.OwnedFilesCheck)
-            for pattern in check.owned
-        ]
-        delivered = [
-            asdict(check) for check in checks if isinstance(check, kinds.DeliveredFilesCheck)
-        ]
-        request["files"] = (owned, delivered[0] if delivered else None)
+    owned: list[str] = []
+    delivered: dict[str, object] | None = None
     for check in checks:
+        if isinstance(check, kinds.OwnedFilesCheck):
+            owned += check.owned
+        if isinstance(check, kinds.DeliveredFilesCheck) and delivered is None:
+            delivered = asdict(check)
         if isinstance(check, kinds.MakersListsCheck):
             request["lists"] = list(check.debian)
+    if any(isinstance(check, FILES) for check in checks):
+        request["files"] = (owned, delivered)
     return request
 
 
 def probed(checks: Iterable[kinds.Check]) -> list[kinds.Check]:
-    """Return the checks that are answered inside with lines, in their order."""
-    return [
-        check
-        for check in checks
-        if check.kind in QUESTIONS
-        and not (isinstance(check, kinds.PathCheck) and check.state != "absent")
-    ]
+    """Return the checks that the probe answers with lines, in their order."""
+    probed_checks = []
+    for check in checks:
+        # testinfra checks a path that must exist.
+        is_existing_path = isinstance(check, kinds.PathCheck) and check.state != "absent"
+        if check.kind in QUESTIONS and not is_existing_path:
+            probed_checks.append(check)
+    return probed_checks
 
 
 def new_mark() -> str:
-    """Return a mark for one question."""
+    """Return the mark of one run: ``answer-``, 32 hexadecimal digits and a colon."""
     return f"answer-{token_hex(16)}:"
 
 
 def command_of(
     interpreter: Sequence[str], program: Sequence[str], request: object, mark: str
 ) -> tuple[str, ...]:
-    """Return the command that asks a question: modules and request are its
-    arguments, nothing is copied.
+    """Return the command that runs a program: modules and request are arguments, nothing is copied.
 
     A request is text of tens of kilobytes at most: one argument has at most 128 KiB.
 
     Args:
         interpreter: The image's Python, with its options.
-        program: Modules of this package, each after what it imports; the last
+        program: Modules of this package, each after those that it imports; the last
             one has a function ``answer``.
-        request: What ``answer`` is called with.
-        mark: What stands before and behind the answer.
+        request: The argument of ``answer``.
+        mark: The mark before and behind the answer.
     """
     sources = resources.files(imagetest)
     modules = []
-    for each in program:
-        file = sources.joinpath(*each.split(".")).with_suffix(".py")  # type: ignore[attr-defined]
-        modules.append((f"{imagetest.__name__}.{each}", file.read_text(encoding="utf-8")))
-    packed = (
-        base64.b64encode(zlib.compress(json.dumps(each).encode(), 9)).decode()
-        for each in (modules, request)
-    )
-    return (*interpreter, "-c", _START, mark, *packed)
+    for name in program:
+        file = sources.joinpath(*name.split(".")).with_suffix(".py")  # type: ignore[attr-defined]
+        modules.append((f"{imagetest.__name__}.{name}", file.read_text(encoding="utf-8")))
+    return (*interpreter, "-c", _START, mark, _pack(modules), _pack(request))
+
+
+def _pack(value: object) -> str:
+    """Return a value as one argument: JSON, compressed, in base64."""
+    compressed = zlib.compress(json.dumps(value).encode(), 9)
+    return base64.b64encode(compressed).decode()
 
 
 def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
     """Return the answer between the marks in a command's output.
 
     Raises:
-        ImageTestError: There is no answer, or more than one, or it has another
-            form than was asked for.
+        ImageTestError: There is no answer, or more than one, or the answer has another
+            form than ``shape``.
     """
     before, *answers = completed.output.split(mark)
     if not answers:
@@ -187,14 +180,15 @@ def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
             f"the image's answer is malformed: its mark is there {len(answers)} times, not twice"
         )
     try:
-        found = json.loads(answers[0], parse_constant=_refuse)
+        value = json.loads(answers[0], parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ImageTestError(
             f"the image's answer is malformed: it is not JSON ({type(error).__name__})"
         ) from error
-    if wrong := misfit(found, shape):
-        raise ImageTestError(f"the image's answer is malformed: {wrong}")
-    return cast(Shape, found)
+    problem = misfit(value, shape)
+    if problem:
+        raise ImageTestError(f"the image's answer is malformed: {problem}")
+    return cast(Shape, value)
 
 
 def _refuse(constant: str) -> object:
@@ -210,9 +204,10 @@ def ask_program(
     *,
     timeout: float,
 ) -> Shape:
-    """Ask one question of an image; arguments as of ``command_of`` and ``answer_in``.
+    """Run a program in an image, and return its answer.
 
-    It is asked again where nothing came back: the engine may have lost it.
+    The program runs again if there is no output: the engine may have lost the output. The
+    arguments are those of ``command_of`` and ``answer_in``.
 
     Args:
         container: A container of the image.
@@ -224,18 +219,18 @@ def ask_program(
     """
     mark = new_mark()
     command = command_of(interpreter, program, request, mark)
-    return answer_in(told(container, command, timeout=timeout), mark, shape)
+    return answer_in(run_printing(container, command, timeout=timeout), mark, shape)
 
 
-def told(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
-    """Run a command that prints something, again where nothing came: the engine may have lost it
-    (``engine.backend``).
+def run_printing(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
+    """Run a command that prints something; run the command again if there is no output.
 
-    A program that is silent each time is silent, and whoever asked says what that means.
+    The engine may have lost the output (``engine.exec_status``). A command that prints nothing in
+    each run ends with an empty output.
 
     Args:
-        container: Where it runs.
-        command: The program and its arguments; it only asks, so it may run again.
+        container: The container for the command.
+        command: The program and its arguments; it changes nothing, so it may run again.
         timeout: Seconds.
     """
     completed = container.run(command, timeout=timeout)
@@ -247,29 +242,25 @@ def told(container: Container, command: tuple[str, ...], *, timeout: float) -> C
 
 
 def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYTHON) -> Answer:
-    """Ask the program inside.
+    """Run the probe in a container, and return its answers.
 
-    Raises ``ImageTestError`` if the image does not answer each question of the request.
+    Raises ``ImageTestError`` if the image does not answer each part of the request.
     """
-    starts = ("loaded-library", "loadable-library", "openable-libraries")
+    kinds_with_child = ("loaded-library", "loadable-library", "openable-libraries")
     checks = request.get("checks", [])
-    children = 1 + sum(check["kind"] in starts for check in checks)
+    children = 1 + sum(check["kind"] in kinds_with_child for check in checks)
     timeout = _BASE_TIMEOUT + IMPORT_TIMEOUT * children
     try:
         answer = ask_program(
-            container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout
+            container, (interpreter, "-I"), PROBE_MODULES, request, Answer, timeout=timeout
         )
     except ImageTestError as error:
         raise ImageTestError(
             f"cannot run the checks inside the image: {error.message}", hint=_HINT
         ) from error
-    lacks = [
-        key
-        for key in ("files", "contents", "packages", "sizes", "distributions", "lists")
-        if request.get(key)
-    ]
-    lacks = [key for key in lacks if key not in answer]
-    if lacks or len(answer.get("problems", ())) != len(checks):
+    keys = ("files", "contents", "packages", "sizes", "distributions", "lists")
+    missing = [key for key in keys if request.get(key) and key not in answer]
+    if missing or len(answer.get("problems", ())) != len(checks):
         raise ImageTestError(
             "the image's answer is malformed: it does not answer what was asked", hint=_HINT
         )
@@ -277,7 +268,7 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
 
 
 class Imported(TypedDict):
-    """What ``inside.importing`` answers."""
+    """The answer of ``probe.importing``."""
 
     imported: str
 
@@ -288,7 +279,7 @@ def can_import(container: Container, python: str, module: str, *, timeout: float
         ask_program(
             container,
             (python,),
-            ("inside.importing",),
+            ("probe.importing",),
             {"module": module},
             Imported,
             timeout=timeout,
@@ -299,11 +290,9 @@ def can_import(container: Container, python: str, module: str, *, timeout: float
 
 
 def take_contents(container: Container, *, digests: bool) -> ImageContents:
-    """Return everything in an image.
-
-    ``digests`` of its files too, which takes seconds for each GB.
-    """
-    return ask(container, {"contents": "digests" if digests else "files"})["contents"]
+    """Return everything in an image; digests of files take seconds for each GB."""
+    contents = "digests" if digests else "files"
+    return ask(container, {"contents": contents})["contents"]
 
 
 def list_packages(container: Container) -> PackagesAnswer:

@@ -12,20 +12,20 @@ from typing import assert_never
 from trainworks.plan import checks as kinds
 
 ALIKE = 10
-"""How many files with the same damage are named, one line each."""
+"""The most files with the same damage that have a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One promise, kept or broken.
+    """The result of one check.
 
     Attributes:
-        component: The component that promises it.
-        title: The promise in words.
-        passed: Whether the image keeps it; a check that could not run is not passed.
-        detail: Why not, and what to do; empty when passed.
-        seconds: How long the run waited for this check, when those before it
-            were done; several are asked at once.
+        component: The component that declares the check.
+        title: The check in words.
+        passed: Whether the image passes; a check that could not run has not passed.
+        detail: The reason of a failure, and what to do; empty when passed.
+        seconds: Seconds that the run waited for this check after the checks before
+            it; several run in parallel.
     """
 
     component: str
@@ -36,7 +36,7 @@ class CheckResult:
 
 
 def title_of(check: kinds.Check) -> str:
-    """Return the promise in words, as it reads when it is kept."""
+    """Return a check in words, as they read when it passes: ``import torch succeeds``."""
     match check:
         case kinds.PathCheck(path=path, state="absent"):
             return f"{path} does not exist"
@@ -45,39 +45,38 @@ def title_of(check: kinds.Check) -> str:
         case kinds.PathCheck(path=path, state=state):
             return f"{path} is a {state}"
         case kinds.CommandCheck(command=command, expect=expect, why=why):
-            # What it means says more than a program of one line; a failure shows the command.
-            return why or f"{shlex.join(command)} {f'prints {expect!r}' if expect else 'succeeds'}"
+            # The meaning says more than a program of one line; a failure shows the command.
+            if why:
+                return why
+            result = f"prints {expect!r}" if expect else "succeeds"
+            return f"{shlex.join(command)} {result}"
         case kinds.ImportCheck(module=module):
             return f"import {module} succeeds"
         case kinds.PythonPackageCheck(distribution=distribution, version=version):
             return f"{distribution} {version} is installed"
         case kinds.PythonImportsCheck(distributions=distributions):
-            return (
-                f"{len(distributions)}"
-                f" distribution{'s' if len(distributions) != 1 else ''} can be imported"
-            )
+            noun = "distribution" if len(distributions) == 1 else "distributions"
+            return f"{len(distributions)} {noun} can be imported"
         case kinds.DebianPackageCheck(package=package, version=version):
-            return f"Debian package {package}{f' {version}' if version else ''} is installed"
+            name = f"{package} {version}" if version else package
+            return f"Debian package {name} is installed"
         case kinds.LoadedLibraryCheck(module=module, library=library):
             return f"import {module} loads {library}"
         case kinds.LoadableLibraryCheck(library=library):
             return f"{library} can be loaded"
         case kinds.OpenableLibrariesCheck(libraries=libraries, by_name=by_name):
-            return (
-                f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
-            )
+            manner = " by its name" if by_name else ""
+            return f"each of {', '.join(libraries)} can be opened{manner}"
         case kinds.HardenedLibrariesCheck(libraries=libraries):
-            return (
-                f"{', '.join(libraries)} {'are' if len(libraries) > 1 else 'is'} hardened as"
-                " Debian's libraries"
-            )
+            verb = "are" if len(libraries) > 1 else "is"
+            return f"{', '.join(libraries)} {verb} hardened as Debian's libraries"
         case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case kinds.SingleLibraryCheck(soname=soname):
             return f"at most one {soname} exists"
         case kinds.ElfNeedsCheck(roots=roots, libraries=libraries, cuda=cuda):
-            what = f"CUDA {cuda}" if cuda else ", ".join(libraries)
-            return f"files under {', '.join(roots)} were built for {what}"
+            platform = f"CUDA {cuda}" if cuda else ", ".join(libraries)
+            return f"files under {', '.join(roots)} were built for {platform}"
         case kinds.DuplicatePackagesCheck():
             return "no Python distribution, Debian package or CUDA library is installed twice"
         case kinds.OwnedFilesCheck():
@@ -101,56 +100,55 @@ def title_of(check: kinds.Check) -> str:
         case kinds.ConfigurationCheck():
             return "environment, entry point and the rest of the configuration are the plan's"
         case kinds.StartCheck(arguments=arguments, expect=expect, why=why):
-            said = f" and prints {expect!r}" if expect else ""
-            return why or f"a container starts with {shlex.join(arguments)}{said}"
+            if why:
+                return why
+            output = f" and prints {expect!r}" if expect else ""
+            return f"a container starts with {shlex.join(arguments)}{output}"
     assert_never(check)
 
 
 def line(result: CheckResult, *, width: int = 10) -> str:
-    """Return the line for a person: ``ok`` or ``FAIL``, component, promise.
+    """Return the line for a person: ``ok`` or ``FAIL``, component, check.
 
-    The reason indented below.
+    The reason of a failure is indented below.
 
-    ``width`` is the space for the component's name; ``component_width`` finds it for a plan.
+    Args:
+        result: The result.
+        width: The space for the component's name (``component_width``).
     """
-    first = (
-        f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}} "
-        f" {one_line(result.title)}"
-    )
-    return first if result.passed else f"{first}\n{textwrap.indent(result.detail, ' ' * 6)}"
+    status = "ok" if result.passed else "FAIL"
+    first_line = f"{status:<4}  {result.component:<{width}}  {one_line(result.title)}"
+    if result.passed:
+        return first_line
+    return f"{first_line}\n{textwrap.indent(result.detail, ' ' * 6)}"
 
 
 def component_width(checks: Iterable[kinds.Check]) -> int:
-    """Return the length of the longest component name, so that the lines of a
-    plan stand in columns.
-    """
+    """Return the length of the longest component name, for lines in columns."""
     return max((len(check.component) for check in checks), default=0)
 
 
 def one_line(path: str) -> str:
     """Return a path on one line: its name may have line ends.
 
-    Control characters are what the terminal cleans.
+    Other control characters are removed before output to a terminal.
     """
     return path.replace("\n", "\\n")
 
 
 def folded(paths: Iterable[str]) -> list[str]:
-    """Return paths.
+    """Return paths as lines; many paths of a folder are one line with their number.
 
-    Of a folder with more than a few the folder, and how many there are below it.
+    For example ``/opt/lib/ (12 files, as /opt/lib/a.so)``.
     """
-    below: dict[str, list[str]] = {}
+    paths_by_folder: dict[str, list[str]] = {}
     for path in paths:
-        below.setdefault(posixpath.dirname(path), []).append(path)
+        paths_by_folder.setdefault(posixpath.dirname(path), []).append(path)
     lines: list[str] = []
-    for folder, inside in below.items():
-        lines += map(
-            one_line,
-            (
-                inside
-                if len(inside) <= ALIKE
-                else [f"{folder}/ ({len(inside)} files, as {inside[0]})"]
-            ),
-        )
+    for folder, folder_paths in paths_by_folder.items():
+        if len(folder_paths) <= ALIKE:
+            lines += map(one_line, folder_paths)
+        else:
+            text = f"{folder}/ ({len(folder_paths)} files, as {folder_paths[0]})"
+            lines.append(one_line(text))
     return lines

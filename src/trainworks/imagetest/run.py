@@ -44,28 +44,28 @@ def run_checks(
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:
-    """Check every promise of a plan against an image.
+    """Run the checks of a plan against an image.
 
     Args:
-        engine: The engine whose store has the image.
-        checks: The promises, in the order of the report; equal ones are asked once.
+        engine: The engine that has the image.
+        checks: The checks, in the order of the report; equal ones run once.
         forbidden: Literal strings of the build host that must not occur in the
             image (its proxy, its index).
         base: The image that this one extends, if it is of another maker: its
             own secrets are not reported.
-        isolated: Whether another maker's programs may be in it (``Engine.container``).
-        makers: Gives the lists of files that makers of packages sent; ``None``:
-            only the image's own are looked at.
-        report: Called with each result as soon as it is known, in order; must not raise.
-        junit: Where to write the results as JUnit XML.
+        isolated: The isolation of programs in the image (``Engine.container``).
+        makers: Gives the lists of files of packages' makers; ``None``: only the image's own lists
+            are read.
+        report: Called with each result at once, in order; must not raise.
+        junit: The file for the results as JUnit XML.
 
     Returns:
-        One result for each promise. A check that the image does not let run is a result that did
-        not pass, with the reason.
+        One result for each check. A check that the image does not let run has not passed, and the
+        result has the reason.
 
     Raises:
-        EngineError: The engine failed at a check, also when it was tried again: nothing is known of
-            this promise and of those after it, and no report is written.
+        EngineError: The engine failed at a check, also in the second attempt. The results of this
+            check and of later ones are unknown, and no report is written.
         EngineUnavailableError: The engine is gone; likewise.
         OutputError: The engine's disk is full; likewise.
         KeyboardInterrupt: Ctrl-C was pressed; the container is gone by then.
@@ -97,11 +97,13 @@ def run_checks(
         "--strict-markers",
         # These plugins would write files, print, or change the hooks of a
         # process that is not pytest's.
-        *(
-            f"-pno:{name}"
-            for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")
-        ),
-        *(f"-pno:{name}" for name in ("threadexception", "logging", "warnings")),
+        "-pno:cacheprovider",
+        "-pno:terminal",
+        "-pno:faulthandler",
+        "-pno:unraisableexception",
+        "-pno:threadexception",
+        "-pno:logging",
+        "-pno:warnings",
     ]
     if junit is not None:
         arguments += [
@@ -127,8 +129,8 @@ def run_checks(
 @contextlib.contextmanager
 def _pytest_environment() -> Iterator[None]:
     # The one place that changes this process's environment: pytest reads options and plugins from
-    # it and has no other way to be told not to. Everything of pytest's, also what the run itself
-    # sets, is put back.
+    # its variables, and has no other switch for them. All variables of pytest, also those of the
+    # run itself, are restored.
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTEST_")}
     try:
         for name in before:
@@ -136,13 +138,14 @@ def _pytest_environment() -> Iterator[None]:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         yield
     finally:
-        for name in [name for name in os.environ if name.startswith("PYTEST_")]:
-            del os.environ[name]
+        for name in list(os.environ):
+            if name.startswith("PYTEST_"):
+                del os.environ[name]
         os.environ.update(before)
 
 
 class _Plugin:
-    """Gives pytest the promises as parameters and takes the results."""
+    """Gives pytest the checks as parameters and takes the results."""
 
     def __init__(
         self, subject: test_promises.ImageUnderTest, report: Callable[[CheckResult], None]
@@ -160,21 +163,18 @@ class _Plugin:
         config.stash[test_promises.SUBJECT] = self._subject
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        checks = [
-            check
-            for check in self._subject.checks
-            if test_promises.PROMISES.get(check.kind) is metafunc.function
-        ]
-        metafunc.parametrize(
-            "check", checks, ids=[f"{check.component}: {title_of(check)}" for check in checks]
-        )
+        functions = test_promises.PROMISES
+        all_checks = self._subject.checks
+        checks = [check for check in all_checks if functions.get(check.kind) is metafunc.function]
+        names = [f"{check.component}: {title_of(check)}" for check in checks]
+        metafunc.parametrize("check", checks, ids=names)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # A kind without a promise has one item that would be skipped; the
+        # A kind without a check has one item that would be skipped; the
         # others come in the order of the plan.
         order = {check: position for position, check in enumerate(self._subject.checks)}
-        known = [(check, item) for item in items if (check := _check_of(item)) in order]
-        items[:] = [item for _, item in sorted(known, key=lambda pair: order[pair[0]])]
+        items[:] = [item for item in items if _check_of(item) in order]
+        items.sort(key=lambda item: order[_check_of(item)])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -216,7 +216,7 @@ class _Plugin:
         self._report(result)
 
     def finish(self, status: str) -> tuple[CheckResult, ...]:
-        """Return all results, in order; a promise that was never asked is broken."""
+        """Return all results, in order; a check that never ran has not passed."""
         for check in self._subject.checks:
             if check not in self._results:
                 self._reasons[check] = ["the check did not run", *(self._trouble or [status])]

@@ -191,17 +191,20 @@ def scan(
 
 
 def added(
-    found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]
+    findings: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]
 ) -> tuple[SecretFinding, ...]:
-    """Return the findings that the base image does not have: by rule and path,
-    or by rule and place outside of layers.
+    """Return the findings that the base image does not have.
 
-    The layer does not count: an engine may name one layer differently in two images.
+    They are compared by rule and path, or by rule and place outside of layers. The layer does not
+    count: an engine may name one layer differently in two images.
     """
-    known = {(finding.path or finding.where, finding.rule) for finding in inherited}
-    return tuple(
-        finding for finding in found if (finding.path or finding.where, finding.rule) not in known
-    )
+    inherited_keys = {(finding.path or finding.where, finding.rule) for finding in inherited}
+    own = []
+    for finding in findings:
+        key = (finding.path or finding.where, finding.rule)
+        if key not in inherited_keys:
+            own.append(finding)
+    return tuple(own)
 
 
 def scan_layers(

@@ -1,9 +1,9 @@
-"""The image tests: one function for every kind of promise, run by
-``trainworks.imagetest.run_checks`` for each promise.
+"""The image tests: one function for every kind of check.
 
-Each function says in plain words what is wrong and how to mend it; pytest's own view of the failing
-line would say neither. The name of a function is ``test_`` and the promise's ``kind``; ``inside``
-answers the others (``test_inside``).
+``trainworks.imagetest.run_checks`` runs them, once for each check. A failure says in plain words
+what is wrong and how to correct it; pytest's own view of the failing line would say neither. The
+name of a function is ``test_`` and the check's ``kind``; the probe, which runs inside the image,
+answers the others (``test_probe``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from trainworks.engine.protocol import (
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, probe_request, secrets
 from trainworks.imagetest.concurrency import Lanes
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
-from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.makers import Makers, list_problems
+from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
+from trainworks.imagetest.probe.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
@@ -86,11 +86,10 @@ _OUTPUT_LIMIT = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageUnderTest:
-    """An image in an engine's store, with its promises, forbidden strings, and
-    the image that it extends.
+    """An image in an engine's store, with its checks, forbidden strings, and its base image.
 
-    ``isolated`` is whether another maker's programs may be in it; ``makers``
-    gives the lists of packages' makers.
+    ``isolated`` says how programs of another maker in the image run; ``makers`` gives the lists of
+    packages' makers.
     """
 
     engine: Engine
@@ -129,24 +128,24 @@ def host(container: Container) -> Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PendingResults:
     """Results that take long, started for all checks at once; a call of a field waits for it.
 
     Attributes:
-        inside: The answer of the program inside.
+        probe: The answers of the probe, the program inside the image.
         secrets: Secrets of the build host in the layers.
         completed: The end of a check's program.
         imported: A line for each failed import of a check that imports.
     """
 
-    inside: Callable[[], Answer]
+    probe: Callable[[], Answer]
     secrets: Callable[[], tuple[secrets.SecretFinding, ...]] | None
     completed: Mapping[kinds.Check, Callable[[], Completed]]
     imported: Mapping[kinds.Check, Callable[[], list[str]]]
 
 
 @pytest.fixture(scope="session")
-def asked(subject: ImageUnderTest) -> Iterator[Asked]:
+def pending(subject: ImageUnderTest) -> Iterator[PendingResults]:
     """Start everything that takes long, in this order, in several containers at once."""
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = probe_request.request_of(checks, image)
@@ -160,10 +159,14 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         files["lists"] = request.pop("lists")
 
     def ask_files(container: Container) -> Answer:
-        return probe_request.ask(container, files) if files else {}
+        if not files:
+            return {}
+        return probe_request.ask(container, files)
 
     def ask(container: Container) -> Answer:
-        return {} if request == no_request else probe_request.ask(container, request)
+        if request == no_request:
+            return {}
+        return probe_request.ask(container, request)
 
     published: list[str] = []
     has_secrets_check = False
@@ -189,12 +192,12 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
 
     with Lanes(engine, image.reference, isolated=subject.isolated) as lanes:
         # The first in its lane: the others leave files in their container (keras in HOME).
-        of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
-        yield Asked(
-            inside=lambda: {**of_files(), **of_others()},
-            secrets=lanes.ask(scan) if has_secrets_check else None,
-            completed={check: lanes.ask(program) for check, program in programs.items()},
-            imported={check: lanes.ask(importer) for check, importer in importers.items()},
+        of_files, of_others = lanes.start(ask_files), lanes.start(ask)
+        yield PendingResults(
+            probe=lambda: {**of_files(), **of_others()},
+            secrets=lanes.start(scan) if has_secrets_check else None,
+            completed={check: lanes.start(program) for check, program in programs.items()},
+            imported={check: lanes.start(importer) for check, importer in importers.items()},
         )
 
 
@@ -207,7 +210,7 @@ def _program(
             # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and
             # stderr in their order.
             if check.expect:
-                return lambda container: probe_request.told(
+                return lambda container: probe_request.run_printing(
                     container, check.command, timeout=COMMAND_TIMEOUT
                 )
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
@@ -262,9 +265,9 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
 
 
 @pytest.fixture(scope="session")
-def answer(asked: Asked) -> Answer:
-    """Return the answer of the program inside."""
-    return asked.inside()
+def answer(pending: PendingResults) -> Answer:
+    """Return the answer of the probe."""
+    return pending.probe()
 
 
 @pytest.fixture(scope="session")
@@ -292,22 +295,22 @@ def _tail(output: str) -> str:
 
 
 def _lines(lines: list[str], limit: int = LINE_LIMIT) -> str:
-    shown = lines[:limit]
+    first_lines = lines[:limit]
     if len(lines) > limit:
-        shown.append(f"... and {len(lines) - limit} more")
-    return "\n".join(shown)
+        first_lines.append(f"... and {len(lines) - limit} more")
+    return "\n".join(first_lines)
 
 
-def test_inside(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
-    """A promise that is checked inside the image."""
+def test_probe(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
+    """The probe reports no problem of the check."""
     if problems[check]:
         _broken("\n".join(problems[check]))
 
 
 def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
-    """A path exists as promised, or does not."""
+    """A path exists as declared, or does not exist."""
     if check.state == "absent":
-        test_inside(check, request.getfixturevalue("problems"))
+        test_probe(check, request.getfixturevalue("problems"))
         return
     host: Host = request.getfixturevalue("host")
     file = host.file(check.path)
@@ -324,9 +327,9 @@ def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
         _broken(f"{check.path} is not executable: its mode is {file.mode:o}")
 
 
-def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
+def test_command(check: kinds.CommandCheck, pending: PendingResults) -> None:
     """A command succeeds and prints what is expected."""
-    completed = asked.completed[check]()
+    completed = pending.completed[check]()
     command = shlex.join(check.command)
     if completed.status != 0:
         _broken(
@@ -342,16 +345,16 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
         )
 
 
-def test_import(check: kinds.ImportCheck, asked: Asked) -> None:
+def test_import(check: kinds.ImportCheck, pending: PendingResults) -> None:
     """A module can be imported."""
-    failures = asked.imported[check]()
+    failures = pending.imported[check]()
     if failures:
         _broken("\n".join(failures))
 
 
-def test_python_imports(check: kinds.PythonImportsCheck, asked: Asked) -> None:
+def test_python_imports(check: kinds.PythonImportsCheck, pending: PendingResults) -> None:
     """Every installed distribution can be imported; one that fails is named with its reason."""
-    failures = asked.imported[check]()
+    failures = pending.imported[check]()
     if failures:
         _broken(_lines(failures))
 
@@ -460,7 +463,7 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> Non
 
 
 def test_delivered_files(
-    check: kinds.DeliveredFilesCheck,  # noqa: ARG001  (it was asked inside)
+    check: kinds.DeliveredFilesCheck,  # noqa: ARG001  (the probe has checked it)
     stock: InstalledFiles,
     subject: ImageUnderTest,
 ) -> None:
@@ -486,32 +489,34 @@ def test_makers_lists(
         )
 
 
-def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
+def damages(files: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
     """Return a line for each damaged file.
 
-    Of many files with the same damage the first ones, and the number of the others.
+    Many files with the same damage have lines for the first ones, and the number of the others.
     """
     groups: dict[tuple[str, str], list[DamagedFile]] = {}
-    for row in found:
-        owner = "" if row["path"].endswith(".md5sums") else row["owner"]
-        groups.setdefault((owner, row["problem"]), []).append(row)
+    for file in files:
+        owner = "" if file["path"].endswith(".md5sums") else file["owner"]
+        groups.setdefault((owner, file["problem"]), []).append(file)
     lines = []
     for group in groups.values():
-        shown = group if len(group) <= ALIKE else group[: ALIKE - 1]
-        lines += [damage(row, checks) for row in shown]
-        others = group[len(shown) :]
-        if others:
-            folder = posixpath.commonpath([row["path"] for row in others])
-            lines[-1] += f", and so are {len(others)} others in {folder}"
+        first_files = group
+        if len(group) > ALIKE:
+            first_files = group[: ALIKE - 1]
+        lines += [damage(file, checks) for file in first_files]
+        other_files = group[len(first_files) :]
+        if other_files:
+            folder = posixpath.commonpath([file["path"] for file in other_files])
+            lines[-1] += f", and so are {len(other_files)} others in {folder}"
     return lines
 
 
-def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
+def damage(file: DamagedFile, checks: Iterable[kinds.Check]) -> str:
     """Return the problem of a file, its component if the plan has it, and its package.
 
     ``/usr/bin/ls is missing (component system, package coreutils)``
     """
-    kind, _, name = found["owner"].partition(" ")
+    kind, _, name = file["owner"].partition(" ")
     component = {"recipe": name, "package": "system"}.get(kind, "")
     if kind == "python":
         component = _component_of(name, checks)
@@ -522,7 +527,7 @@ def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
         owners.append(f"distribution {name}")
     if kind == "package":
         owners.append(f"package {name}")
-    text = f"{one_line(found['path'])} {found['problem']}"
+    text = f"{one_line(file['path'])} {file['problem']}"
     if owners:
         text += f" ({', '.join(owners)})"
     return text
@@ -569,10 +574,10 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFil
         )
 
 
-def test_secrets(check: kinds.SecretsCheck, asked: Asked) -> None:  # noqa: ARG001  (the promise says it all)
+def test_secrets(check: kinds.SecretsCheck, pending: PendingResults) -> None:  # noqa: ARG001  (the promise says it all)
     """No layer, history, label or variable contains anything that must not leave the build host."""
-    assert asked.secrets is not None
-    findings = asked.secrets()
+    assert pending.secrets is not None
+    findings = pending.secrets()
     if findings:
         _broken(secrets.summary(findings))
 
@@ -580,7 +585,7 @@ def test_secrets(check: kinds.SecretsCheck, asked: Asked) -> None:  # noqa: ARG0
 def test_size(
     check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest
 ) -> None:
-    """The image is not larger than promised."""
+    """The image is not larger than declared."""
     if not probe_request.oversized(check, subject.image):
         return
     reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
@@ -715,9 +720,9 @@ def _step_of(entry: HistoryEntry) -> str:
     return word if word in ("COPY", "ADD") else ""
 
 
-def test_start(check: kinds.StartCheck, asked: Asked) -> None:
+def test_start(check: kinds.StartCheck, pending: PendingResults) -> None:
     """A container starts through the entry point."""
-    completed = asked.completed[check]()
+    completed = pending.completed[check]()
     if completed.status != 0 or check.expect not in completed.output:
         _broken(
             f"a container with {shlex.join(check.arguments)} ended with status {completed.status}"
@@ -726,7 +731,7 @@ def test_start(check: kinds.StartCheck, asked: Asked) -> None:
 
 
 PROMISES: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(QUESTIONS, test_inside),
+    **dict.fromkeys(QUESTIONS, test_probe),
     "path": test_path,
     "command": test_command,
     "import": test_import,
@@ -744,4 +749,4 @@ PROMISES: dict[str, Callable[..., None]] = {
     "configuration": test_configuration,
     "start": test_start,
 }
-"""Every kind of promise and the function that asks it."""
+"""Every kind of check, and its function."""

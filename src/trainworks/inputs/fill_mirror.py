@@ -30,13 +30,20 @@ PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 if it
-    is not known, ``get`` brings it.
+class _MirrorFile:
+    """A file of the mirror.
+
+    Attributes:
+        file: The file's name.
+        label: Name and version of the package or artifact, for messages.
+        sha256: The file's hash; ``""`` for a bundle of git.
+        size: The file's size in bytes; 0 if unknown.
+        get: Downloads the file to a path.
+        fits: Returns whether the file at a path is the right one.
     """
 
     file: str
-    what: str
+    label: str
     sha256: str
     size: int
     get: Callable[[Path], None]
@@ -53,93 +60,91 @@ def fill_mirror(
     report: Report,
     fetching: Fetching,
 ) -> None:
-    """Bring everything that targets download into a folder.
+    """Download all files of targets into a folder.
 
-    What is there and fits stays, what was broken off goes on.
+    Existing files that fit stay, and interrupted downloads continue.
 
     Args:
-        rows: The targets: all that their lock and their components ask for, optional ones included.
-        folder: The mirror; made where it is not there.
-        settings: Where this machine's pip looks for Python files.
-        report: Told what is being done.
-        fetching: Shows the downloads; what watches ``client``.
+        rows: The targets, with all files of their locks and components, optional ones included.
+        folder: The mirror; created if missing.
+        settings: This machine's settings; its pip finds Python files.
+        report: Receives a line for each download.
+        fetching: Shows the progress of ``client``.
 
     Raises:
-        LockError: With everything that could not be brought; the rest is there then.
+        LockError: Lists the files that cannot be downloaded; the others are in the folder.
         OutputError: The folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files, problems = _all_wanted(rows, facts, client, settings)
-        with fetching.shown("mirroring", sum(wanted.size for wanted in files)) as task:
-            task.about = not all(wanted.size for wanted in files)
-            for wanted in files:
-                path, before = folder / wanted.file, task.done
+        files, problems = _files_of_targets(rows, facts, client, settings)
+        with fetching.shown("mirroring", sum(file.size for file in files)) as task:
+            task.about = not all(file.size for file in files)
+            for file in files:
+                path, done_before = folder / file.file, task.done
                 try:
-                    if path.exists() and wanted.fits(path):
-                        task.skip(wanted.size)
+                    if path.exists() and file.fits(path):
+                        task.skip(file.size)
                         continue
-                    wanted.get(path)
-                    report(f"  {wanted.file}  {megabytes(path.stat().st_size)}")
+                    file.get(path)
+                    report(f"  {file.file}  {megabytes(path.stat().st_size)}")
                 except LockError as error:
-                    problems.append(
-                        f"{wanted.what}: {error.message}"
-                        + (f"; {error.hint}" if error.hint else "")
-                    )
-                task.reach(before + wanted.size)
+                    hint = f"; {error.hint}" if error.hint else ""
+                    problems.append(f"{file.label}: {error.message}{hint}")
+                task.reach(done_before + file.size)
         _write_listings(folder)
     except OSError as error:
         raise OutputError(
             f"{error.filename or folder} cannot be written: {error.strerror}"
         ) from error
     if problems:
-        count = f"{len(problems)} file{'s are' if len(problems) > 1 else ' is'}"
+        verb = "files are" if len(problems) > 1 else "file is"
         raise LockError(
-            f"{count} not in {folder}:\n  " + "\n  ".join(problems),
+            f"{len(problems)} {verb} not in {folder}:\n  " + "\n  ".join(problems),
             hint="the others are; the same command goes on where this one ended",
         )
 
 
-def _all_wanted(
+def _files_of_targets(
     rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings
-) -> tuple[tuple[_Wanted, ...], list[str]]:
-    """Return the files that targets need, and why some of them cannot be brought."""
+) -> tuple[tuple[_MirrorFile, ...], list[str]]:
+    """Return the files of targets, and the problems of files that cannot be downloaded."""
     problems: list[str] = []
-    found: dict[str, _Wanted] = {}
+    file_by_name: dict[str, _MirrorFile] = {}
     places = Places(folders=(), archives=archives_of(facts.bases, settings.apt, settings.suite))
     for row in rows:
         name = facts.name_of(row)
-        artifacts = downloads_of(row, facts)
-        unrecorded = [artifact for artifact in artifacts if not (artifact.git or artifact.sha256)]
-        problems += [
-            f"{each.name} {each.version}: no sha256 of {each.url} is recorded; `python build.py"
-            " lock` records it"
-            for each in unrecorded
-        ]
-        wanted = [_artifact(each, places, client) for each in artifacts if each not in unrecorded]
+        files: list[_MirrorFile] = []
+        for artifact in downloads_of(row, facts):
+            if artifact.git or artifact.sha256:
+                files.append(_artifact(artifact, places, client))
+            else:
+                problems.append(
+                    f"{artifact.name} {artifact.version}: no sha256 of {artifact.url} is recorded;"
+                    " `python build.py lock` records it"
+                )
         if name in facts.locks:
-            wanted += [
-                _package(package, row, client, settings.pip)
-                for package in facts.locks[name].packages
-            ]
+            packages = facts.locks[name].packages
+            files += [_package(package, row, client, settings.pip) for package in packages]
         else:
             problems.append(
                 f"{name}: its Python files are not locked; `python build.py lock --only {name}`"
             )
-        for each in wanted:
-            other = found.setdefault(each.file, each)
-            if other.sha256 != each.sha256:
+        for file in files:
+            first = file_by_name.setdefault(file.file, file)
+            if first.sha256 != file.sha256:
                 problems.append(
-                    f"{each.what}: {each.file} is also {other.what}, another file;"
+                    f"{file.label}: {file.file} is also {first.label}, another file;"
                     " use a folder for each"
                 )
-    return tuple(found.values()), list(dict.fromkeys(problems))  # targets share artifacts
+    # Targets share artifacts, and so have the same problems.
+    return tuple(file_by_name.values()), list(dict.fromkeys(problems))
 
 
-def _artifact(artifact: Artifact, places: Places, client: Client) -> _Wanted:
-    return _Wanted(
+def _artifact(artifact: Artifact, places: Places, client: Client) -> _MirrorFile:
+    return _MirrorFile(
         file=artifact.file,
-        what=f"{artifact.name} {artifact.version}",
+        label=f"{artifact.name} {artifact.version}",
         sha256=artifact.sha256,
         size=artifact.size,
         get=lambda path: fetch_source(artifact, path, places, client),
@@ -149,7 +154,7 @@ def _artifact(artifact: Artifact, places: Places, client: Client) -> _Wanted:
 
 def _package(
     package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings
-) -> _Wanted:
+) -> _MirrorFile:
     def get(path: Path) -> None:
         local = find_local_file(package, settings)
         if local is not None:
@@ -165,9 +170,9 @@ def _package(
             f"no index of this machine's pip has {package.file} with sha256 {package.sha256}"
         )
 
-    return _Wanted(
+    return _MirrorFile(
         file=package.file,
-        what=f"{package.name} {package.version}",
+        label=f"{package.name} {package.version}",
         sha256=package.sha256,
         size=package.size,
         get=get,
@@ -176,24 +181,21 @@ def _package(
 
 
 def _write_listings(folder: Path) -> None:
-    files = sorted(_files(folder))
+    """Write the two listings: sums of all files, and links to the Python files."""
+    names = sorted(_files(folder))
     sums = ""
-    with DISPLAY.task(
-        "hashing", sum((folder / name).stat().st_size for name in files), BYTES
-    ) as task:
-        for name in files:
+    size = sum((folder / name).stat().st_size for name in names)
+    with DISPLAY.task("hashing", size, BYTES) as task:
+        for name in names:
             content = content_of(folder / name)
             sums += f"{content.sha256}  {name}\n"
             task.advance(content.size)
     (folder / SUMS).write_text(sums, encoding="utf-8")
-    links = "".join(
-        f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n'
-        for name in files
-        if name.endswith(PYTHON_SUFFIXES)
-    )
-    (folder / INDEX).write_text(
-        f"<!DOCTYPE html>\n<title>packages</title>\n{links}", encoding="utf-8"
-    )
+    page = "<!DOCTYPE html>\n<title>packages</title>\n"
+    for name in names:
+        if name.endswith(PYTHON_SUFFIXES):
+            page += f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n'
+    (folder / INDEX).write_text(page, encoding="utf-8")
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -1,11 +1,10 @@
-"""The locks that all targets share: hashes of what components download, and
-digests of base images.
-"""
+"""The locks that all targets share: hashes of components' downloads, digests of base images."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +36,7 @@ from trainworks.registry.tools import Registries
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage, LockedArchive)
 
 TAG_SECONDS = 60.0
-"""How long a repository may take to list its tags."""
+"""Seconds that a repository may take to list its tags."""
 
 Report = Callable[[str], None]
 """Takes a line for people."""
@@ -55,24 +54,24 @@ def lock_artifacts(
 ) -> list[str]:
     """Record hash and size of every file that targets download.
 
-    What is recorded already stays as it is.
+    Records that exist already stay as they are.
 
     Args:
-        missing: Whether to look at nothing but the files without any hash.
-        root: The checkout, whose ``images/lock/artifacts.toml`` is written.
-        mirror: Folder whose files are taken instead of asking their servers, and where downloads
-            are left; default: nothing is left.
-        report: Told what is being done.
+        missing: Whether to read only files without any hash.
+        root: The checkout; its ``images/lock/artifacts.toml`` is written.
+        mirror: Folder with files that are not downloaded, and for downloads; default: downloads
+            are not kept.
+        report: Receives a line for each download.
 
     Returns:
-        What could not be recorded, or does not agree with what is published;
-        one line each, with name and version.
+        The problems: files that could not be recorded, or differ from the
+        published ones; one line each, with name and version.
     """
     locked = dict(facts.locked_artifact_by_url)
     problems: list[str] = []
     try:
         for artifact in _artifacts(rows, facts):
-            what = f"{artifact.name} {artifact.version}"
+            label = f"{artifact.name} {artifact.version}"
             if missing and (artifact.git or artifact.sha256 or artifact.url in locked):
                 continue
             try:
@@ -81,38 +80,39 @@ def lock_artifacts(
                 elif artifact.url in locked:
                     problems += _disagreement(artifact, facts)
                 else:
-                    report(f"  {what}: {artifact.url}")
-                    # A name that two files have says nothing about which of them lies there.
-                    unique = all(
-                        each.file != artifact.file or each.url == artifact.url
-                        for each in facts.artifacts
-                    )
-                    content = _first_look(artifact, client, mirror if unique else None)
+                    report(f"  {label}: {artifact.url}")
+                    usable_mirror = mirror if _has_unique_name(artifact, facts) else None
+                    content = _first_read(artifact, client, usable_mirror)
                     locked[artifact.url] = LockedArtifact(
                         url=artifact.url, sha256=content.sha256, size=content.size
                     )
             except LockError as error:
-                problems.append(
-                    f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else "")
-                )
+                hint = f"; {error.hint}" if error.hint else ""
+                problems.append(f"{label}: {error.message}{hint}")
     finally:
-        # What an interrupt leaves undone does not undo what was downloaded.
+        # Files that were read before an interrupt are recorded.
         if locked != facts.locked_artifact_by_url:
             _write(root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
     return problems
 
 
+def _has_unique_name(artifact: Artifact, facts: Facts) -> bool:
+    """Return whether no other artifact has a file of this name: a mirror has files by names."""
+    for other in facts.artifacts:
+        if other.file == artifact.file and other.url != artifact.url:
+            return False
+    return True
+
+
 def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
-    """Return what targets download, each once, as their own rows say: without
-    what the lock adds.
-    """
-    own = {(row.url, row.git, row.commit): row for row in facts.artifacts}
-    found = [
-        own[artifact.url, artifact.git, artifact.commit]
-        for row in rows
-        for artifact in downloads_of(row, facts)
-    ]
-    return tuple({(each.url, each.git, each.commit): each for each in found}.values())
+    """Return the artifacts that targets download, once each: their rows, without the lock."""
+    row_by_key = {(row.url, row.git, row.commit): row for row in facts.artifacts}
+    artifacts = {}
+    for target_row in rows:
+        for download in downloads_of(target_row, facts):
+            key = (download.url, download.git, download.commit)
+            artifacts[key] = row_by_key[key]
+    return tuple(artifacts.values())
 
 
 def _sorted(locked: Mapping[str, LockedArtifact]) -> Iterator[LockedArtifact]:
@@ -127,45 +127,55 @@ def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
     if not artifact.tag:
         return
     try:
-        there = tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
+        commit = tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
     except UnreachableError as error:
         report(f"  {artifact.name} {artifact.version}: its tag was not looked at: {error.message}")
         return
-    if there != artifact.commit:
-        raise moved(artifact.git, artifact.tag, artifact.commit, there)
+    if commit != artifact.commit:
+        raise moved(artifact.git, artifact.tag, artifact.commit, commit)
 
 
 def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, report: Report) -> None:
-    """Report the tags that are newer than those that targets take, of what they fetch by git."""
+    """Report tags of git repositories that are newer than those of the targets."""
     for artifact in _artifacts(rows, facts):
-        if artifact.tag:
-            what = f"{artifact.name} {artifact.version}"
-            try:
-                tags = tags_of(artifact.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
-            except UnreachableError as error:
-                report(f"  {what}: its tags are not known: {error.message}")
-                continue
-            if tag := _newest_tag(artifact, tags):
-                report(f"  {what}: there is a newer tag, {tag}")
+        if not artifact.tag:
+            continue
+        label = f"{artifact.name} {artifact.version}"
+        try:
+            tags = tags_of(artifact.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
+        except UnreachableError as error:
+            report(f"  {label}: its tags are not known: {error.message}")
+            continue
+        tag = _newest_tag(artifact, tags)
+        if tag:
+            report(f"  {label}: there is a newer tag, {tag}")
 
 
 def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
-    """Return the newest of the tags that are written as the artifact's own,
-    ``""`` where none is newer.
+    """Return the newest tag of the artifact's form, ``""`` if no tag is newer.
+
+    For version 1.7 and the tag ``v1.7-aws1``, ``v1.8-aws2`` has the same form.
     """
     before, _, after = artifact.tag.partition(artifact.version)
-    form = re.compile(
-        re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after))
-    )
-    versions = {found[1]: tag for tag in tags if (found := form.fullmatch(tag))}
-    newest = max(versions, key=Version, default="")
+    any_digits = re.sub(r"\d+", lambda _: r"\d+", re.escape(after))
+    form = re.compile(re.escape(before) + r"(\d+(?:\.\d+)+)" + any_digits)
+    tag_by_version = {}
+    for tag in tags:
+        match = form.fullmatch(tag)
+        if match:
+            tag_by_version[match[1]] = tag
     # A vendor's version may have more than numbers in it: "1.7-aws".
-    own = re.search(r"\d+(\.\d+)*", artifact.version)
-    return versions[newest] if own and newest and Version(newest) > Version(own[0]) else ""
+    current = re.search(r"\d+(\.\d+)*", artifact.version)
+    if current is None or not tag_by_version:
+        return ""
+    newest = max(tag_by_version, key=Version)
+    if Version(newest) <= Version(current[0]):
+        return ""
+    return tag_by_version[newest]
 
 
-def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
-    """Return what a file is, once everything that is published about it holds."""
+def _first_read(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
+    """Return hash and size of a file, after comparison with everything that is published."""
     with private_folder() as scratch:
         path = (mirror or scratch) / artifact.file
         if path.exists():
@@ -173,10 +183,10 @@ def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = client.download(artifact.url, path, sha256=artifact.sha256)
-        if differences := _differences(artifact, content):
-            raise LockError(
-                f"{path if mirror else artifact.url} is not what is published: {differences}"
-            )
+        differences = _differences(artifact, content)
+        if differences:
+            origin = path if mirror else artifact.url
+            raise LockError(f"{origin} is not what is published: {differences}")
         if artifact.signature:
             signature, key = scratch / "signature", scratch / "key"
             client.download(artifact.signature, signature)
@@ -186,23 +196,25 @@ def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
 
 
 def _differences(artifact: Artifact, content: Content) -> str:
-    """Return how a file differs from what is published about it, ``""`` where it does not."""
-    differs = (artifact.sha256 not in ("", content.sha256)) or (
-        artifact.size not in (0, content.size)
-    )
-    if not differs:
+    """Return the differences between a file and its published hash and size, or ``""``."""
+    has_other_hash = artifact.sha256 not in ("", content.sha256)
+    has_other_size = artifact.size not in (0, content.size)
+    if not has_other_hash and not has_other_size:
         return ""
-    expected = [f"sha256 {artifact.sha256}"] if artifact.sha256 else []
-    expected += [f"{artifact.size} bytes"] if artifact.size else []
+    expected = []
+    if artifact.sha256:
+        expected.append(f"sha256 {artifact.sha256}")
+    if artifact.size:
+        expected.append(f"{artifact.size} bytes")
     return f"expected {', '.join(expected)}; found {content}"
 
 
 def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
-    """Return what is wrong where row and lock differ."""
+    """Return the problem of an artifact with a row and a lock that differ."""
     locked = facts.locked_artifact_by_url.get(artifact.url)
-    differences = (
-        _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
-    )
+    if locked is None:
+        return []
+    differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size))
     if not differences:
         return []
     where = f"images/lock/{lockfile.ARTIFACTS} and its row in images/artifacts.toml differ"
@@ -222,22 +234,21 @@ def lock_base_images(
     upgrade: bool = False,
     system: frozenset[str] | None = None,
 ) -> list[str]:
-    """Record the digests that the tags of the targets' base images, and of the
-    images of CI's tools, have.
+    """Record the digests of the targets' base images, and of the images of CI's tools.
 
     A tag moves with each security update of its image: ``upgrade`` replaces a recorded digest by
-    today's, and reports it. For an image that is gone, the first of its row's ``alternatives`` that
-    exists is recorded.
+    today's, and reports the change. For an image that is gone, the first of its row's
+    ``alternatives`` that exists is recorded.
 
     Args:
         registries: Connections and logins. A registry that does not answer is not asked again.
-        root: The checkout, whose ``images/lock/base-images.toml`` is written.
+        root: The checkout; its ``images/lock/base-images.toml`` is written.
         report: Receives a line of text for each digest that changed.
-        missing: Whether to look at nothing but the images without a digest.
-        upgrade: Whether tags with a recorded digest are asked again.
-        system: Where the package archives are what is locked, the suites that moved. A base image
-            is then asked for only if its own suite is among them, because updates are installed on
-            it, and a registry that does not answer is only a line.
+        missing: Whether to look up only images without a digest.
+        upgrade: Whether tags with a recorded digest are looked up again.
+        system: If only the package archives are locked: the suites that moved. A base image is
+            then looked up only if its own suite moved, because updates are installed on the image,
+            and a registry that does not answer is only a line.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -245,70 +256,123 @@ def lock_base_images(
     locked = {row.name: row for row in facts.locked_base_images}
     before = dict(locked)
     problems: list[str] = []
-    silent: set[str] = set()
     targets = [context_of(row, facts) for row in rows]
-    # Where no registry answers, these are made of their archives, and programs come from packages.
-    on_archives = [each.base for each in targets if each.base.archives and not each.row.image]
-    made = {base.image for base in on_archives}
-    stays = {base.image for base in on_archives if system is not None and base.suite not in system}
-    optional = made if missing else made | {tool.image for tool in facts.tool_images}
-    more = {base.image: base.alternatives for base in facts.bases}
-    wanted = [name for each in targets for name in images_of(each)] + (
-        [] if missing else sorted(optional)
-    )
-    for name in dict.fromkeys(wanted):
-        row = facts.base_image_by_name.get(name)
-        alternatives = row.alternatives if row else more.get(name, ())
-        known = _row_digest(name, facts)
-        if (known and (missing or not alternatives)) or (
-            name in locked and (not upgrade or name in stays)
-        ):
+    # Without a registry, these base images are made of their archives; CI's tools come from
+    # packages.
+    own_bases = [target.base for target in targets if not target.row.image]
+    on_archives = [base for base in own_bases if base.archives]
+    bootstrapped = {base.image for base in on_archives}
+    unmoved: set[str] = set()
+    if system is not None:
+        unmoved = {base.image for base in on_archives if base.suite not in system}
+    optional = set(bootstrapped)
+    if not missing:
+        optional |= {tool.image for tool in facts.tool_images}
+    names: list[str] = []
+    for target in targets:
+        names += images_of(target)
+    if not missing:
+        names += sorted(optional)
+    lookup = _ImageLookup(registries)
+    for name in dict.fromkeys(names):
+        alternatives = _alternatives_of(name, facts)
+        row_digest = _row_digest(name, facts)
+        is_settled = row_digest and (missing or not alternatives)
+        is_locked = name in locked and (not upgrade or name in unmoved)
+        if is_settled or is_locked:
             continue
-        failures = []
-        refused = False
-        for reference in (name, *alternatives):
-            host, path, tag = split_reference(reference)
-            if host in silent:
-                failures.append(f"base image {reference}: not tried, {host} does not answer")
-                continue
-            try:
-                digest = registries.existing(
-                    f"{host}/{path}", known if known and reference == name else tag
-                ).digest
-            except (HostError, RegistryError) as error:
-                failures.append(f"base image {reference}: {error.message}")
-                if isinstance(error, HostError | RegistryUnreachableError):
-                    silent.add(host)
-                else:
-                    refused = True
-                continue
-            locked[name] = LockedBaseImage(
-                name=name, digest=digest, reference=reference if reference != name else ""
-            )
-            break
-        else:
-            if name in made:
-                report(f"  {failures[0]}: this base image is bootstrapped")
-            elif name in optional or (system is not None and not refused):
-                kept = known or (before[name].digest if name in before else "")
-                report(
-                    f"  {failures[0]}:"
-                    f" {f'it stays {kept}' if kept else 'its digest is not recorded'}"
-                )
+        result = lookup.find(name, alternatives, row_digest)
+        if result.image is None:
+            failure = result.failures[0]
+            if name in bootstrapped:
+                report(f"  {failure}: this base image is bootstrapped")
+            elif name in optional or (system is not None and not result.was_refused):
+                digest = row_digest
+                if not digest and name in before:
+                    digest = before[name].digest
+                consequence = f"it stays {digest}" if digest else "its digest is not recorded"
+                report(f"  {failure}: {consequence}")
             else:
-                problems += failures
+                problems += result.failures
             continue
-        if known and not locked[name].reference:
-            del locked[name]
-        elif locked[name].reference:
-            report(f"  base image {name} cannot be had: {locked[name].reference} is taken")
-        elif name in before and before[name] != locked[name]:
-            report(f"  base image {name} moved from {before[name].digest} to {locked[name].digest}")
+        image = result.image
+        if row_digest and not image.reference:
+            # The row itself has the digest of an image that is not an alternative.
+            locked.pop(name, None)
+            continue
+        locked[name] = image
+        if image.reference:
+            report(f"  base image {name} cannot be had: {image.reference} is taken")
+        elif name in before and before[name] != image:
+            report(f"  base image {name} moved from {before[name].digest} to {image.digest}")
     if locked != before:
         _write(
             root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked))
         )
     return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LookupResult:
+    """The image of a lookup, or the failures.
+
+    ``was_refused``: a registry answered with an error.
+    """
+
+    image: LockedBaseImage | None
+    failures: list[str]
+    was_refused: bool
+
+
+class _ImageLookup:
+    """Looks up base images; a registry that does not answer is asked once."""
+
+    def __init__(self, registries: Registries) -> None:
+        """Store the connections."""
+        self._registries = registries
+        self._silent_hosts: set[str] = set()
+
+    def find(self, name: str, alternatives: Sequence[str], row_digest: str) -> _LookupResult:
+        """Look up an image, and its alternatives if the image does not exist.
+
+        Args:
+            name: The image, with its tag.
+            alternatives: Images in its place.
+            row_digest: The digest in the image's row; ``""``: the tag is looked up.
+        """
+        failures = []
+        was_refused = False
+        for reference in (name, *alternatives):
+            host, path, tag = split_reference(reference)
+            if host in self._silent_hosts:
+                failures.append(f"base image {reference}: not tried, {host} does not answer")
+                continue
+            is_original = reference == name
+            digest_or_tag = row_digest if row_digest and is_original else tag
+            try:
+                digest = self._registries.existing(f"{host}/{path}", digest_or_tag).digest
+            except (HostError, RegistryError) as error:
+                failures.append(f"base image {reference}: {error.message}")
+                if isinstance(error, HostError | RegistryUnreachableError):
+                    self._silent_hosts.add(host)
+                else:
+                    was_refused = True
+                continue
+            image = LockedBaseImage(
+                name=name, digest=digest, reference="" if is_original else reference
+            )
+            return _LookupResult(image=image, failures=failures, was_refused=was_refused)
+        return _LookupResult(image=None, failures=failures, was_refused=was_refused)
+
+
+def _alternatives_of(name: str, facts: Facts) -> tuple[str, ...]:
+    row = facts.base_image_by_name.get(name)
+    if row is not None:
+        return row.alternatives
+    for base in reversed(facts.bases):
+        if base.image == name:
+            return base.alternatives
+    return ()
 
 
 def lock_archives(
@@ -320,13 +384,13 @@ def lock_archives(
     report: Report,
     upgrade: bool,
 ) -> tuple[list[str], frozenset[str]]:
-    """Record the states that the package archives of the targets' bases have.
+    """Record the states of the package archives of the targets' bases.
 
-    What is recorded stays.
+    Recorded states stay, unless ``upgrade``.
 
     Args:
-        settings: This machine's, whose archives are asked.
-        root: The checkout, whose ``images/lock/archives.toml`` is written.
+        settings: This machine's settings, with its archives.
+        root: The checkout; its ``images/lock/archives.toml`` is written.
         report: Receives a line of text for each state that moved.
         upgrade: Whether states that are recorded move; those of the same packages stay.
 
@@ -335,9 +399,12 @@ def lock_archives(
     """
     locked = {row.suite: row for row in facts.locked_archives}
     problems: list[str] = []
-    for base in {
-        base.suite: base for base in (context_of(row, facts).base for row in rows) if base.archives
-    }.values():
+    base_by_suite = {}
+    for row in rows:
+        base = context_of(row, facts).base
+        if base.archives:
+            base_by_suite[base.suite] = base
+    for base in base_by_suite.values():
         if not upgrade and facts.archives_of(base):
             continue
         try:
@@ -347,19 +414,17 @@ def lock_archives(
             problems.append(f"package archive of {base.suite}: {error.message}")
             continue
         for state in states:
-            before = locked.get(state.suite)
-            if before != state:
-                report(
-                    f"  {state.suite}"
-                    f" {before.date + ' ->' if before else 'is locked as of'} {state.date}"
-                )
+            old_state = locked.get(state.suite)
+            if old_state is None:
+                report(f"  {state.suite} is locked as of {state.date}")
+            elif old_state != state:
+                report(f"  {state.suite} {old_state.date} -> {state.date}")
             locked[state.suite] = state
-    before_all = {row.suite: row for row in facts.locked_archives}
-    if locked != before_all:
+    before = {row.suite: row for row in facts.locked_archives}
+    if locked != before:
         _write(root, lockfile.ARCHIVES, LockedArchive, (locked[suite] for suite in sorted(locked)))
-    return problems, frozenset(
-        suite for suite, state in locked.items() if before_all.get(suite) != state
-    )
+    moved_suites = [suite for suite, state in locked.items() if before.get(suite) != state]
+    return problems, frozenset(moved_suites)
 
 
 def _row_digest(name: str, facts: Facts) -> str:
@@ -378,7 +443,7 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     """Compare every lock of targets with their rows; nothing is downloaded or written.
 
     Returns:
-        What does not fit; and what is not recorded yet.
+        The problems; and the files, images and packages without a record.
     """
     problems: list[str] = []
     unlocked: list[str] = []
@@ -391,36 +456,35 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
             ]
         else:
             unlocked.append(f"{name}: its Python files")
-        unlocked += [
-            f"{name}: base image {image}"
-            for image in images_of(target)
-            if not (_row_digest(image, facts) or facts.digest_by_image.get(image))
-        ]
+        for image in images_of(target):
+            has_digest = _row_digest(image, facts) or facts.digest_by_image.get(image)
+            if not has_digest:
+                unlocked.append(f"{name}: base image {image}")
     for artifact in _artifacts(rows, facts):
         problems += _disagreement(artifact, facts)
-        if (
-            artifact.url
-            and not artifact.sha256
-            and artifact.url not in facts.locked_artifact_by_url
-        ):
+        is_recorded = artifact.sha256 or artifact.url in facts.locked_artifact_by_url
+        if artifact.url and not is_recorded:
             unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
-    urls = {row.url for row in facts.artifacts}
-    images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
-    images |= {tool.image for tool in facts.tool_images}
-    suites = {suite for base in facts.bases for suite in base.archives}
-    for where, leftovers in (
-        (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
-        (
-            lockfile.ARCHIVES,
-            [row.suite for row in facts.locked_archives if row.suite not in suites],
-        ),
-        (
-            lockfile.BASE_IMAGES,
-            [row.name for row in facts.locked_base_images if row.name not in images],
-        ),
-    ):
-        problems += [
-            f"images/lock/{where}: {leftover} stands in no row any more; remove it"
-            for leftover in leftovers
-        ]
+    problems += _leftovers(facts)
     return problems, unlocked
+
+
+def _leftovers(facts: Facts) -> Iterator[str]:
+    """Yield a problem for each locked file, suite and image without a row."""
+    urls = {row.url for row in facts.artifacts}
+    suites: set[str] = set()
+    images = {row.name for row in facts.base_images}
+    images |= {tool.image for tool in facts.tool_images}
+    for base in facts.bases:
+        suites.update(base.archives)
+        images.add(base.image)
+    advice = "stands in no row any more; remove it"
+    for artifact in facts.locked_artifacts:
+        if artifact.url not in urls:
+            yield f"images/lock/{lockfile.ARTIFACTS}: {artifact.url} {advice}"
+    for archive in facts.locked_archives:
+        if archive.suite not in suites:
+            yield f"images/lock/{lockfile.ARCHIVES}: {archive.suite} {advice}"
+    for image in facts.locked_base_images:
+        if image.name not in images:
+            yield f"images/lock/{lockfile.BASE_IMAGES}: {image.name} {advice}"

@@ -1,6 +1,4 @@
-"""``build.py lock``: resolves the Python files of targets into ``images/lock``,
-one file each, pinned by hash.
-"""
+"""``build.py lock``: resolves Python files of targets into ``images/lock``, pinned by hash."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from trainworks.plan.target import context_of
 from trainworks.plan.wheel_tags import wheel_tags
 
 SECONDS = 600.0
-"""How long one resolution may take."""
+"""Seconds that one resolution may take."""
 
 ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
 
@@ -47,8 +45,8 @@ def lock_target(
     """Resolve the Python files of one target.
 
     Args:
-        upgrade: Whether everything gets its newest version; default: what is
-            locked stays as far as the rows allow it.
+        upgrade: Whether all packages get their newest versions; default: locked
+            packages stay as far as the rows allow.
 
     Raises:
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
@@ -59,162 +57,187 @@ def lock_target(
     )
     packages: list[LockedPackage] = []
     for build in (False, True):
-        wanted = [
-            str(requirement)
-            for requirement in requirements_of(target, facts)
-            if requirement.build == build
-        ]
-        wheels = () if build else own_wheels(target, facts)
-        kept = () if upgrade else tuple(each for each in target.lock or () if each.build == build)
-        packages += _resolve(
-            wanted, wheels, kept, platform, row, settings, environment, build=build
+        all_requirements = requirements_of(target, facts)
+        requirements = [str(row) for row in all_requirements if row.build == build]
+        preferences: list[LockedPackage] = []
+        if not upgrade:
+            preferences = [package for package in target.lock or () if package.build == build]
+        resolution = _Resolution(
+            name=f"{row.framework} {row.version} {row.cuda} on {row.base}",
+            requirements=tuple(requirements),
+            limits=() if build else row.limits,
+            wheels=() if build else own_wheels(target, facts),
+            preferences=tuple(preferences),
+            platform=platform,
+            wheel_index=row.wheel_index,
         )
+        resolved = _resolve(resolution, settings, environment)
+        packages += [replace(package, build=build) for package in resolved]
     return tuple(packages)
 
 
 def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
-    """Return a row and facts that ask for no version: what is resolved for them
-    is the newest that goes together.
+    """Return a row and facts without versions, to resolve the newest packages that fit together.
 
-    A version with a build of its own (behind its ``+``) stays: without it
-    another build would be the newest.
+    A version with a build of its own (behind its ``+``) stays: without that version another build
+    would be the newest.
     """
-    # A distribution with a CUDA version in its name would hold the framework back to that version.
-    components = tuple(
-        replace(each, python=tuple(name for name in each.python if "{" not in name))
-        for each in facts.components
-    )
-    stacks = tuple(
-        replace(stack, components=dict.fromkeys(stack.components, "")) for stack in facts.stacks
-    )
+    components = []
+    for component in facts.components:
+        # A distribution with a CUDA version in its name would hold the framework back to that
+        # version.
+        python = tuple(name for name in component.python if "{" not in name)
+        components.append(replace(component, python=python))
+    stacks = []
+    for stack in facts.stacks:
+        no_versions = dict.fromkeys(stack.components, "")
+        stacks.append(replace(stack, components=no_versions))
     versions = {name: version if "+" in version else "" for name, version in row.versions.items()}
-    return replace(row, versions=versions), replace(facts, stacks=stacks, components=components)
+    facts = replace(facts, stacks=tuple(stacks), components=tuple(components))
+    return replace(row, versions=versions), facts
 
 
 def moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> list[str]:
-    """Return how one lock differs from another, a line for each package: ``NAME OLD -> NEW``."""
-    old, new = (
-        {(each.name, each.build): each for each in packages} for packages in (before, after)
-    )
+    """Return the differences between two locks, a line for each package: ``NAME OLD -> NEW``."""
+    old_packages = {(package.name, package.build): package for package in before}
+    new_packages = {(package.name, package.build): package for package in after}
     lines = []
-    for key in sorted(old.keys() | new.keys()):
-        name = f"{key[0]} (to build)" if key[1] else key[0]
-        one, other = old.get(key), new.get(key)
-        if one is None or other is None:
-            lines.append(
-                f"{name} {other.version} is new" if other else f"{name} {old[key].version} goes"
-            )
-        elif one.version != other.version:
-            lines.append(f"{name} {one.version} -> {other.version}")
-        elif one.sha256 != other.sha256:
-            lines.append(f"{name} {one.version}: another file, {other.file}")
+    for key in sorted(old_packages.keys() | new_packages.keys()):
+        name, build = key
+        label = f"{name} (to build)" if build else name
+        old, new = old_packages.get(key), new_packages.get(key)
+        if old is None and new is not None:
+            lines.append(f"{label} {new.version} is new")
+        elif old is not None and new is None:
+            lines.append(f"{label} {old.version} goes")
+        elif old is not None and new is not None:
+            if old.version != new.version:
+                lines.append(f"{label} {old.version} -> {new.version}")
+            elif old.sha256 != new.sha256:
+                lines.append(f"{label} {old.version}: another file, {new.file}")
     return lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Platform:
-    """What wheels are chosen for: processor, the newest level of the C library,
-    and Python's ``MAJOR.MINOR``.
-    """
+    """The platform of wheels: processor, newest level of the C library, Python ``MAJOR.MINOR``."""
 
     machine: str
     glibc: str
     python: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Resolution:
+    """The input of one resolution by uv.
+
+    Attributes:
+        name: The target for messages: ``FRAMEWORK VERSION CUDA on BASE``.
+        requirements: The requirements, as lines of a requirements file.
+        limits: Constraints.
+        wheels: Wheels that are no files of an index, with their own metadata.
+        preferences: Packages that stay, if they fit.
+        platform: The platform of the wheels.
+        wheel_index: The vendor's index, used if this machine names none.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    limits: tuple[str, ...]
+    wheels: Sequence[Artifact]
+    preferences: tuple[LockedPackage, ...]
+    platform: _Platform
+    wheel_index: str
+
+
 def _resolve(
-    requirements: Sequence[str],
-    wheels: Sequence[Artifact],
-    kept: Sequence[LockedPackage],
-    platform: _Platform,
-    row: TargetRow,
-    settings: HostSettings,
-    environment: Mapping[str, str],
-    *,
-    build: bool,
+    resolution: _Resolution, settings: HostSettings, environment: Mapping[str, str]
 ) -> list[LockedPackage]:
-    tags = {
-        tag: rank
-        for rank, tag in enumerate(
-            wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc)
-        )
-    }
+    platform = resolution.platform
     with private_folder() as folder:
-        (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
-        limits = () if build else row.limits
-        (folder / "constraints.in").write_text(
-            "".join(f"{limit}\n" for limit in limits), encoding="utf-8"
-        )
-        local = [str(path) for path in settings.pip.local_folders]
-        configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
-        metadata = "".join(map(_metadata, wheels))
-        (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
-        arguments = (
-            *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
-            *("--python-version", platform.python),
-            *("--python-platform", uv_platform(platform.machine, platform.glibc)),
-            *("--config-file", "uv.toml", "--constraints", "constraints.in"),
-        )
+        _write_inputs(resolution, settings, folder)
+        arguments = ["pip", "compile", "requirements.in", "--quiet", "--no-header"]
+        arguments += ["--python-version", platform.python]
+        arguments += ["--python-platform", uv_platform(platform.machine, platform.glibc)]
+        arguments += ["--config-file", "uv.toml", "--constraints", "constraints.in"]
         lock_path, edges_path = folder / "pylock.toml", folder / "edges.txt"
-        what = f"{row.framework} {row.version} {row.cuda} on {row.base}"
-        # uv keeps the versions that it finds in the file that it is to write.
-        names = ", ".join(
-            f'{{ name = "{each.name}", version = "{each.version}" }}' for each in kept
-        )
-        lock_path.write_text(
-            f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{names}]\n',
-            encoding="utf-8",
-        )
-        run_uv(
-            (*arguments, "--format", "pylock.toml", "--output-file", lock_path.name),
-            folder,
-            what,
-            environment,
-        )
+        to_lock = [*arguments, "--format", "pylock.toml", "--output-file", lock_path.name]
+        run_uv(to_lock, folder, resolution.name, environment)
         content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
-        pins = (
-            f"{package['name']}=={package['version']}\n" for package in content.get("packages", ())
-        )
+        # The lock does not say which package requires which: that is in the comments of a
+        # requirements file with the same versions.
+        rows = content.get("packages", ())
+        pins = [f"{row['name']}=={row['version']}\n" for row in rows]
         edges_path.write_text("".join(pins), encoding="utf-8")
-        run_uv(
-            (*arguments, "--annotation-style", "line", "--output-file", edges_path.name),
-            folder,
-            what,
-            environment,
+        to_annotate = [*arguments, "--annotation-style", "line", "--output-file", edges_path.name]
+        run_uv(to_annotate, folder, resolution.name, environment)
+        requires = _requires_in(edges_path.read_text(encoding="utf-8"))
+
+    tags = wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc)
+    rank_by_tag = {tag: rank for rank, tag in enumerate(tags)}
+    packages, urls = [], []
+    for row in rows:
+        name = canonicalize_name(row["name"])
+        url, sha256 = _best_file(row, rank_by_tag)
+        package = LockedPackage(
+            name=name,
+            version=row["version"],
+            file=unquote(url).rsplit("/", 1)[-1],
+            sha256=sha256,
+            requires=tuple(sorted(requires.get(name, ()))),
         )
-        edges = edges_path.read_text(encoding="utf-8")
-    requires: dict[str, list[str]] = {}
-    for line in edges.splitlines():
-        match = ANNOTATION.match(line)
-        if match:
-            for parent in match["via"].split(", "):
-                requires.setdefault(canonicalize_name(parent), []).append(
-                    canonicalize_name(match["name"])
-                )
-    found, urls = [], []
-    for package in content.get("packages", ()):
-        name = canonicalize_name(package["name"])
-        url, sha256 = _best_file(package, tags)
         urls.append(url)
-        found.append(
-            LockedPackage(
-                name=name,
-                version=package["version"],
-                file=unquote(url).rsplit("/", 1)[-1],
-                sha256=sha256,
-                requires=tuple(sorted(requires.get(name, ()))),
-                build=build,
-            )
-        )
+        packages.append(package)
     sizes = file_sizes(urls, settings)
-    return [
-        replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)
+    with_sizes = []
+    for package, url in zip(packages, urls, strict=True):
+        with_sizes.append(replace(package, size=sizes.get(url, 0)))
+    return with_sizes
+
+
+def _write_inputs(resolution: _Resolution, settings: HostSettings, folder: Path) -> None:
+    """Write uv's input files: requirements, constraints, settings and preferred versions."""
+    requirements = "\n".join(resolution.requirements) + "\n"
+    (folder / "requirements.in").write_text(requirements, encoding="utf-8")
+    constraints = "".join(f"{limit}\n" for limit in resolution.limits)
+    (folder / "constraints.in").write_text(constraints, encoding="utf-8")
+    local = [str(path) for path in settings.pip.local_folders]
+    configuration = uv_configuration(
+        settings.pip, vendor_index=resolution.wheel_index, folders=local
+    )
+    metadata = "".join(map(_metadata, resolution.wheels))
+    (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
+    # uv prefers the versions in the file that it will overwrite.
+    preferences = [
+        f'{{ name = "{package.name}", version = "{package.version}" }}'
+        for package in resolution.preferences
     ]
+    (folder / "pylock.toml").write_text(
+        f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{", ".join(preferences)}]\n',
+        encoding="utf-8",
+    )
+
+
+def _requires_in(annotated: str) -> dict[str, list[str]]:
+    """Return the names that each package requires, from the comments ``# via`` of uv.
+
+    For example ``{"torch": ["numpy"]}`` for the line ``numpy==VERSION # via torch``.
+    """
+    requires: dict[str, list[str]] = {}
+    for line in annotated.splitlines():
+        match = ANNOTATION.match(line)
+        if match is None:
+            continue
+        name = canonicalize_name(match["name"])
+        for parent in match["via"].split(", "):
+            requires.setdefault(canonicalize_name(parent), []).append(name)
+    return requires
 
 
 def _metadata(wheel: Artifact) -> str:
-    """Return what uv has to know of a wheel that requires something else than
-    the index's file of the same version.
+    """Return uv's settings for a wheel with other requirements than the index's file.
+
+    ``""`` for a wheel without such requirements.
     """
     if not wheel.requires_dist:
         return ""
@@ -229,28 +252,31 @@ def _metadata(wheel: Artifact) -> str:
 
 
 def run_uv(
-    arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]
+    arguments: Sequence[str], folder: Path, subject: str, environment: Mapping[str, str]
 ) -> str:
-    """Run uv in a folder and return what it prints.
+    """Run uv in a folder and return its output.
 
-    Raises ``LockError`` that says ``what`` cannot be resolved.
+    Raises:
+        LockError: uv failed; the message names ``subject``.
     """
-    # pip's own variables would be read a second time, and differently, by uv.
-    clean = {
-        name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))
-    }
+    # uv would read pip's own variables a second time, and differently.
+    foreign = [name for name in environment if name.startswith(("PIP_", "UV_"))]
+    clean = {name: value for name, value in environment.items() if name not in foreign}
     # Only metadata of wheels are read: uv needs no interpreter of that version,
     # and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
-    done = run((_uv(), "--directory", str(folder), *arguments), timeout=SECONDS, environment=clean)
-    if done.status != 0:
-        said = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
-        raise LockError(f"{what} cannot be resolved:\n{said}")
-    return done.output.decode()
+    argv = (_uv(), "--directory", str(folder), *arguments)
+    result = run(argv, timeout=SECONDS, environment=clean)
+    if result.status != 0:
+        reason = result.words
+        if result.timed_out:
+            reason = f"no answer within {SECONDS:.0f} s"
+        raise LockError(f"{subject} cannot be resolved:\n{reason}")
+    return result.output.decode()
 
 
 def _uv() -> str:
-    """Return the uv that was installed with the builder, whatever PATH has.
+    """Return the uv that was installed with the builder; PATH does not matter.
 
     Raises ``LockError``.
     """
@@ -264,29 +290,26 @@ def _uv() -> str:
 
 @cache
 def uv_platform(machine: str, glibc: str) -> str:
-    """Return uv's name of a platform: of the newest C library that it knows and
-    that is not newer than ``glibc``.
+    """Return uv's name of a platform: ``x86_64-manylinux_2_36``.
 
-    uv knows some levels only, and none that is newer than itself; wheels of a
-    level in between are passed by.
+    The level is the newest one of uv that is not newer than ``glibc``. uv has some levels only,
+    and none that is newer than uv itself; wheels of a level in between are not used.
 
     Args:
         machine: As of ``uname -m``.
         glibc: The C library's version, such as ``2.41``.
 
     Raises:
-        LockError: uv knows no such machine, or only newer libraries.
+        LockError: uv does not support the machine, or only newer libraries.
     """
-    help_text = run(
-        (_uv(), "pip", "compile", "--help"), timeout=SECONDS, environment={}
-    ).output.decode()
-    known = {
-        int(level)
-        for level in re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)
-    }
-    fitting = [level for level in known if (2, level) <= tuple(map(int, glibc.split(".")[:2]))]
+    help_command = (_uv(), "pip", "compile", "--help")
+    help_text = run(help_command, timeout=SECONDS, environment={}).output.decode()
+    numbers = re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)
+    levels = {int(number) for number in numbers}
+    newest = tuple(map(int, glibc.split(".")[:2]))
+    fitting = [level for level in levels if (2, level) <= newest]
     if not fitting:
-        names = ", ".join(f"2.{level}" for level in sorted(known)) or "none for this machine"
+        names = ", ".join(f"2.{level}" for level in sorted(levels)) or "none for this machine"
         raise LockError(
             f"uv resolves nothing for {machine} with glibc {glibc}",
             hint=f"levels that it knows: {names}",
@@ -294,20 +317,24 @@ def uv_platform(machine: str, glibc: str) -> str:
     return f"{machine}-manylinux_2_{max(fitting)}"
 
 
-def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
-    """Return URL and hash of the file that an installer on the base would take:
-    the best wheel, else the source.
+def _best_file(package: Mapping[str, Any], rank_by_tag: Mapping[Tag, int]) -> tuple[str, str]:
+    """Return URL and hash of the file that an installer on the base would take.
+
+    That is the wheel with the lowest rank, else the source.
     """
     ranked: list[tuple[int, str, str, str]] = []
     for wheel in package.get("wheels", ()):
         file = unquote(wheel["url"]).rsplit("/", 1)[-1]
         try:
-            ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
+            _, _, _, tags = parse_wheel_filename(file)
         except InvalidWheelFilename:
             continue
-        ranked += [(min(ranks), file, wheel["url"], wheel["hashes"]["sha256"])] if ranks else []
+        ranks = [rank_by_tag[tag] for tag in tags if tag in rank_by_tag]
+        if ranks:
+            ranked.append((min(ranks), file, wheel["url"], wheel["hashes"]["sha256"]))
     if ranked:
-        return min(ranked)[2:]
+        _, _, url, sha256 = min(ranked)
+        return url, sha256
     source = package.get("sdist")
     if source is None:
         raise LockError(

@@ -1,9 +1,9 @@
-"""The lists that makers of packages give with them: RECORD in a wheel, md5sums
-and scripts in a Debian package.
+"""The makers' lists of files in packages: RECORD of a wheel, md5sums and scripts of a Debian
+package.
 
-A file is downloaded once on a machine, held to the sum that the lock or the archive has of it, and
-read; its list is kept in the user's cache. What cannot be reached is not known: then an image's own
-lists are all that there is.
+A file is downloaded once on a machine, compared with the sum in the lock or the archive, and read;
+its list is stored in the user's cache. For a package that cannot be downloaded the image's own
+list is the only one.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from trainworks.imagetest.makers import DebianContent, DebianName, WheelList
 from trainworks.plan.model import ImagePlan
 
 FORM = "2"
-"""Which form the cached lists have: what an older builder kept lacks links."""
+"""The version of the cached lists' form: lists of an older builder lack links."""
 
 AT_ONCE = 8
-"""How many files are downloaded at once: most of them are small."""
+"""Simultaneous downloads: most files are small."""
 
 LIMITS = Limits(attempts=2, timeout=20)
 
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
-"""What an installation writes at the head of a program (``#!``)."""
+"""The interpreter that an installation writes at the head of a program (``#!``)."""
 
-_Found = TypeVar("_Found")
-_Wanted = TypeVar("_Wanted")
+_List = TypeVar("_List")
+_Package = TypeVar("_Package")
 
 
 @dataclass(kw_only=True)
@@ -60,9 +60,9 @@ class MakersLists:
 
     Attributes:
         plan: Has the wheels and the archives.
-        settings: Where this machine gets files from.
-        environment: The process's environment, which says where the user's cache is.
-        report: Told how many lists are known, and of how many packages nothing is.
+        settings: This machine's sources of files.
+        environment: The process's environment, which names the user's cache.
+        report: Receives a line with the number of lists.
     """
 
     plan: ImagePlan
@@ -72,44 +72,51 @@ class MakersLists:
 
     def wheels(self) -> Mapping[str, WheelList]:
         """Return the lists of the plan's wheels, by the names of their distributions."""
-        packages = [each for step in self.plan.steps if step.in_image for each in step.python]
-        wheels = [each for each in packages if each.file.endswith(".whl")]
+        wheels: list[LockedPackage] = []
+        for step in self.plan.steps:
+            if step.in_image:
+                wheels += [package for package in step.python if package.file.endswith(".whl")]
         with Client(self.settings, limits=LIMITS) as client:
 
             def read(package: LockedPackage) -> WheelList | None:
-                path = self._cached("wheels", package.sha256)
-                kept = _kept(path, WheelList)
-                if kept is not None:
-                    return kept
+                path = self._cache_file("wheels", package.sha256)
+                cached = _read_cached(path, WheelList)
+                if cached is not None:
+                    return cached
                 with tempfile.TemporaryDirectory() as folder:
                     file = self._wheel(package, Path(folder) / package.file, client)
-                    return _keep(path, wheel_list(file)) if file is not None else None
+                    if file is None:
+                        return None
+                    return _cache(path, wheel_list(file))
 
-            found = _all_of(wheels, read)
-        self._tell("wheels", len(wheels), len(found))
-        return {package.name: listed for package, listed in found.items()}
+            list_by_package = _read_all(wheels, read)
+        self._report_count("wheels", len(wheels), len(list_by_package))
+        return {package.name: files for package, files in list_by_package.items()}
 
     def debian(self, packages: Iterable[DebianName]) -> Mapping[DebianName, DebianContent]:
-        """Return what Debian packages have of themselves."""
-        wanted = list(packages)
-        kept = {name: _kept(self._cached("debian", str(name)), DebianContent) for name in wanted}
-        found = {name: content for name, content in kept.items() if content is not None}
-        missing = [name for name in wanted if name not in found]
+        """Return the lists of Debian packages; packages without a list are left out."""
+        names = list(packages)
+        contents: dict[DebianName, DebianContent] = {}
+        for name in names:
+            cached = _read_cached(self._cache_file("debian", str(name)), DebianContent)
+            if cached is not None:
+                contents[name] = cached
+        missing = [name for name in names if name not in contents]
         if missing and self.plan.base.archives:
             with Client(self.settings, limits=LIMITS) as client:
-                places = self._places(client, missing)
+                files = self._archive_files(client, missing)
 
                 def read(name: DebianName) -> DebianContent | None:
-                    if name not in places:
+                    if name not in files:
                         return None
                     with tempfile.TemporaryDirectory() as folder:
                         file = Path(folder) / "package.deb"
-                        client.download(places[name].address, file, sha256=places[name].sha256)
-                        return _keep(self._cached("debian", str(name)), debian_content(file))
+                        client.download(files[name].address, file, sha256=files[name].sha256)
+                        return _cache(self._cache_file("debian", str(name)), debian_content(file))
 
-                found |= _all_of(missing, read)
-        self._tell("Debian packages", len(wanted), len(found))
-        return found
+                contents |= _read_all(missing, read)
+        self._report_count("Debian packages", len(names), len(contents))
+        return contents
 
     def _wheel(self, package: LockedPackage, target: Path, client: Client) -> Path | None:
         local = find_local_file(package, self.settings.pip)
@@ -121,48 +128,49 @@ class MakersLists:
                 return target
         return None
 
-    def _places(self, client: Client, wanted: list[DebianName]) -> dict[DebianName, _Place]:
-        """Return where the archives of the plan have packages, and what their sums are."""
+    def _archive_files(
+        self, client: Client, packages: list[DebianName]
+    ) -> dict[DebianName, _ArchiveFile]:
+        """Return the files of packages in the plan's archives."""
         base = self.plan.base
         settings = find_archive(base, self.plan.archives, self.settings).settings
-        sources = parse_one_line(
-            "\n".join(sources_for(base.suite, settings.apt.sources, settings.suite))
-        )
-        places = [(each.uri, each.suite) for each in sources]
-        if not places:
+        lines = sources_for(base.suite, settings.apt.sources, settings.suite)
+        sources = parse_one_line("\n".join(lines))
+        suites = [(source.uri, source.suite) for source in sources]
+        if not suites:
             with suppress(UnreachableError):
-                places = [
+                suites = [
                     (snapshot_address(base, suite, self.settings), suite) for suite in base.archives
                 ]
-        found: dict[DebianName, _Place] = {}
-        names = {name.name for name in wanted}
-        for uri, suite in dict.fromkeys(places):
+        files: dict[DebianName, _ArchiveFile] = {}
+        names = {package.name for package in packages}
+        for uri, suite in dict.fromkeys(suites):
+            archive = f"{uri.rstrip('/')} {suite}"
             with suppress(LockError, HostError):
-                for name, place in packages_of(
-                    client, f"{uri.rstrip('/')} {suite}", base.architecture, names
-                ):
-                    found.setdefault(name, place)
-        return found
+                for package, file in packages_of(client, archive, base.architecture, names):
+                    # The first archive that has the package counts.
+                    files.setdefault(package, file)
+        return files
 
-    def _cached(self, kind: str, name: str) -> Path | None:
+    def _cache_file(self, kind: str, name: str) -> Path | None:
         with suppress(RuntimeError):
             return cache_folder(self.environment, "makers", FORM, kind, f"{name}.json")
         return None
 
-    def _tell(self, what: str, wanted: int, found: int) -> None:
-        missing = (
-            f"; of {wanted - found} this machine reaches no file: only the image's own lists"
-            if wanted > found
-            else ""
-        )
+    def _report_count(self, kind: str, total: int, count: int) -> None:
+        missing = ""
+        if total > count:
+            missing = (
+                f"; of {total - count} this machine reaches no file: only the image's own lists"
+            )
         self.report(
-            f"lists of files from {found} of {wanted} {what} as their makers sent them{missing}"
+            f"lists of files from {count} of {total} {kind} as their makers sent them{missing}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where an archive has a package: its address, and the sum that the archive says."""
+class _ArchiveFile:
+    """The file of a package in an archive: its address, and its sum in the archive's list."""
 
     address: str
     sha256: str
@@ -178,16 +186,16 @@ _UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
 
 def packages_of(
     client: Client, archive: str, architecture: str, names: Container[str]
-) -> Iterator[tuple[DebianName, _Place]]:
-    """Yield packages of a suite, as its list has them.
+) -> Iterator[tuple[DebianName, _ArchiveFile]]:
+    """Yield packages of a suite, with their files.
 
-    The suite's signed file has the sum of that list.
+    The suite's signed file has the sum of the list of packages.
 
     Args:
         client: Downloads both.
         archive: Address and suite, with a blank between them.
-        architecture: Whose packages.
-        names: The packages that are wanted; a list has tens of thousands.
+        architecture: The architecture of the packages: ``amd64``.
+        names: The packages to yield; a list has tens of thousands.
 
     Raises:
         UnreachableError: The archive does not answer.
@@ -196,40 +204,39 @@ def packages_of(
     uri, suite = archive.split(" ")
     head = f"{uri}/dists/{suite}"
     release = client.get(f"{head}/InRelease").text
-    sums = {
-        name: digest
-        for digest, name in re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)
-    }
+    sums = re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)
+    sum_by_name = {name: digest for digest, name in sums}
     plain = f"main/binary-{architecture}/Packages"
-    name = next((plain + ending for ending in _UNPACK if plain + ending in sums), "")
-    if not name:
+    ending = next((ending for ending in _UNPACK if plain + ending in sum_by_name), None)
+    if ending is None:
         raise HostError(f"{head}/InRelease does not list {plain}")
-    content = client.get(f"{head}/{name}").content
-    if hashlib.sha256(content).hexdigest() != sums[name]:
-        raise HostError(f"{head}/{name} is not the list that {suite} names")
-    text = _UNPACK[name.removeprefix(plain)](content).decode("utf-8", "replace")
+    list_name = plain + ending
+    content = client.get(f"{head}/{list_name}").content
+    if hashlib.sha256(content).hexdigest() != sum_by_name[list_name]:
+        raise HostError(f"{head}/{list_name} is not the list that {suite} names")
+    text = _UNPACK[ending](content).decode("utf-8", "replace")
+    pattern = re.compile(r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", re.MULTILINE)
     for paragraph in text.split("\n\n"):
-        if paragraph.partition("\n")[0].removeprefix("Package: ") not in names:
+        # Only the paragraphs of wanted packages are parsed.
+        first_line, _, _ = paragraph.partition("\n")
+        if first_line.removeprefix("Package: ") not in names:
             continue
-        fields = dict(
-            re.findall(
-                r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", paragraph, re.MULTILINE
-            )
+        fields = dict(pattern.findall(paragraph))
+        if len(fields) != 5:
+            continue
+        package = DebianName(
+            name=fields["Package"],
+            version=fields["Version"],
+            architecture=fields["Architecture"],
         )
-        if len(fields) == 5:
-            key = DebianName(
-                name=fields["Package"],
-                version=fields["Version"],
-                architecture=fields["Architecture"],
-            )
-            yield key, _Place(address=f"{uri}/{fields['Filename']}", sha256=fields["SHA256"])
+        yield package, _ArchiveFile(address=f"{uri}/{fields['Filename']}", sha256=fields["SHA256"])
 
 
 def wheel_list(path: Path) -> WheelList:
-    """Read the list of a wheel, and what an installation makes of its programs.
+    """Read the list of a wheel, and compute the sums of the programs that an installation writes.
 
     Raises:
-        LockError: It is not a wheel.
+        LockError: The file is not a wheel.
     """
     try:
         with zipfile.ZipFile(path) as wheel:
@@ -238,40 +245,42 @@ def wheel_list(path: Path) -> WheelList:
             )
             rows = csv.reader(io.StringIO(wheel.read(record).decode("utf-8")))
             files = {row[0]: row[1] for row in rows if row and row[0] != record}
-            written: dict[str, str] = {}
-            for name in [name for name in files if re.match(r"[^/]+\.data/scripts/", name)]:
+            # An installation writes scripts that begin with #!python anew.
+            sum_by_program: dict[str, str] = {}
+            scripts = [name for name in files if re.match(r"[^/]+\.data/scripts/", name)]
+            for name in scripts:
                 content = wheel.read(name)
                 if re.match(rb"#!pythonw?\b", content):
                     del files[name]
                     program = re.sub(rb"\A#!pythonw?", b"#!" + ENVIRONMENT_PYTHON.encode(), content)
-                    written[name.rpartition("/")[2]] = _record_sum(program)
-            points = record.replace("RECORD", "entry_points.txt")
-            if points in files:
-                written |= dict(_entry_points(wheel.read(points).decode("utf-8")))
+                    sum_by_program[name.rpartition("/")[2]] = _record_sum(program)
+            entry_points = record.replace("RECORD", "entry_points.txt")
+            if entry_points in files:
+                text = wheel.read(entry_points).decode("utf-8")
+                sum_by_program |= dict(_entry_points(text))
     except (zipfile.BadZipFile, KeyError, ValueError, IndexError) as error:
         raise LockError(f"{path.name} is not a wheel: {error}") from error
-    return WheelList(files=files, written=written)
+    return WheelList(files=files, written=sum_by_program)
 
 
 def _entry_points(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the programs that a wheel declares, with the sum of what uv writes for each."""
+    """Yield the programs that a wheel declares, with the sum of uv's text for each."""
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
     for section in ("console_scripts", "gui_scripts"):
-        for name, value in parser.items(section) if parser.has_section(section) else ():
+        if not parser.has_section(section):
+            continue
+        for name, value in parser.items(section):
+            # The form is MODULE:FUNCTION, and extras in brackets may follow.
             module, _, function = value.partition("[")[0].strip().partition(":")
-            yield (
-                name,
-                _record_sum(
-                    _PROGRAM.format(
-                        python=ENVIRONMENT_PYTHON,
-                        module=module.strip(),
-                        first=function.strip().partition(".")[0],
-                        function=function.strip(),
-                    ).encode()
-                ),
+            program = _PROGRAM.format(
+                python=ENVIRONMENT_PYTHON,
+                module=module.strip(),
+                first=function.strip().partition(".")[0],
+                function=function.strip(),
             )
+            yield name, _record_sum(program.encode())
 
 
 _PROGRAM = """\
@@ -286,17 +295,17 @@ if __name__ == "__main__":
         sys.argv[0] = sys.argv[0][:-4]
     sys.exit({function}())
 """
-"""What uv writes for a program that a wheel declares (uv 0.13, crates/uv-install-wheel)."""
+"""uv's text for a program that a wheel declares (uv 0.13, crates/uv-install-wheel)."""
 
 
 def _record_sum(content: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip(
-        "="
-    )
+    """Return a sum as RECORD has it: ``sha256=`` and base64url without padding."""
+    digest = hashlib.sha256(content).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def debian_content(path: Path) -> DebianContent:
-    """Read what a Debian package has of itself.
+    """Read the lists of a Debian package: scripts, configuration files and links.
 
     Raises ``LockError`` for a form that Python cannot unpack (zstd).
     """
@@ -305,27 +314,27 @@ def debian_content(path: Path) -> DebianContent:
             parts = dict(_archive_members(package))
             control = _unpacked(parts, "control.tar", None)
             members = {name: content for name, content in control.items() if name != "control"}
-            listed = members.get("conffiles", b"").decode("utf-8", "surrogateescape").split("\n")
+            lines = members.get("conffiles", b"").decode("utf-8", "surrogateescape").split("\n")
             # A line may begin with a word, such as remove-on-upgrade: the
             # package does not have that file.
-            paths = {line.lstrip("/") for line in listed if line.startswith("/")}
-            content = _unpacked(parts, "data.tar", paths)
+            paths = {line.lstrip("/") for line in lines if line.startswith("/")}
+            configuration = _unpacked(parts, "data.tar", paths)
             links = _links(parts)
     except (tarfile.TarError, lzma.LZMAError, OSError, ValueError) as error:
         raise LockError(f"{path.name} cannot be read: {error}") from error
-    return DebianContent(
-        members={name: hashlib.sha256(each).hexdigest() for name, each in members.items()},
-        conffiles={
-            f"/{name}": hashlib.md5(each, usedforsecurity=False).hexdigest()
-            for name, each in content.items()
-        },
-        links=links,
-    )
+    conffiles = {}
+    for name, content in configuration.items():
+        # dpkg's own lists have MD5.
+        digest = hashlib.md5(content, usedforsecurity=False)
+        conffiles[f"/{name}"] = digest.hexdigest()
+    member_sums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
+    return DebianContent(members=member_sums, conffiles=conffiles, links=links)
 
 
 def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a Debian package, which is an ar(5) archive: a head of
-    60 bytes, content, an even end.
+    """Yield the parts of a Debian package: an ar(5) archive.
+
+    Each part has a head of 60 bytes, its content, and a byte more if the size is odd.
     """
     if package.read(8) != b"!<arch>\n":
         message = "it is not a Debian package"
@@ -337,64 +346,70 @@ def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
-    (name,) = (each for each in parts if each.startswith(beginning))
+    (name,) = (name for name in parts if name.startswith(beginning))
     return tarfile.open(fileobj=io.BytesIO(parts[name]), mode="r:*")
 
 
 def _unpacked(
-    parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None
+    parts: Mapping[str, bytes], beginning: str, paths: set[str] | None
 ) -> dict[str, bytes]:
-    """Return the plain files of a part, or those of them that are wanted, by
-    their names without ``./``.
+    """Return plain files of a part by their names without ``./``.
+
+    Args:
+        parts: The parts of a package.
+        beginning: The beginning of the part's name: ``data.tar``.
+        paths: The files to return; ``None``: all.
     """
-    found = {}
+    content_by_path = {}
     with _part(parts, beginning) as archive:
         for member in archive:
             path = member.name.removeprefix("./")
-            file = (
-                archive.extractfile(member)
-                if member.isreg() and (wanted is None or path in wanted)
-                else None
-            )
+            if not member.isreg() or (paths is not None and path not in paths):
+                continue
+            file = archive.extractfile(member)
             if file is not None:
-                found[path] = file.read()
-    return found
+                content_by_path[path] = file.read()
+    return content_by_path
 
 
 def _links(parts: Mapping[str, bytes]) -> dict[str, str]:
-    """Return where each link of a package leads: no list of sums has it."""
+    """Return the target of each link of a package, by path: links are in no list of sums."""
+    targets = {}
     with _part(parts, "data.tar") as archive:
-        return {
-            f"/{member.name.removeprefix('./')}": member.linkname
-            for member in archive
-            if member.issym()
-        }
+        for member in archive:
+            if member.issym():
+                path = member.name.removeprefix("./")
+                targets[f"/{path}"] = member.linkname
+    return targets
 
 
-def _all_of(
-    wanted: Iterable[_Wanted], read: Callable[[_Wanted], _Found | None]
-) -> dict[_Wanted, _Found]:
-    """Return what was read, several at once; what cannot be reached or read is left out."""
+def _read_all(
+    packages: Iterable[_Package], read: Callable[[_Package], _List | None]
+) -> dict[_Package, _List]:
+    """Read the lists of packages in parallel; lists that cannot be read are left out."""
 
-    def attempt(each: _Wanted) -> _Found | None:
+    def attempt(package: _Package) -> _List | None:
         with suppress(LockError, HostError, OutputError):
-            return read(each)
+            return read(package)
         return None
 
-    wanted = list(wanted)
+    packages = list(packages)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        pairs = zip(wanted, pool.map(attempt, wanted), strict=True)
-        return {each: found for each, found in pairs if found is not None}
+        pairs = zip(packages, pool.map(attempt, packages), strict=True)
+        return {package: files for package, files in pairs if files is not None}
 
 
-def _kept(path: Path | None, kind: type[_Found]) -> _Found | None:
+def _read_cached(path: Path | None, kind: type[_List]) -> _List | None:
+    if path is None:
+        return None
     with suppress(OSError, ValueError, TypeError):
-        return kind(**json.loads(path.read_bytes())) if path is not None else None
+        return kind(**json.loads(path.read_bytes()))
     return None
 
 
-def _keep(path: Path | None, found: _Found) -> _Found:
+def _cache(path: Path | None, files: _List) -> _List:
+    """Write a list to its file in the cache, and return the list."""
     if path is not None:
         with suppress(OSError):
-            write_cached(path, json.dumps(asdict(found)).encode())  # type: ignore[call-overload]
-    return found
+            write_cached(path, json.dumps(asdict(files)).encode())  # type: ignore[call-overload]
+    return files

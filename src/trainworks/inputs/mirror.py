@@ -38,13 +38,16 @@ class Mirror:
 
         ``cache`` is this user's.
         """
-        mirror = (self.folder,) if self.folder else ()
-        return mirror if mirror and self.offline else (*mirror, cache)
+        if self.folder is None:
+            return (cache,)
+        if self.offline:
+            return (self.folder,)
+        return (self.folder, cache)
 
     def places(
         self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]
     ) -> Places:
-        """Return where to look for the sources of components."""
+        """Return the places to look for the sources of components."""
         return Places(
             folders=self.folders(sources_folder(environment)),
             address=self.address,
@@ -60,13 +63,12 @@ class Mirror:
         parts = urlsplit(self.address)
         # pip contacts servers without TLS only if they are trusted hosts. Each
         # file's hash is checked anyway.
-        trusted = (
-            *settings.pip.trusted_hosts,
-            *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []),
-        )
-        pip = replace(
-            settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted
-        )
+        trusted = list(settings.pip.trusted_hosts)
+        if parts.scheme == "http":
+            _, _, host = parts.netloc.rpartition("@")
+            trusted.append(host)
+        find_links = (link, *settings.pip.find_links)
+        pip = replace(settings.pip, find_links=find_links, trusted_hosts=tuple(trusted))
         if self.offline:
             pip = replace(pip, index_url="", extra_index_urls=(), find_links=(link,), no_index=True)
         return replace(settings, pip=pip, mirror=self.address, mirror_only=self.offline)
@@ -108,26 +110,27 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
     problems: list[str] = []
     packages = [package for step in plan.steps for package in step.python]
     for step in plan.steps:
-        problems += [
-            f"{artifact.name} {artifact.version}: {artifact.file} is missing"
-            for artifact in step.artifacts
-            if complete and not (folder / artifact.file).is_file()
-        ]
+        for artifact in step.artifacts:
+            if complete and not (folder / artifact.file).is_file():
+                label = f"{artifact.name} {artifact.version}"
+                problems.append(f"{label}: {artifact.file} is missing")
     with DISPLAY.task("hashing", sum(package.size for package in packages), BYTES) as task:
         for package in packages:
+            label = f"{package.name} {package.version}"
             path = folder / package.file
-            if not path.is_file():
-                if complete:
-                    problems.append(f"{package.name} {package.version}: {package.file} is missing")
-            elif (content := content_of(path)).sha256 != package.sha256:
-                problems.append(
-                    f"{package.name} {package.version}: {package.file} is not what was pinned: "
-                    f"expected sha256 {package.sha256}, found {content}"
-                )
+            if path.is_file():
+                content = content_of(path)
+                if content.sha256 != package.sha256:
+                    problems.append(
+                        f"{label}: {package.file} is not what was pinned: "
+                        f"expected sha256 {package.sha256}, found {content}"
+                    )
+            elif complete:
+                problems.append(f"{label}: {package.file} is missing")
             task.advance(package.size)
     if problems:
+        files = "all" if complete else "the right files"
         raise LockError(
-            f"{folder} does not have {'all' if complete else 'the right files'} of"
-            f" {plan.target.name}:\n  " + "\n  ".join(problems),
+            f"{folder} does not have {files} of {plan.target.name}:\n  " + "\n  ".join(problems),
             hint=f"`python build.py mirror {folder} --only {plan.target.name}` fills it",
         )

@@ -1,6 +1,4 @@
-"""Download the sources of a build, or leave out the components whose sources
-cannot be downloaded.
-"""
+"""Downloads the sources of a build, or leaves out components without reachable sources."""
 
 from __future__ import annotations
 
@@ -42,10 +40,10 @@ def reachable_plan(
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan.
 
-    Return the plan of what can be built with them, and what was left out.
+    Return a plan of the components that can be built with them, and the sources that are missing.
 
     Args:
-        places: Where to look for sources.
+        places: The places to look for sources.
         strict: Whether a source that cannot be downloaded is an error.
         mirror: The value of ``--mirror``, for the error.
 
@@ -56,20 +54,22 @@ def reachable_plan(
     """
     row = select_row(request, facts)
     target = context_of(row, facts)
-    needed = _needed(request, target) if not strict else set(target.fitting)
+    needed = set(target.fitting) if strict else _needed(request, target)
     left_out = download_missing(plan, places, settings, facts, needed=needed, mirror=mirror)
     if not left_out:
         return plan, ()
-    names = dict.fromkeys(each.component for each in left_out)
-    less = make_plan(leave_out(request, names, row, facts), facts)
-    chosen = select_components(request, target, facts)
-    implied = {
-        name
-        for name in names
-        if name in dependents_of([each for each in names if each != name], chosen)
-    }
-    marked = (replace(each, implied=each.component in implied) for each in left_out)
-    return less, tuple(sorted(marked, key=lambda each: each.implied))
+    names = dict.fromkeys(source.component for source in left_out)
+    smaller_plan = make_plan(leave_out(request, names, row, facts), facts)
+    # A component that needs another missing one would be left out anyway.
+    components = select_components(request, target, facts)
+    implied = set()
+    for name in names:
+        other_names = [other for other in names if other != name]
+        if name in dependents_of(other_names, components):
+            implied.add(name)
+    marked = [replace(source, implied=source.component in implied) for source in left_out]
+    marked.sort(key=lambda source: source.implied)
+    return smaller_plan, tuple(marked)
 
 
 def names_without(
@@ -78,37 +78,33 @@ def names_without(
     """Return the name that an image gets if a host cannot be reached, by the host.
 
     Args:
-        request: What is asked for.
+        request: The request for the image.
         missing: The sources that this machine lacks, each with its component.
         facts: All facts.
 
     Returns:
-        Nothing of a host that the image cannot be built without.
+        The names; a host that the image cannot be built without is left out.
     """
     row = select_row(request, facts)
     needed = _needed(request, context_of(row, facts))
-    hosts: dict[str, list[str]] = {}
+    components_by_host: dict[str, list[str]] = {}
     for component, artifact in missing:
-        hosts.setdefault(urlsplit(artifact.git or artifact.url).hostname or "", []).append(
-            component
-        )
-    found = {}
-    for host, names in hosts.items():
-        if needed.isdisjoint(names):
-            # What was asked for by name may need what is left out.
+        host = urlsplit(artifact.git or artifact.url).hostname or ""
+        components_by_host.setdefault(host, []).append(component)
+    name_by_host = {}
+    for host, components in components_by_host.items():
+        if needed.isdisjoint(components):
+            # A component of the request may need one that is left out.
             with suppress(UnknownNameError):
-                found[host] = make_plan(leave_out(request, names, row, facts), facts).tags[0]
-    return found
+                smaller_plan = make_plan(leave_out(request, components, row, facts), facts)
+                name_by_host[host] = smaller_plan.tags[0]
+    return name_by_host
 
 
 def _needed(request: Request, target: TargetContext) -> set[str]:
-    """Return the components that an image cannot be built without: required
-    ones, and those asked for by name.
-    """
-    return {
-        *request.with_components,
-        *(each.name for each in target.fitting.values() if each.required),
-    }
+    """Return the components that an image needs: required ones, and those of the request."""
+    required = [component.name for component in target.fitting.values() if component.required]
+    return {*request.with_components, *required}
 
 
 def download_missing(
@@ -125,8 +121,8 @@ def download_missing(
     Return those that cannot be downloaded.
 
     Args:
-        places: Where to look for its sources.
-        facts: What of the plan can be left out.
+        places: The places to look for sources.
+        facts: All facts; they say which components can be left out.
         needed: Components that the image cannot be built without; default: all.
         mirror: The value of ``--mirror``, for the error.
 
@@ -142,38 +138,46 @@ def download_missing(
 
     with Client(settings, limits=Limits(attempts=2)) as client:
         unreachable = download_sources(missing, places, client, say)
-    if problems := [each for each in unreachable if needed is None or each.component in needed]:
-        lines = "".join(f"\n  {each.component}: {each.file}: {each.reason}" for each in problems)
+    problems = list(unreachable)
+    if needed is not None:
+        problems = [source for source in unreachable if source.component in needed]
+    if problems:
+        lines = [f"\n  {source.component}: {source.file}: {source.reason}" for source in problems]
         where = f"are not in {mirror} and " if mirror else ""
         raise HostError(
-            f"{plan.target.name} needs sources that {where}cannot be downloaded:{lines}",
-            hint=TO_GET_IT + _leave_out(problems, facts),
+            f"{plan.target.name} needs sources that {where}cannot be downloaded:{''.join(lines)}",
+            hint=TO_GET_IT + _advise_without(problems, facts),
         )
     return unreachable
 
 
-def _leave_out(unreachable: Sequence[Unreachable], facts: Facts) -> str:
-    """Return the options that build without what cannot be downloaded.
+def _advise_without(unreachable: Sequence[Unreachable], facts: Facts) -> str:
+    """Return the options that build without unreachable components: ``--without gdrcopy``.
 
-    ``""`` where an image needs some of it.
+    ``""`` if an image requires one of them.
     """
-    names = dict.fromkeys(each.component for each in unreachable)
-    if any(each.required for each in facts.components if each.name in names):
-        return ""
-    return f", or build without: {' '.join(f'--without {name}' for name in names)}"
+    names = dict.fromkeys(source.component for source in unreachable)
+    for component in facts.components:
+        if component.required and component.name in names:
+            return ""
+    options = " ".join(f"--without {name}" for name in names)
+    return f", or build without: {options}"
 
 
 def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
-    """Return the warning about components that are left out of an image, with
-    the reasons and what does not work.
+    """Return the warning about components that are left out of an image.
+
+    The warning has the reasons, and the features that do not work.
     """
-    names = ", ".join(dict.fromkeys(each.component for each in left_out))
-    costs = {missing.component: missing.cost for missing in plan.missing}
-    telling = [
-        each.component for each in left_out if not each.implied and costs.get(each.component)
-    ]
-    cost = "; ".join(dict.fromkeys(costs[name] for name in telling))
-    reasons = "; ".join(dict.fromkeys(each.reason for each in left_out))
+    names = ", ".join(dict.fromkeys(source.component for source in left_out))
+    cost_by_component = {missing.component: missing.cost for missing in plan.missing}
+    costs = []
+    for source in left_out:
+        cost = cost_by_component.get(source.component)
+        if cost and not source.implied:
+            costs.append(cost)
+    cost = "; ".join(dict.fromkeys(costs))
+    reasons = "; ".join(dict.fromkeys(source.reason for source in left_out))
     return (
         f"warning: {plan.tags[0]} is built without {names} ({reasons}):"
         f" {cost}. To get it: {TO_GET_IT}"

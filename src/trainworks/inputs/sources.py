@@ -1,5 +1,4 @@
-"""Source code that components of a ``packages`` target are compiled from: found or downloaded
-before the build starts.
+"""Source code of compiled components of a ``packages`` target: found or downloaded before a build.
 
 Files come from a mirror folder, from this user's cache, or from the addresses of their rows, in
 this order. The build checks hash or commit before it unpacks them. Build steps do not contact code
@@ -34,7 +33,7 @@ Git itself waits much longer for a server that drops packets.
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where to look for sources.
+    """The places to look for sources.
 
     Attributes:
         folders: Folders that may have a file already; the first one that has it
@@ -52,26 +51,22 @@ class Places:
     def find(self, artifact: Artifact) -> Path | None:
         """Return the file of an artifact on this machine, or ``None``.
 
-        The build checks its content.
+        The build checks the content of the file.
         """
-        return next(
-            (
-                folder / artifact.file
-                for folder in self.folders
-                if (folder / artifact.file).is_file()
-            ),
-            None,
-        )
+        for folder in self.folders:
+            path = folder / artifact.file
+            if path.is_file():
+                return path
+        return None
 
     def origins(self, artifact: Artifact) -> tuple[str, ...]:
         """Return the addresses that a file can be downloaded from, the nearest first."""
         for prefix, mirrors in self.archives.items():
             if artifact.url.startswith(f"{prefix}/"):
-                return tuple(
-                    dict.fromkeys(
-                        (*(m + artifact.url[len(prefix) :] for m in mirrors), artifact.url)
-                    )
-                )
+                path = artifact.url.removeprefix(prefix)
+                addresses = [f"{mirror}{path}" for mirror in mirrors]
+                addresses.append(artifact.url)
+                return tuple(dict.fromkeys(addresses))
         return (artifact.url,)
 
 
@@ -80,10 +75,11 @@ class Unreachable:
     """A component whose source is not on this machine and cannot be downloaded.
 
     Attributes:
-        component: Its name.
-        file: What is missing, as a mirror names it.
-        reason: Why it cannot be downloaded: the program's own error.
-        implied: Whether it would be left out anyway, because it needs another one that is.
+        component: The component's name.
+        file: The missing file, by its name in a mirror.
+        reason: The error of the download, in the program's own words.
+        implied: Whether the component would be left out anyway, because it needs another one that
+            is left out.
     """
 
     component: str
@@ -93,8 +89,7 @@ class Unreachable:
 
 
 def sources_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder that keeps downloaded sources: ``trainworks/sources``
-    below the user's cache folder.
+    """Return the folder of downloaded sources: ``trainworks/sources`` in the user's cache folder.
 
     Raises:
         HostError: The user has no home and ``XDG_CACHE_HOME`` is not set.
@@ -108,20 +103,18 @@ def sources_folder(environment: Mapping[str, str]) -> Path:
 
 
 def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str, tuple[str, ...]]:
-    """Return the mirrors of distributions' archives that this machine's apt
-    uses, by the archive's address.
+    """Return this machine's mirrors of distributions' archives, by the archive's address.
 
     Args:
         bases: Rows of ``images/bases.toml``.
         suite: Code name of the machine's Debian; ``""`` on another system,
             which has no such mirror.
     """
-    own = tuple(
-        dict.fromkeys(
-            source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite
-        )
-    )
-    return {base.archive: own for base in bases if base.archive}
+    mirrors: dict[str, None] = {}
+    for source in apt.sources:
+        if suite and source.suite == suite:
+            mirrors[source.uri.rstrip("/")] = None
+    return {base.archive: tuple(mirrors) for base in bases if base.archive}
 
 
 def sources_of(plan: ImagePlan) -> Iterator[tuple[str, Artifact]]:
@@ -146,24 +139,22 @@ def drop_spoiled(plan: ImagePlan, places: Places) -> None:
 
 
 def holds(artifact: Artifact, path: Path) -> bool:
-    """Return whether a file is what a row says: by its hash, or a bundle by its commit."""
+    """Return whether a file has the hash of its row, or a bundle the commit."""
     from trainworks.host.downloads import content_of
     from trainworks.host.git import bundle_holds
 
-    return (
-        bundle_holds(path, artifact.commit)
-        if artifact.git
-        else content_of(path).sha256 == artifact.sha256
-    )
+    if artifact.git:
+        return bundle_holds(path, artifact.commit)
+    return content_of(path).sha256 == artifact.sha256
 
 
 def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
     """Return the sources of a plan that are not on this machine, each with its component."""
-    return tuple(
-        (component, artifact)
-        for component, artifact in sources_of(plan)
-        if places.find(artifact) is None
-    )
+    missing = []
+    for component, artifact in sources_of(plan):
+        if places.find(artifact) is None:
+            missing.append((component, artifact))
+    return tuple(missing)
 
 
 def download_sources(
@@ -176,7 +167,7 @@ def download_sources(
 
     Args:
         missing: See ``missing_sources``.
-        places: Where to look for them.
+        places: The places to look for them.
         report: Receives a line of text for each file.
 
     Raises:
@@ -185,21 +176,23 @@ def download_sources(
     """
     from trainworks.host.downloads import UnreachableError
 
-    found: list[Unreachable] = []
-    dead: dict[str, str] = {}
+    unreachable: list[Unreachable] = []
+    # A host that did not answer is not tried again: host to the file of the first attempt.
+    failed_hosts: dict[str, str] = {}
     for component, artifact in missing:
         host = urlsplit(artifact.git or artifact.url).netloc
         try:
-            if host in dead:
-                raise UnreachableError(f"not tried: {host} did not give {dead[host]}")
-            target = _made(places.folders[-1]) / artifact.file
+            if host in failed_hosts:
+                raise UnreachableError(f"not tried: {host} did not give {failed_hosts[host]}")
+            target = _make_folder(places.folders[-1]) / artifact.file
             if places.find(artifact) is None:
                 report(f"  downloading {artifact.file}")
                 fetch_source(artifact, target, places, client)
         except UnreachableError as error:
-            dead.setdefault(host, artifact.file)
-            found.append(Unreachable(component=component, file=artifact.file, reason=error.message))
-    return tuple(found)
+            failed_hosts.setdefault(host, artifact.file)
+            source = Unreachable(component=component, file=artifact.file, reason=error.message)
+            unreachable.append(source)
+    return tuple(unreachable)
 
 
 def fetch_source(artifact: Artifact, target: Path, places: Places, client: Client) -> None:
@@ -240,11 +233,10 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
     client.download(last, target, sha256=artifact.sha256)
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise OutputError(
-            f"cannot create {folder} ({error.strerror or os.strerror(error.errno or 0)})"
-        ) from error
+        reason = error.strerror or os.strerror(error.errno or 0)
+        raise OutputError(f"cannot create {folder} ({reason})") from error
     return folder

@@ -1,4 +1,4 @@
-"""``build.py diff``: what differs between two images."""
+"""``build.py diff``: the differences between two images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.terminal.formatting import amount, megabytes, readable, signed
 
 SHOWN = 15
-"""How many folders and files the text shows."""
+"""The number of folders and of files in the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One difference: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
+    """One difference: ``before`` is ``None`` for an added row, ``after`` for a removed one."""
 
     name: str
     before: str | None
@@ -38,7 +38,7 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderChange:
-    """How many files of a folder were added, removed and changed, and by how many bytes it grew."""
+    """The numbers of a folder's added, removed and changed files, and its growth in bytes."""
 
     folder: str
     added: int
@@ -64,7 +64,7 @@ class ImageDifference:
     Attributes:
         before: The first image.
         after: The second one.
-        components: Of the images' own manifests.
+        components: The components in the images' own manifests.
         python: Python distributions.
         packages: Debian packages.
         settings: Entry point and default arguments.
@@ -94,24 +94,33 @@ class ImageDifference:
             counter = counts.setdefault(folder_of(file.path), Counter())
             counter[_kind(file)] += 1
             counter["growth"] += (file.after or 0) - (file.before or 0)
-        keys = ("added", "removed", "changed", "growth")
-        found = [
-            FolderChange(folder=folder, **{key: each[key] for key in keys})
-            for folder, each in counts.items()
-        ]
-        return tuple(sorted(found, key=lambda each: (-abs(each.growth), each.folder)))
+        folders = []
+        for name, count in counts.items():
+            folder = FolderChange(
+                folder=name,
+                added=count["added"],
+                removed=count["removed"],
+                changed=count["changed"],
+                growth=count["growth"],
+            )
+            folders.append(folder)
+        return tuple(sorted(folders, key=lambda folder: (-abs(folder.growth), folder.folder)))
 
     def as_values(self) -> dict[str, Any]:
-        """Return it as values for JSON."""
+        """Return the difference as values for JSON."""
         return {**asdict(self), "folders": [asdict(folder) for folder in self.folders]}
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a file is counted under: that of its Python
-    package, or the third level.
+    """Return the folder that a file is counted under.
+
+    That is the folder of its Python package, or a folder of the third level: ``/usr/lib/ssl``.
     """
-    found = re.match(r"(.*/(?:site|dist)-packages/[^/]+)/", path)
-    return found[1] if found else "/".join(path.split("/")[:-1][:4]) or "/"
+    package = re.match(r"(.*/(?:site|dist)-packages/[^/]+)/", path)
+    if package:
+        return package[1]
+    parents = path.split("/")[:-1]
+    return "/".join(parents[:4]) or "/"
 
 
 def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference:
@@ -131,12 +140,13 @@ def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return what differs between two tables, by name."""
-    return tuple(
-        Change(name=name, before=before.get(name), after=after.get(name))
-        for name in sorted({**before, **after})
-        if before.get(name) != after.get(name)
-    )
+    """Return the differences between two tables, sorted by name."""
+    differences = []
+    for name in sorted({**before, **after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            differences.append(Change(name=name, before=old, after=new))
+    return tuple(differences)
 
 
 def _side(contents: InspectedImage) -> Side:
@@ -159,92 +169,109 @@ def _settings(contents: InspectedImage) -> dict[str, str]:
 def _files(
     before: Mapping[str, ImageFile], after: Mapping[str, ImageFile]
 ) -> tuple[FileChange, ...]:
-    found = []
+    changed_files = []
     for path in sorted({**before, **after}):
         old, new = before.get(path), after.get(path)
-        if old and new and (old.what, old.mode, old.size) == (new.what, new.mode, new.size):
+        if old and new and _is_same(old, new):
             continue
-        found.append(
-            FileChange(path=path, before=old.size if old else None, after=new.size if new else None)
-        )
-    return tuple(found)
+        old_size = old.size if old else None
+        new_size = new.size if new else None
+        changed_files.append(FileChange(path=path, before=old_size, after=new_size))
+    return tuple(changed_files)
+
+
+def _is_same(old: ImageFile, new: ImageFile) -> bool:
+    return (old.what, old.mode, old.size) == (new.what, new.mode, new.size)
 
 
 def _layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, ...]:
-    # Two layers may have the same instruction (`COPY /opt/venv /opt/venv`): number them.
-    sides = []
-    for contents in (before, after):
-        seen: Counter[str] = Counter()
-        layers: dict[str, int] = {}
-        for entry in contents.history:
-            if entry.size:
-                instruction = readable(entry.created_by).removesuffix(" # buildkit")
-                seen[instruction] += 1
-                number = f" ({seen[instruction]})" if seen[instruction] > 1 else ""
-                layers[instruction + number] = entry.size
-        sides.append(layers)
-    old, new = sides
-    return tuple(
-        FileChange(path=instruction, before=old.get(instruction), after=new.get(instruction))
-        for instruction in {**old, **new}
-        if old.get(instruction) != new.get(instruction)
-    )
+    old, new = _layer_sizes(before), _layer_sizes(after)
+    layers = []
+    for instruction in {**old, **new}:
+        old_size, new_size = old.get(instruction), new.get(instruction)
+        if old_size != new_size:
+            layers.append(FileChange(path=instruction, before=old_size, after=new_size))
+    return tuple(layers)
 
 
-def as_text(found: ImageDifference) -> str:
+def _layer_sizes(contents: InspectedImage) -> dict[str, int]:
+    """Return the size of each layer by its instruction.
+
+    Two layers may have the same instruction (``COPY /opt/venv /opt/venv``): later ones get a
+    number.
+    """
+    counts: Counter[str] = Counter()
+    sizes: dict[str, int] = {}
+    for entry in contents.history:
+        if not entry.size:
+            continue
+        instruction = readable(entry.created_by).removesuffix(" # buildkit")
+        counts[instruction] += 1
+        number = counts[instruction]
+        key = instruction if number == 1 else f"{instruction} ({number})"
+        sizes[key] = entry.size
+    return sizes
+
+
+def as_text(difference: ImageDifference) -> str:
     """Return a difference for people."""
-    growth = signed(found.after.size - found.before.size)
-    lines = [_head(found.before), f"  -> {_head(found.after)}: {growth}"]
-    for title, rows in _groups(found):
-        lines += ["", f"{title}: {_summed(rows)}", *(f"  {_words(row)}" for row in rows)]
-    if found.files:
-        lines += ["", f"files: {_summed(found.files)}"]
-        for folder in found.folders[:SHOWN]:
+    growth = signed(difference.after.size - difference.before.size)
+    lines = [_head(difference.before), f"  -> {_head(difference.after)}: {growth}"]
+    for title, rows in _groups(difference):
+        lines += ["", f"{title}: {_summed(rows)}"]
+        lines += [f"  {_words(row)}" for row in rows]
+    if difference.files:
+        lines += ["", f"files: {_summed(difference.files)}"]
+        folders = difference.folders
+        for folder in folders[:SHOWN]:
             counts = f"+{folder.added} -{folder.removed} ~{folder.changed}"
             lines.append(f"  {signed(folder.growth):>9}  {folder.folder} ({counts})")
-        if len(found.folders) > SHOWN:
-            lines.append(f"  and {len(found.folders) - SHOWN} more folders")
+        if len(folders) > SHOWN:
+            lines.append(f"  and {len(folders) - SHOWN} more folders")
         lines += ["", "largest changes"]
-        largest = sorted(
-            found.files, key=lambda file: (-abs((file.after or 0) - (file.before or 0)), file.path)
-        )
+        largest = sorted(difference.files, key=_by_growth)
         lines += [f"  {_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
-    if found.layers:
-        lines += [
-            "",
-            "layers",
-            *(f"  {_sizes(layer)}  {layer.path[:100]}" for layer in found.layers),
-        ]
+    if difference.layers:
+        lines += ["", "layers"]
+        lines += [f"  {_sizes(layer)}  {layer.path[:100]}" for layer in difference.layers]
     if len(lines) == 2:  # only the head
         lines += ["", "no differences"]
     return "\n".join(lines) + "\n"
+
+
+def _by_growth(file: FileChange) -> tuple[int, str]:
+    growth = (file.after or 0) - (file.before or 0)
+    return -abs(growth), file.path
 
 
 def _head(side: Side) -> str:
     return f"{side.reference} ({side.identifier[7:19]}, {megabytes(side.size)})"
 
 
-def _groups(found: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
+def _groups(difference: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
     groups = [
-        ("components", found.components),
-        ("Python packages", found.python),
-        ("Debian packages", found.packages),
-        ("start", found.settings),
-        ("environment", found.environment),
-        ("labels", found.labels),
+        ("components", difference.components),
+        ("Python packages", difference.python),
+        ("Debian packages", difference.packages),
+        ("start", difference.settings),
+        ("environment", difference.environment),
+        ("labels", difference.labels),
     ]
     return [(title, rows) for title, rows in groups if rows]
 
 
 def _summed(rows: Sequence[Change] | Sequence[FileChange]) -> str:
     counts = Counter(_kind(row) for row in rows)
-    return ", ".join(
-        f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed") if counts[kind]
-    )
+    kinds = [kind for kind in ("added", "removed", "changed") if counts[kind]]
+    return ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
 
 
 def _kind(row: Change | FileChange) -> str:
-    return "added" if row.before is None else "removed" if row.after is None else "changed"
+    if row.before is None:
+        return "added"
+    if row.after is None:
+        return "removed"
+    return "changed"
 
 
 def _words(row: Change) -> str:
@@ -256,6 +283,6 @@ def _words(row: Change) -> str:
 
 
 def _sizes(row: FileChange) -> str:
-    left = "-" if row.before is None else amount(row.before)
-    right = "-" if row.after is None else amount(row.after)
-    return f"{left:>8} -> {right:>8}"
+    before = "-" if row.before is None else amount(row.before)
+    after = "-" if row.after is None else amount(row.after)
+    return f"{before:>8} -> {after:>8}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainworks.engine import image_in
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside.files import pattern_of
+from trainworks.imagetest.probe.files import pattern_of
 from trainworks.imagetest.probe_request import take_contents
 from trainworks.terminal.progress import DISPLAY
 

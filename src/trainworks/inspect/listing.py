@@ -17,38 +17,42 @@ WIDTH = 80
 
 
 def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what was built of a target: ``current`` from today's recipe,
-    ``older`` from another one, ``never``.
+    """Return the state of a target's last recorded build.
+
+    ``current`` for a build of today's recipe, ``older`` for one of another recipe, ``never``.
     """
     name = facts.name_of(row)
-    return "current" if name in current else "older" if name in facts.built_by_target else "never"
+    if name in current:
+        return "current"
+    if name in facts.built_by_target:
+        return "older"
+    return "never"
 
 
 def patches_until(row: TargetRow, facts: Facts) -> str:
-    """Return the day from which the framework's version gets no more patches,
-    or what that day will be.
+    """Return the day from which the framework's version gets no more patches.
+
+    ``its successor`` if the day is not known: the release of the next version.
     """
     end = facts.end_of_patch(row)
     return end.date if end else "its successor"
 
 
 def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what was built of a target: the image, an image of an older
-    recipe, some components, or nothing.
+    """Return the last build of a target in words: ``DAY, SIZE``, ``older, DAY``, or ``no``.
 
-    Why it was not, and which components were, is in `--format json` and docs/targets.md.
+    ``no; 3 parts`` says that three of its components were built. Reasons, and the names of the
+    components, are in `--format json` and docs/targets.md.
     """
     name = facts.name_of(row)
-    if built := current.get(name):
-        return f"{built.date}, {built.megabytes} MB"
-    if older := facts.built_by_target.get(name):
-        return f"older, {older.date}"
-    parts = [
-        component.name
-        for component in context_of(row, facts).components.values()
-        if component.proved
-    ]
-    return f"no; {len(parts)} parts" if parts else "no"
+    if name in current:
+        build = current[name]
+        return f"{build.date}, {build.megabytes} MB"
+    if name in facts.built_by_target:
+        return f"older, {facts.built_by_target[name].date}"
+    components = context_of(row, facts).components.values()
+    proved = [component for component in components if component.proved]
+    return f"no; {len(proved)} parts" if proved else "no"
 
 
 def list_text(
@@ -60,35 +64,32 @@ def list_text(
         rows: The targets to show.
         facts: All facts.
         current: The recorded builds of today's recipes, by the target's name.
-        whole: With those that the project's own machine cannot build. Else they are counted in a
-            last line, unless all of ``rows`` are such.
+        whole: Whether to show targets that the project's own machine cannot build. Else a last
+            line has their number, unless all of ``rows`` are such.
     """
-    shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
-    cells = (
-        (
-            facts.name_of(row),
-            patches_until(row, facts).removeprefix("its "),
-            _proof(row, facts, current),
-        )
-        for row in in_order(shown)
-    )
-    table = [COLUMNS, *cells]
-    widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    )
-    hidden = len(rows) - len(shown)
-    more = (
-        f"{hidden} more cannot be built on the project's own machine: add --all\n" if hidden else ""
-    )
-    return "\n".join(lines) + "\n" + more
+    listed = rows
+    if not whole:
+        buildable = [row for row in rows if not row.unbuilt]
+        listed = buildable or rows
+    table = [COLUMNS]
+    for row in in_order(listed):
+        until = patches_until(row, facts).removeprefix("its ")
+        table.append((facts.name_of(row), until, _proof(row, facts, current)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    text = ""
+    for cells in table:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        text += "  ".join(padded).rstrip() + "\n"
+    hidden = len(rows) - len(listed)
+    if hidden:
+        text += f"{hidden} more cannot be built on the project's own machine: add --all\n"
+    return text
 
 
 def summary_markdown(facts: Facts) -> str:
     """Return a short table: for each framework and kind of sources its versions and its cells.
 
-    It stands in committed pages, so it says nothing of builds: those depend on more than the rows.
+    The table is in committed pages, so it has no builds: those depend on more than the rows.
     """
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
@@ -97,36 +98,42 @@ def summary_markdown(facts: Facts) -> str:
     for (sources, framework), rows in sorted(groups.items()):
         versions = list(dict.fromkeys(row.version for row in rows))
         cells = sorted({row.cuda for row in rows}, key=lambda name: (version_key(name), name))
-        shown = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
-        lines.append(f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} |")
+        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+        lines.append(f"| {sources} | {framework} | {span} | {', '.join(cells)} | {len(rows)} |")
     return "\n".join(lines) + "\n"
 
 
 def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return the table for programs: one object for each target, with its name,
-    its versions, and its last build.
+    """Return the table for programs: an object for each target, with versions and last build.
 
     ``built`` is the recorded build, and whether it is ``current``: of today's
     recipe. Arguments as for ``list_text``.
     """
-    shown = [
-        {
-            "name": facts.name_of(row),
-            "framework": row.framework,
-            "version": row.version,
-            "cuda": row.cuda,
-            "python": facts.python_of(row),
-            "base": row.base,
-            "architecture": facts.architecture_of(row),
-            "sources": facts.sources_of(row),
-            "stack": row.stack,
-            "versions": context_of(row, facts).versions,
-            "unbuilt": row.unbuilt,
-            "end_of_patch": end.date if (end := facts.end_of_patch(row)) else "",
-            "state": state_of(row, facts, current),
-            "built": asdict(built) | {"current": built.target in current} if built else None,
-        }
-        for row in in_order(rows)
-        for built in (facts.built_by_target.get(facts.name_of(row)),)
-    ]
-    return json.dumps(shown, indent=2) + "\n"
+    values = [_values(row, facts, current) for row in in_order(rows)]
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _values(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> dict[str, object]:
+    """Return a target as values for JSON."""
+    name = facts.name_of(row)
+    end = facts.end_of_patch(row)
+    record = facts.built_by_target.get(name)
+    built = None
+    if record is not None:
+        built = asdict(record) | {"current": record.target in current}
+    return {
+        "name": name,
+        "framework": row.framework,
+        "version": row.version,
+        "cuda": row.cuda,
+        "python": facts.python_of(row),
+        "base": row.base,
+        "architecture": facts.architecture_of(row),
+        "sources": facts.sources_of(row),
+        "stack": row.stack,
+        "versions": context_of(row, facts).versions,
+        "unbuilt": row.unbuilt,
+        "end_of_patch": end.date if end else "",
+        "state": state_of(row, facts, current),
+        "built": built,
+    }

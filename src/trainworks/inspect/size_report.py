@@ -7,25 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inside.files import pattern_of
+from trainworks.imagetest.probe.files import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
 from trainworks.terminal.formatting import amount, megabytes, stacked
 
 SHOWN = 10
-"""How many of the largest packages and files the text shows."""
+"""The number of largest packages and files in the text."""
 
 OVERWRITTEN = "replaced or removed by a later layer"
-"""Name of the bytes that a later layer hides."""
+"""The name for bytes that a later layer hides."""
 
 BAR = 40
-"""Characters of the bar that the components make together."""
+"""Characters of the bar of all components together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSize:
-    """The size of a component in bytes, and of its packages (``python NAME`` or
-    ``package NAME``).
+    """The size of a component in bytes, and of its packages.
+
+    Packages have the names ``python NAME`` or ``package NAME``, and a version and a size.
     """
 
     component: str
@@ -36,15 +37,15 @@ class ComponentSize:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeReport:
-    """Where an image's bytes are; sizes are uncompressed, in bytes.
+    """The size of an image by component; sizes are uncompressed, in bytes.
 
     Attributes:
         reference: The image's name.
-        identifier: ``sha256:...`` of its configuration.
-        created: When it was made.
-        size: All its layers.
-        budget: Its limit; 0 if the image is not a target's.
-        parts: Its components, largest first.
+        identifier: ``sha256:...`` of the image's configuration.
+        created: The time of creation.
+        size: The size of all layers.
+        budget: The limit of the size; 0 if the image is not a target's.
+        parts: The components, largest first.
         overwritten: Bytes of lower layers that a later layer replaced or removed.
         largest_files: Path and bytes.
     """
@@ -76,22 +77,15 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         files[component] += 1
         if file.owner:
             packages.setdefault(component, Counter())[file.owner] += file.size
-    versions = {
-        **{f"package {name}": version for name, version in contents.packages.items()},
-        **{f"python {name}": version for name, version in contents.python.items()},
-    }
-    parts = tuple(
-        ComponentSize(
-            component=component,
-            size=size,
-            files=files[component],
-            packages={
-                owner: (versions.get(owner, ""), weight)
-                for owner, weight in packages.get(component, Counter()).most_common()
-            },
-        )
-        for component, size in sizes.most_common()
-    )
+    versions = {f"package {name}": version for name, version in contents.packages.items()}
+    for name, version in contents.python.items():
+        versions[f"python {name}"] = version
+    parts = []
+    for component, size in sizes.most_common():
+        package_sizes = packages.get(component, Counter()).most_common()
+        rows = {owner: (versions.get(owner, ""), weight) for owner, weight in package_sizes}
+        part = ComponentSize(component=component, size=size, files=files[component], packages=rows)
+        parts.append(part)
     largest = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))[:SHOWN]
     return SizeReport(
         reference=contents.image.reference,
@@ -99,48 +93,58 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         created=contents.image.created,
         size=contents.image.size,
         budget=plan.budget_megabytes * 1_000_000 if plan else 0,
-        parts=parts,
+        parts=tuple(parts),
         overwritten=max(0, contents.image.size - sizes.total()),
         largest_files=tuple((file.path, file.size) for file in largest),
     )
 
 
 def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
+    """Return a function that gives the component of a file."""
     steps = plan.steps if plan else ()
-    # A package that two components ask for is of the first one; those that are
-    # only needed by others are of none.
+    # A package that two components name belongs to the first one. Packages that
+    # only other packages need belong to no component.
     by_package: dict[str, str] = {}
+    by_distribution: dict[str, str] = {}
+    patterns = []
     for step in steps:
-        for package in step.debian if step.in_image and step.component != "system" else ():
-            by_package.setdefault(package, step.component)
-    by_distribution = {
-        package.name: step.component for step in steps if step.in_image for package in step.python
-    }
-    patterns = [(step.component, pattern_of(facts.recipes[step.recipe].owns)) for step in steps]
-    generated = pattern_of(path for row in facts.generated_files for path in row.paths)
+        patterns.append((step.component, pattern_of(facts.recipes[step.recipe].owns)))
+        if not step.in_image:
+            continue
+        for package in step.python:
+            by_distribution[package.name] = step.component
+        if step.component != "system":
+            for name in step.debian:
+                by_package.setdefault(name, step.component)
+    generated_paths: list[str] = []
+    for row in facts.generated_files:
+        generated_paths += row.paths
+    generated = pattern_of(generated_paths)
 
     def component_of(file: ImageFile) -> str:
         kind, _, name = file.owner.partition(" ")
         if kind == "python":
             return by_distribution.get(name, "other Python distributions")
         if kind == "package":
-            return by_package.get(name, "system") if plan else "Debian packages"
+            if plan is None:
+                return "Debian packages"
+            return by_package.get(name, "system")
         for component, pattern in patterns:
             if pattern.fullmatch(file.path):
                 return component
-        return "generated files" if generated.fullmatch(file.path) else "other files"
+        if generated.fullmatch(file.path):
+            return "generated files"
+        return "other files"
 
     return component_of
 
 
 def as_text(report: SizeReport) -> str:
     """Return a report for people."""
-    of_budget = (
-        f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}"
-        if report.budget
-        else ""
-    )
-    lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
+    head = f"{report.reference}: {megabytes(report.size)}"
+    if report.budget:
+        head += f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}"
+    lines = [head, ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
     *bars, hidden = stacked([*(part.size for part in report.parts), report.overwritten], BAR)
     for part, bar in zip(report.parts, bars, strict=True):
@@ -149,12 +153,12 @@ def as_text(report: SizeReport) -> str:
         lines.append(f"  {part.component:<{width}}  {figures}  {bar}")
     lines.append(f"  {OVERWRITTEN:<{width}}  {amount(report.overwritten):>8}{'':24}{hidden}")
     lines += ["", "largest packages"]
-    weights = [
-        (weight, owner, version, part.component)
-        for part in report.parts
-        for owner, (version, weight) in part.packages.items()
-    ]
-    for weight, owner, version, component in sorted(weights, reverse=True)[:SHOWN]:
+    weights = []
+    for part in report.parts:
+        for owner, (version, weight) in part.packages.items():
+            weights.append((weight, owner, version, part.component))
+    weights.sort(reverse=True)
+    for weight, owner, version, component in weights[:SHOWN]:
         lines.append(f"  {amount(weight):>8}  {owner} {version} ({component})")
     lines += ["", "largest files"]
     lines += [f"  {amount(size):>8}  {path}" for path, size in report.largest_files]

@@ -1,6 +1,4 @@
-"""Find targets and their images by name: a target's name means the image that
-this machine's engine has.
-"""
+"""Finds targets and their images by name: a target's name means its image in this engine."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
 
     Args:
         name: A target, or an image.
-        engine: The engine that has it.
+        engine: The engine to search.
         facts: The targets.
         elsewhere: Whether an image that the engine lacks may be in a registry,
             unless it is one of ours.
@@ -46,8 +44,10 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
     ours = image_named(name, facts)
     if ours is None:
         # The beginning of a target's name is no repository that could be pulled.
-        begun = "-" in name and any(facts.name_of(row).startswith(name) for row in facts.targets)
-        if (begun or not elsewhere) and engine.inspect(name) is None:
+        targets = [facts.name_of(row) for row in facts.targets]
+        is_beginning = "-" in name and any(target.startswith(name) for target in targets)
+        must_be_local = is_beginning or not elsewhere
+        if must_be_local and engine.inspect(name) is None:
             raise _no_image(name, engine, facts)
         return name
     if engine.inspect(ours.reference) is not None:
@@ -57,54 +57,53 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
     if variants and not ours.variant and name != ours.reference:
         say(f"{name}: {engine.name} has {variants[0]}{describe_variant(ours, variants[0], facts)}")
         return variants[0]
-    there = f"{engine.name} has {', '.join(variants)}; " if variants else ""
+    hint = "build it again with the same options"
     request = request_of(ours.row, ours.variant, facts)
-    how = (
-        f"`{build_command(request)}` builds it"
-        if request
-        else "build it again with the same options"
-    )
-    raise UnknownNameError(f"{engine.name} has no image {ours.reference}", hint=f"{there}{how}")
+    if request:
+        hint = f"`{build_command(request)}` builds it"
+    if variants:
+        hint = f"{engine.name} has {', '.join(variants)}; {hint}"
+    raise UnknownNameError(f"{engine.name} has no image {ours.reference}", hint=hint)
 
 
 def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
-    """Return the names of a target's other images that an engine has, those
-    with the fewest differences first.
-    """
+    """Return a target's other images in an engine, those with the fewest differences first."""
     usual = ours.reference.removesuffix(ours.variant) if ours.variant else ours.reference
-    found = []
+    variants = []
     for name in engine.names():
+        if not name.startswith(f"{usual}-"):
+            continue
         variant = name.removeprefix(usual)
-        if name.startswith(f"{usual}-") and (
-            variant.startswith(HASHED) or request_of(ours.row, variant, facts)
-        ):
-            found.append(name)
-    return sorted(found, key=lambda name: (HASHED in name, name.count("-with"), name))
+        if variant.startswith(HASHED) or request_of(ours.row, variant, facts):
+            variants.append(name)
+    return sorted(variants, key=lambda name: (HASHED in name, name.count("-with"), name))
 
 
 def describe_variant(ours: ImageName, reference: str, facts: Facts) -> str:
-    """Return what a variant has and lacks, and what that costs, after its name.
+    """Return the components that a variant has and lacks, with the cost, as words after its name.
 
-    ``""`` where only a hash names it.
+    For example ``, built without gdrcopy: copies of small buffers are slower``; ``""`` if only a
+    hash names the variant.
     """
     request = request_of(ours.row, reference.removeprefix(ours.reference), facts)
     if request is None:
         return ""
-    costs = {each.name: each.without for each in facts.components if each.variant}
-    said = [
-        *([f"with {', '.join(request.with_components)}"] if request.with_components else []),
-        *(
-            [f"without {', '.join(request.without_components)}"]
-            if request.without_components
-            else []
-        ),
-    ]
-    cost = "; ".join(costs[name] for name in request.without_components if name in costs)
-    return f", built {' and '.join(said)}" + (f": {cost}" if cost else "")
+    differences = []
+    if request.with_components:
+        differences.append(f"with {', '.join(request.with_components)}")
+    if request.without_components:
+        differences.append(f"without {', '.join(request.without_components)}")
+    cost_by_name = {row.name: row.without for row in facts.components if row.variant}
+    missing = [name for name in request.without_components if name in cost_by_name]
+    text = f", built {' and '.join(differences)}"
+    cost = "; ".join(cost_by_name[name] for name in missing)
+    if cost:
+        text += f": {cost}"
+    return text
 
 
 def build_command(request: Request) -> str:
-    """Return the command that builds what a request means."""
+    """Return the command that builds the image of a request."""
     options = {
         "--framework": request.framework,
         "--cuda": request.cuda,
@@ -116,12 +115,13 @@ def build_command(request: Request) -> str:
     words = [f"{option} {value}" for option, value in options.items() if value]
     words += [f"--with {name}" for name in request.with_components]
     words += [f"--without {name}" for name in request.without_components]
-    words += [f"--artifact '{each}'" for each in request.artifacts]
+    words += [f"--artifact '{artifact}'" for artifact in request.artifacts]
     return " ".join(["python build.py", *words])
 
 
 def _no_image(name: str, engine: Engine, facts: Facts) -> UnknownNameError:
-    near = nearest(name, [*engine.names(), *(facts.name_of(row) for row in facts.targets)])
+    targets = [facts.name_of(row) for row in facts.targets]
+    near = nearest(name, [*engine.names(), *targets])
     did_you_mean = f"did you mean {near}? " if near else ""
     listed = f"`{engine.name} images` lists its images, `python build.py --list` the targets"
     return UnknownNameError(

@@ -1,5 +1,4 @@
-"""What Amazon ECR has beside the protocol of registries: logins, and
-repositories that are created on demand.
+"""Amazon ECR's own parts: logins, and repositories that are created on demand.
 
 boto3 is optional (``pip install 'trainworks[ecr]'``). Without it a credential helper or ``docker
 login`` gives the login, and repositories must exist.
@@ -26,7 +25,8 @@ IMMUTABLE_TAGS = "*.*-20*"
 """ECR's wildcard for tags that never move: those of a version with a date (``2.4-20261121``), and
 others of this form.
 
-It has a dot first because of cosign, which adds to what it has under a tag: ``sha256-20c7....att``.
+The wildcard has a dot before the date because of cosign, which changes its own tags, such as
+``sha256-20c7....att``.
 """
 
 
@@ -39,9 +39,11 @@ class Registry:
 
 
 def parse_host(host: str) -> Registry | None:
-    """Return the account and region of an ECR host; ``None`` if it is not one."""
-    found = HOST.fullmatch(host)
-    return Registry(account=found["account"], region=found["region"]) if found else None
+    """Return the account and region of an ECR host; ``None`` for another host."""
+    match = HOST.fullmatch(host)
+    if match is None:
+        return None
+    return Registry(account=match["account"], region=match["region"])
 
 
 def never_moves(tag: str) -> bool:
@@ -64,8 +66,8 @@ def available() -> bool:
 
 def login(registry: Registry) -> tuple[str, str]:
     """Return the user and the password that ECR gives for 12 hours; raises ``RegistryError``."""
-    answer = _call(registry, "get_authorization_token", registryIds=[registry.account])
-    token = answer["authorizationData"][0]["authorizationToken"]
+    response = _call(registry, "get_authorization_token", registryIds=[registry.account])
+    token = response["authorizationData"][0]["authorizationToken"]
     user, _, password = base64.b64decode(token).decode().partition(":")
     return user, password
 
@@ -80,16 +82,16 @@ def ensure_repository(registry: Registry, name: str) -> bool:
     Raises:
         RegistryError: AWS refuses, or boto3 does not know immutable tags with exclusions.
     """
-    found = _call(
+    repositories = _call(
         registry,
         "describe_repositories",
         missing="RepositoryNotFoundException",
         registryId=registry.account,
         repositoryNames=[name],
     )
-    if found is not None:
+    if repositories is not None:
         return False
-    made = _call(
+    creation = _call(
         registry,
         "create_repository",
         missing="RepositoryAlreadyExistsException",
@@ -99,8 +101,8 @@ def ensure_repository(registry: Registry, name: str) -> bool:
         imageTagMutabilityExclusionFilters=[{"filterType": "WILDCARD", "filter": IMMUTABLE_TAGS}],
         imageScanningConfiguration={"scanOnPush": True},
     )
-    # ``None``: another push created it in the meantime.
-    return made is not None
+    # ``None``: another push created the repository in the meantime.
+    return creation is not None
 
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:

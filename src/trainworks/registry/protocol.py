@@ -1,10 +1,10 @@
-"""Asks a registry over its HTTP API (the OCI distribution protocol).
+"""Client of a registry's HTTP API (the OCI distribution protocol).
 
-An answer is a status, codes and bytes.
+A response is a status, error codes and bytes.
 
-What a registry says decides, and what is absent: no program's words are read. A login goes to the
-registry that it is for, or to the token service that this registry names, over TLS alone; only a
-registry on this machine may be without.
+The registry's responses decide whether something exists or a request is refused: no program's
+output is read. A login goes to the registry that it is for, or to the token service that this
+registry names, over TLS alone; only a registry on this machine may be without TLS.
 """
 
 from __future__ import annotations
@@ -39,41 +39,30 @@ from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import api_host, login_for
 
 BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""Variables that name a CA bundle. pip's own variable is not one of them: it is
-for the package index.
-"""
+"""Variables that name a CA bundle; not pip's own variable, which is for the package index."""
 
-ENGINES_TRUST = tuple(
-    map(
-        Path,
-        (
-            "/etc/docker/certs.d",
-            "/etc/containers/certs.d",
-            "~/.config/containers/certs.d",
-            "~/.docker/certs.d",
-        ),
-    )
+ENGINE_CERTIFICATES = (
+    Path("/etc/docker/certs.d"),
+    Path("/etc/containers/certs.d"),
+    Path("~/.config/containers/certs.d"),
+    Path("~/.docker/certs.d"),
 )
-"""Where docker and buildah keep the certificates of each registry, in a folder with its name."""
+"""Folders of docker and buildah with the certificates of each registry, in ``HOST/*.crt``."""
 
 ABSENT = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
-"""What a registry says, with HTTP 404, of a tag or a repository that it does not have."""
+"""Error codes, with HTTP 404, for a tag or a repository that does not exist."""
 
-HARBORS = "NOT_FOUND"
-"""What Harbor says instead, a code that the protocol does not have
-(goharbor/harbor, pull request 23637).
-"""
+HARBOR_ABSENT = "NOT_FOUND"
+"""Harbor's code instead, which the protocol does not have (goharbor/harbor, pull request 23637)."""
 
 WRONG_NAMES = frozenset({62, 64})
-"""OpenSSL's results of a verification: the certificate is for other names, or
-for other addresses.
-"""
+"""OpenSSL's results of a verification: the certificate is for other names or other addresses."""
 
 LARGEST = 64 << 20
-"""Bytes that are read of a manifest, a list or a proof."""
+"""Bytes of the largest response that is read: a manifest, a list or a proof."""
 
 LONGEST_PAUSE = 32
-"""How much longer than the first pause a later one is, at most."""
+"""The longest pause between two attempts, as a multiple of the first pause."""
 
 LONGEST_WAIT = 300.0
 """Seconds that a registry may ask us to wait (``Retry-After``).
@@ -92,7 +81,7 @@ class RegistryUnreachableError(RegistryError):
 
 
 class AbsentError(RegistryError):
-    """The registry does not have it. If not ``certain``, its code is not one of the protocol's."""
+    """The registry does not have an object. Not ``certain`` if the code is not the protocol's."""
 
     certain = True
 
@@ -101,27 +90,29 @@ class PassingError(Exception):
     """A failed attempt that may succeed when repeated.
 
     Attributes:
-        last: The error if it is not repeated.
-        wait: Seconds that the registry asks us to wait; 0 where it says nothing.
+        last: The error to raise if the attempt is not repeated.
+        wait: Seconds that the registry asks us to wait; 0 without such a request.
     """
 
-    def __init__(self, said: str, last: RegistryError | None = None, *, wait: float = 0.0) -> None:
-        """Store what failed, in words."""
-        super().__init__(said)
+    def __init__(
+        self, reason: str, last: RegistryError | None = None, *, wait: float = 0.0
+    ) -> None:
+        """Store the reason of the failure."""
+        super().__init__(reason)
         self.last = last
         self.wait = wait
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How often and how long a registry is asked.
+    """Limits for retries and time-outs of requests to a registry.
 
     Seven attempts wait for a minute in total, long enough for a registry to restart.
 
     Attributes:
-        attempts: How often each command is tried.
+        attempts: The number of attempts for each request.
         pause: Seconds before the second attempt; doubles after that, up to ``LONGEST_PAUSE`` times.
-        seconds: How long one answer may take.
+        seconds: Seconds that one response may take.
         silence: Seconds for which a registry may send nothing.
     """
 
@@ -132,26 +123,28 @@ class Patience:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a registry answered."""
+class Response:
+    """A registry's response."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes
-    elsewhere: str = ""
-    """The other host that answered, after a redirect."""
+    redirected_host: str = ""
+    """The other host that responded, after a redirect."""
 
     @property
     def errors(self) -> list[Mapping[str, Any]]:
-        """The errors that it names in the protocol's form.
+        """The errors in the protocol's form.
 
-        None if something else answered in its place.
+        Empty if another program, such as a proxy, responded in the registry's place.
         """
         try:
             rows = json.loads(self.content)["errors"]
         except (ValueError, RecursionError, TypeError, LookupError):
             return []
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        if not isinstance(rows, list):
+            return []
+        return [row for row in rows if isinstance(row, dict)]
 
     @property
     def codes(self) -> frozenset[str]:
@@ -160,17 +153,19 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """The status, and what the registry says to it."""
+        """The status and the errors: ``HTTP 404 Not Found; MANIFEST_UNKNOWN: manifest unknown``."""
         status = f"HTTP {self.status} {responses.get(self.status, '')}".strip()
-        said = (
-            f"{row.get('code')}: {row.get('message') or row.get('detail') or ''}"
-            for row in self.errors
-        )
-        return "; ".join((f"{status} from {self.elsewhere}" if self.elsewhere else status, *said))
+        if self.redirected_host:
+            status += f" from {self.redirected_host}"
+        parts = [status]
+        for row in self.errors:
+            message = row.get("message") or row.get("detail") or ""
+            parts.append(f"{row.get('code')}: {message}")
+        return "; ".join(parts)
 
 
 class Client:
-    """Asks registries, with this machine's logins, certificates and proxies."""
+    """Sends requests to registries, with this machine's logins, certificates and proxies."""
 
     def __init__(
         self, settings: HostSettings, folder: Path, *, report: Report, patience: Patience
@@ -186,9 +181,9 @@ class Client:
         self._session = _Session()
         self._plain: dict[str, bool] = {}
         self._bundles: dict[tuple[str, ...], bool | str] = {}
-        self._authorized: dict[tuple[str, str], str] = {}
+        self._authorizations: dict[tuple[str, str], str] = {}
         self.logins: dict[str, dict[str, str]] = {}
-        """The login of each registry that was asked, as an entry of docker's ``auths``."""
+        """The login of each registry of a request, as an entry of docker's ``auths``."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -205,47 +200,52 @@ class Client:
         body: bytes = b"",
         attempts: int = 0,
         absent: bool = False,
-    ) -> Answer:
+    ) -> Response:
         """Send a request about a repository, again after a failure that may pass.
 
         Args:
-            doing: What it is for, for messages.
-            path: What follows ``/v2/NAME/``, or an address that the registry gave.
-            attempts: How often it is sent; default: as patience has it.
-            absent: Whether an answer with the status 404 is one, too: the
+            doing: The work, for messages: ``reading HOST/NAME:TAG``.
+            path: The path after ``/v2/NAME/``, or an address that the registry gave.
+            attempts: The number of attempts; default: as patience has it.
+            absent: Whether a response with the status 404 is returned, too: the
                 registry does not know the path.
 
         Returns:
-            An answer with a status of 200 to 299.
+            A response with a status of 200 to 299.
 
         Raises:
-            AbsentError: The registry does not have it.
+            AbsentError: The registry does not have the object.
             RegistryUnreachableError: The registry cannot be resolved, or did
                 not answer in any attempt.
-            RegistryError: Every other answer.
+            RegistryError: Every other response.
         """
         host, _, name = repository.partition("/")
-        scope = f"repository:{name}:{'pull' if method == 'GET' else 'pull,push'}"
+        rights = "pull" if method == "GET" else "pull,push"
+        scope = f"repository:{name}:{rights}"
+        is_address = path.startswith("/") or "://" in path
+        absolute_path = path if is_address else f"/v2/{name}/{path}"
 
-        def attempt() -> Answer:
-            given = path.startswith("/") or "://" in path
-            url = urljoin(self._base(host), path if given else f"/v2/{name}/{path}")
-            for again in (True, False):
-                known = self._authorized.get((host, scope))
-                mine = {**(headers or {}), **({"Authorization": known} if known else {})}
-                answer = self._send(doing, host, method, url, mine, body)
-                challenge = answer.headers.get("WWW-Authenticate", "")
-                if not (again and answer.status == HTTPStatus.UNAUTHORIZED and challenge):
-                    break
+        def send(url: str) -> Response:
+            all_headers = dict(headers or {})
+            authorization = self._authorizations.get((host, scope), "")
+            if authorization:
+                all_headers["Authorization"] = authorization
+            return self._send(doing, host, method, url, all_headers, body)
+
+        def attempt() -> Response:
+            url = urljoin(self._base(host), absolute_path)
+            response = send(url)
+            challenge = response.headers.get("WWW-Authenticate", "")
+            if response.status == HTTPStatus.UNAUTHORIZED and challenge:
                 authorization = self._authorization(doing, host, challenge, scope)
-                if not authorization:
-                    break
-                self._authorized[host, scope] = authorization
-            if absent and answer.status == HTTPStatus.NOT_FOUND:
-                return answer
-            return self._good(doing, host, answer)
+                if authorization:
+                    self._authorizations[host, scope] = authorization
+                    response = send(url)
+            if absent and response.status == HTTPStatus.NOT_FOUND:
+                return response
+            return self._check_status(doing, host, response)
 
-        return self.patiently(doing, host, attempt, attempts=attempts)
+        return self.retry(doing, host, attempt, attempts=attempts)
 
     def login(self, host: str) -> dict[str, str]:
         """Return this machine's login for a registry; ``{}`` without one."""
@@ -255,55 +255,78 @@ class Client:
 
     def plain(self, host: str) -> bool:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""
-        if host not in self._plain:
+        if host in self._plain:
+            return self._plain[host]
+        if not _is_loopback(host):
             self._plain[host] = False
-            if _is_loopback(host):
-                try:
-                    self._request("GET", urlunsplit(("https", host, "/v2/", "", "")), host).close()
-                except (requests.RequestException, OSError) as error:
-                    causes = causes_of(error)
-                    if not any(isinstance(each, ssl.SSLError) for each in causes):
-                        # No answer, or not yet: whoever asks reports that.
-                        del self._plain[host]
-                        return False
-                    self._plain[host] = not any(
-                        isinstance(each, ssl.SSLCertVerificationError) for each in causes
-                    )
-        return self._plain[host]
+            return False
+        speaks_plain_http = self._speaks_plain_http(host)
+        if speaks_plain_http is None:
+            return False
+        self._plain[host] = speaks_plain_http
+        return speaks_plain_http
+
+    def _speaks_plain_http(self, host: str) -> bool | None:
+        """Return whether a TLS handshake fails at a registry on this machine.
+
+        ``None`` without an answer: the caller's own request reports that.
+        """
+        try:
+            self._request("GET", urlunsplit(("https", host, "/v2/", "", "")), host).close()
+        except (requests.RequestException, OSError) as error:
+            causes = causes_of(error)
+            if not any(isinstance(cause, ssl.SSLError) for cause in causes):
+                return None
+            # A certificate that is not trusted is TLS as well.
+            has_certificate = any(
+                isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
+            )
+            return not has_certificate
+        return False
 
     def trust(self, hosts: Sequence[str]) -> bool | str:
-        """Return the CA bundle for registries: this machine's, and what engines
-        trust for these registries alone.
+        """Return the path of the CA bundle for registries; ``True`` for the system's own.
+
+        The bundle has this machine's CAs, and those that engines trust for these registries alone.
         """
         key = tuple(hosts)
-        if key not in self._bundles:
-            files = [Path(value) for name in BUNDLES if (value := os.environ.get(name))]
-            files += sorted(
-                path
-                for folder in ENGINES_TRUST
-                for host in hosts
-                for path in folder.expanduser().glob(f"{host}/*.crt")
-            )
-            parts = [self._settings.ca, *(path.read_bytes() for path in files if path.is_file())]
-            bundle = b"\n".join(filter(None, dict.fromkeys(parts)))
+        if key in self._bundles:
+            return self._bundles[key]
+        files = []
+        for variable in BUNDLES:
+            value = os.environ.get(variable)
+            if value:
+                files.append(Path(value))
+        engine_files: list[Path] = []
+        for folder in ENGINE_CERTIFICATES:
+            for host in hosts:
+                engine_files += folder.expanduser().glob(f"{host}/*.crt")
+        files += sorted(engine_files)
+        certificates = [self._settings.ca]
+        certificates += [path.read_bytes() for path in files if path.is_file()]
+        bundle = b"\n".join(filter(None, dict.fromkeys(certificates)))
+        if bundle:
             path = self._folder / f"ca{len(self._bundles)}.pem"
-            if bundle:
-                path.write_bytes(bundle)
-            self._bundles[key] = str(path) if bundle else True
+            path.write_bytes(bundle)
+            self._bundles[key] = str(path)
+        else:
+            self._bundles[key] = True
         return self._bundles[key]
 
-    def patiently(
+    def retry(
         self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
     ) -> _Result:
-        """Return the result of an attempt.
+        """Return the result of an attempt; repeat the attempt after a ``PassingError``.
 
-        Repeat it after a ``PassingError``, as often as patience has it.
+        A reason is printed when it first comes: six equal lines about a refused connection help no
+        more than one.
 
-        A reason is printed when it first comes: six lines of one refused
-        connection say no more than one.
+        Args:
+            attempts: The number of attempts; default: as patience has it.
         """
-        said = ""
-        pause, count = self._patience.pause, attempts or self._patience.attempts
+        last_reason = ""
+        pause = self._patience.pause
+        count = attempts or self._patience.attempts
         for number in range(1, count + 1):
             try:
                 return attempt()
@@ -311,14 +334,16 @@ class Client:
                 # Requests within that time begin some registries' window anew.
                 wait = max(pause, error.wait)
                 if number == count or error.wait > LONGEST_WAIT:
+                    times = "time" if number == 1 else "times"
                     raise error.last or RegistryUnreachableError(
-                        f"{doing}: {host} failed {number} time{'s' if number > 1 else ''}: {error}",
+                        f"{doing}: {host} failed {number} {times}: {error}",
                         hint="repeat the command; what the registry already has is not sent again",
                     ) from None
-                if str(error) != said:
-                    said = str(error)
+                reason = str(error)
+                if reason != last_reason:
+                    last_reason = reason
                     self._report(
-                        f"  {doing}: {said}; attempt {number + 1} of {count} in {wait:g} s"
+                        f"  {doing}: {reason}; attempt {number + 1} of {count} in {wait:g} s"
                     )
                 time.sleep(wait)
                 pause = min(pause * 2, LONGEST_PAUSE * self._patience.pause)
@@ -326,108 +351,120 @@ class Client:
 
     def clean(self, text: str) -> str:
         """Return others' words without terminal escapes, logins and the queries of addresses."""
-        text = "".join(
-            each if each.isprintable() or each == "\n" else " "
-            for each in subprocesses.clean(text.encode())
-        )
+        characters = []
+        for character in subprocesses.clean(text.encode()):
+            is_shown = character.isprintable() or character == "\n"
+            characters.append(character if is_shown else " ")
+        text = "".join(characters)
         for login in self.logins.values():
             encoded = login.get("auth", "")
-            password = base64.b64decode(encoded).decode().partition(":")[2]
-            for secret in filter(None, (encoded, password, login.get("identitytoken", ""))):
-                text = text.replace(secret, "***")
+            _, _, password = base64.b64decode(encoded).decode().partition(":")
+            for secret in (encoded, password, login.get("identitytoken", "")):
+                if secret:
+                    text = text.replace(secret, "***")
         # The query of an address may have a signature.
         text = " ".join(re.sub(r"\?[^\s\"\\]*", "", text).split())
-        # What failed stands first; what comes after it are programs' own places in their code.
+        # The failure comes first, then the places in the program's own code.
         return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
-    def _refusal(self, doing: str, host: str, answer: Answer) -> RegistryError:
-        """Return the error for an answer that is not a good one."""
-        # Also where nothing asked for it yet: an answer may repeat what an
-        # engine has logged in with.
+    def _refusal(self, doing: str, host: str, response: Response) -> RegistryError:
+        """Return the error for a response with an error status."""
+        # The login is read even if no request needed it: a response may repeat the login of an
+        # engine, and ``clean`` removes only logins that were read.
         self.login(host)
-        said, codes = self.clean(answer.words), answer.codes
-        if (
-            answer.status == HTTPStatus.NOT_FOUND
-            and codes
-            and codes <= ABSENT | {HARBORS}
-            and not answer.elsewhere
-        ):
-            hint = (
-                "check the name; some registries need a"
-                " repository to be created before the first push"
+        words, codes = self.clean(response.words), response.codes
+        is_absent = response.status == HTTPStatus.NOT_FOUND and codes <= ABSENT | {HARBOR_ABSENT}
+        if is_absent and codes and not response.redirected_host:
+            absent = AbsentError(
+                f"{doing}: not found at {host} ({words})",
+                hint=(
+                    "check the name; some registries need a"
+                    " repository to be created before the first push"
+                ),
             )
-            absent = AbsentError(f"{doing}: not found at {host} ({said})", hint=hint)
             absent.certain = codes <= ABSENT
             return absent
-        again = (
-            f"log in again (`docker login {host}`;"
-            " for ECR see docs/ship.md), then repeat the command"
-        )
-        known = {
-            401: (f"{host} rejects the user or password", again),
-            403: (
+        problem, hint = self._explain(host, response)
+        return RegistryError(f"{doing}: {problem} ({words})", hint=hint)
+
+    def _explain(self, host: str, response: Response) -> tuple[str, str]:
+        """Return the problem behind an error status, and a hint."""
+        status = response.status
+        if status == HTTPStatus.UNAUTHORIZED and not self.login(host):
+            return (
+                f"{host} requires a login, and this machine has none",
+                f"`docker login {host}`; docs/ship.md lists the other sources of logins",
+            )
+        if status == HTTPStatus.UNAUTHORIZED:
+            hint = (
+                f"log in again (`docker login {host}`;"
+                " for ECR see docs/ship.md), then repeat the command"
+            )
+            return f"{host} rejects the user or password", hint
+        if status == HTTPStatus.FORBIDDEN:
+            return (
                 f"permission denied by {host}",
                 "give the user the right to push, or log in again",
-            ),
-            405: (f"{host} is read-only", "try later, or use another repository"),
-        }
-        stranger = (
-            ""
-            if codes
-            else "no registry answers so: look at the address, and at the proxy before the registry"
-        )
-        what, hint = known.get(answer.status, (f"{host} refuses", stranger))
-        if answer.status == HTTPStatus.UNAUTHORIZED and not self.login(host):
-            what = f"{host} requires a login, and this machine has none"
-            hint = f"`docker login {host}`; docs/ship.md lists the other sources of logins"
-        return RegistryError(f"{doing}: {what} ({said})", hint=hint)
+            )
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            return f"{host} is read-only", "try later, or use another repository"
+        hint = ""
+        if not response.codes:
+            hint = (
+                "no registry answers so: look at the address, and at the proxy before the registry"
+            )
+        return f"{host} refuses", hint
 
     def _base(self, host: str) -> str:
-        return urlunsplit(("http" if self.plain(host) else "https", api_host(host), "", "", ""))
+        scheme = "http" if self.plain(host) else "https"
+        return urlunsplit((scheme, api_host(host), "", "", ""))
 
-    def _good(self, doing: str, host: str, answer: Answer) -> Answer:
-        if answer.status in TRANSIENT or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            wait = _seconds_of(answer.headers.get("Retry-After", ""))
-            asked = f"; it asks to wait {wait:g} s" if wait else ""
-            raise PassingError(f"{self.clean(answer.words)}{asked}", wait=wait)
-        if answer.status not in range(200, 300):
-            raise self._refusal(doing, host, answer)
-        return answer
+    def _check_status(self, doing: str, host: str, response: Response) -> Response:
+        """Return a response with a status of 200 to 299; raise an error for another one."""
+        if response.status in TRANSIENT or response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            wait = _seconds_of(response.headers.get("Retry-After", ""))
+            note = f"; it asks to wait {wait:g} s" if wait else ""
+            raise PassingError(f"{self.clean(response.words)}{note}", wait=wait)
+        if response.status not in range(200, 300):
+            raise self._refusal(doing, host, response)
+        return response
 
     def _authorization(self, doing: str, host: str, challenge: str, scope: str) -> str:
-        """Return what a registry wants to read, by its challenge.
+        """Return the value of ``Authorization`` that a registry's challenge asks for.
 
-        ``""`` if this machine has no login for it.
+        ``""`` if this machine has no login for the registry.
+
+        Args:
+            challenge: The header ``WWW-Authenticate``: ``Bearer realm="...",service="..."``.
         """
-        scheme, _, rest = challenge.partition(" ")
+        scheme, _, parameters = challenge.partition(" ")
         login = self.login(host)
         basic = f"Basic {login['auth']}" if login else ""
         if scheme.lower() != "bearer":
             return basic
-        asked = parse_keqv_list(parse_http_list(rest))
-        service = urlsplit(asked.get("realm") or "")
+        bearer = parse_keqv_list(parse_http_list(parameters))
+        service = urlsplit(bearer.get("realm") or "")
         if service.scheme != "https" and not (self.plain(host) and _is_loopback(service.netloc)):
             raise without_tls(doing, host)
-        url = str(asked["realm"])
-        values = {"service": asked.get("service") or "", "scope": asked.get("scope") or scope}
+        url = str(bearer["realm"])
+        values = {"service": bearer.get("service") or "", "scope": bearer.get("scope") or scope}
         identity = login.get("identitytoken", "")
         if identity:
-            values |= {
-                "grant_type": "refresh_token",
-                "client_id": "trainworks",
-                "refresh_token": identity,
-            }
-        request = requests.Request(
-            "POST" if identity else "GET", url, **{"data" if identity else "params": values}
-        )
-        prepared = request.prepare()
-        headers = dict(prepared.headers) if identity else {"Authorization": basic} if basic else {}
+            values["grant_type"] = "refresh_token"
+            values["client_id"] = "trainworks"
+            values["refresh_token"] = identity
+            prepared = requests.Request("POST", url, data=values).prepare()
+            headers = dict(prepared.headers)
+        else:
+            prepared = requests.Request("GET", url, params=values).prepare()
+            headers = {"Authorization": basic} if basic else {}
         body = str(prepared.body or "").encode()
-        answer = self._send(doing, host, str(prepared.method), str(prepared.url), headers, body)
-        # What it lacks says nothing about the repository.
-        answer = self._good(doing, host, replace(answer, elsewhere=service.netloc))
-        found = table(answer.content, f"the token that {service.netloc} gives for {host}")
-        token = found.get("token") or found.get("access_token")
+        response = self._send(doing, host, str(prepared.method), str(prepared.url), headers, body)
+        # A missing token service does not mean that the repository is missing.
+        response = replace(response, redirected_host=service.netloc)
+        response = self._check_status(doing, host, response)
+        tokens = table(response.content, f"the token that {service.netloc} gives for {host}")
+        token = tokens.get("token") or tokens.get("access_token")
         if not isinstance(token, str):
             raise RegistryError(f"{doing}: {service.netloc} gives no token for {host}")
         return f"Bearer {token}"
@@ -440,26 +477,29 @@ class Client:
         url: str,
         headers: Mapping[str, str],
         body: bytes = b"",
-    ) -> Answer:
-        begun, parts, size = time.monotonic(), [], 0
+    ) -> Response:
+        started = time.monotonic()
+        parts = []
+        size = 0
         try:
             with self._request(method, url, host, headers, body) as response:
                 for part in response.iter_content(1 << 16):
                     size += len(part)
                     if size > LARGEST:
                         raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
-                    if time.monotonic() - begun > self._patience.seconds:
+                    if time.monotonic() - started > self._patience.seconds:
                         raise PassingError(f"no whole answer in {self._patience.seconds:g} s")
                     parts.append(part)
-                there, asked = (urlsplit(each).netloc for each in (response.url, url))
-                return Answer(
+                responding_host = urlsplit(response.url).netloc
+                is_redirected = responding_host != urlsplit(url).netloc
+                return Response(
                     status=response.status_code,
                     headers=response.headers,
                     content=b"".join(parts),
-                    elsewhere=there if there != asked else "",
+                    redirected_host=responding_host if is_redirected else "",
                 )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._no_answer(doing, host, url, error) from error
+            raise self._no_response(doing, host, url, error) from error
 
     def _request(
         self,
@@ -469,10 +509,11 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> requests.Response:
-        # Go's programs use no proxy for loopback addresses either.
-        direct = (
-            {"no_proxy": urlsplit(url).hostname or ""} if _is_loopback(urlsplit(url).netloc) else {}
-        )
+        address = urlsplit(url)
+        proxies = {}
+        if _is_loopback(address.netloc):
+            # Go's programs use no proxy for loopback addresses either.
+            proxies["no_proxy"] = address.hostname or ""
         return self._session.request(
             method,
             url,
@@ -483,70 +524,68 @@ class Client:
             stream=True,
             timeout=min(self._patience.silence, self._patience.seconds),
             verify=self.trust([host]),
-            proxies=direct,
+            proxies=proxies,
         )
 
-    def _no_answer(self, doing: str, host: str, url: str, error: Exception) -> Exception:
-        """Return the error for a request without an answer."""
+    def _no_response(self, doing: str, host: str, url: str, error: Exception) -> Exception:
+        """Return the error for a request without a response."""
         causes = causes_of(error)
-        said = self.clean(reason_of(error))
-        if any(isinstance(each, _WithoutTlsError) for each in causes):
+        reason = self.clean(reason_of(error))
+        if any(isinstance(cause, _WithoutTlsError) for cause in causes):
             return without_tls(doing, host)
-        for each in causes:
-            if isinstance(each, ssl.SSLCertVerificationError):
-                trust = (
-                    f"put its CA into {ENGINES_TRUST[0]}/{host}/ca.crt,"
-                    f" as for docker, or set {BUNDLES[0]}"
-                )
-                other = "use a host name that the registry's certificate has"
-                hint = other if each.verify_code in WRONG_NAMES else trust
-                return RegistryError(
-                    f"{host}: certificate not trusted ({each.verify_message})", hint=hint
-                )
-        if any(
-            isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLEOFError)
-            for each in causes
-        ):
-            hint = "only a registry on this machine may be without TLS"
-            return RegistryError(f"{doing}: {host} does not speak TLS ({said})", hint=hint)
-        unresolved = next((each for each in causes if isinstance(each, socket.gaierror)), None)
-        if unresolved is not None and not isinstance(error, requests.exceptions.ProxyError):
-            last = RegistryUnreachableError(
-                f"cannot resolve {urlsplit(url).netloc} ({unresolved.strerror})",
-                hint="check the registry's name, and this machine's DNS and proxy settings",
-            )
-            return (
-                PassingError(str(last.message), last)
-                if unresolved.errno == socket.EAI_AGAIN
-                else last
-            )
-        return PassingError(said)
+        for cause in causes:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return _untrusted(host, cause)
+        for cause in causes:
+            # The end of the connection may be a network failure, which may pass.
+            if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+                hint = "only a registry on this machine may be without TLS"
+                return RegistryError(f"{doing}: {host} does not speak TLS ({reason})", hint=hint)
+        unresolved = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
+        if unresolved is None or isinstance(error, requests.exceptions.ProxyError):
+            return PassingError(reason)
+        last = RegistryUnreachableError(
+            f"cannot resolve {urlsplit(url).netloc} ({unresolved.strerror})",
+            hint="check the registry's name, and this machine's DNS and proxy settings",
+        )
+        if unresolved.errno == socket.EAI_AGAIN:
+            return PassingError(str(last.message), last)
+        return last
+
+
+def _untrusted(host: str, error: ssl.SSLCertVerificationError) -> RegistryError:
+    """Return the error for a certificate that is not trusted."""
+    hint = (
+        f"put its CA into {ENGINE_CERTIFICATES[0]}/{host}/ca.crt,"
+        f" as for docker, or set {BUNDLES[0]}"
+    )
+    if error.verify_code in WRONG_NAMES:
+        hint = "use a host name that the registry's certificate has"
+    return RegistryError(f"{host}: certificate not trusted ({error.verify_message})", hint=hint)
 
 
 class _WithoutTlsError(requests.RequestException):
-    """A registry with TLS sends us to an address without it."""
+    """A registry with TLS redirects to an address without TLS."""
 
 
 class _Session(requests.Session):
-    """Follows a registry to where its blobs are, never from TLS to an address
-    without it, and no login goes along.
-    """
+    """Follows redirects to a registry's blobs, without a login and never from TLS to plain HTTP."""
 
     def rebuild_auth(
         self, prepared_request: requests.PreparedRequest, response: requests.Response
     ) -> None:
-        """Keep the login from another host; called before a redirect is followed."""
-        old, new = str(response.request.url), str(prepared_request.url)
-        if urlsplit(new).scheme != "https" and not (
-            urlsplit(old).scheme == "http" and _is_loopback(urlsplit(new).netloc)
-        ):
+        """Remove the login from a request to another host; called before a redirect is followed."""
+        old = urlsplit(str(response.request.url))
+        new = urlsplit(str(prepared_request.url))
+        stays_plain = old.scheme == "http" and _is_loopback(new.netloc)
+        if new.scheme != "https" and not stays_plain:
             raise _WithoutTlsError
-        if urlsplit(new).netloc != urlsplit(old).netloc:
+        if new.netloc != old.netloc:
             prepared_request.headers.pop("Authorization", None)
 
 
 def without_tls(doing: str, host: str) -> RegistryError:
-    """Return the error for a registry that would have us send something without TLS."""
+    """Return the error for a registry that names an address without TLS."""
     return RegistryError(
         f"{doing}: {host} sends us to an address without TLS; nothing was sent there",
         hint=(
@@ -557,20 +596,20 @@ def without_tls(doing: str, host: str) -> RegistryError:
 
 
 def table(content: bytes, where: str) -> Mapping[str, Any]:
-    """Return a JSON object; raises ``RegistryError`` if it is something else."""
+    """Parse a JSON object; raises ``RegistryError`` for other content."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise RegistryError(f"{where} is not a JSON object")
-    return found
+    return value
 
 
 def _seconds_of(text: str) -> float:
-    """Return the seconds that a ``Retry-After`` asks for, which is a number or a time.
+    """Return the seconds of a header ``Retry-After``: ``120``, or the time of an HTTP date.
 
-    0 where it says neither.
+    0 for other texts.
     """
     if re.fullmatch(r"\d{1,9}", text.strip()):
         return float(text)
@@ -578,7 +617,9 @@ def _seconds_of(text: str) -> float:
         until = parsedate_to_datetime(text)
     except ValueError:
         return 0.0
-    return max(0.0, (until - datetime.now(UTC)).total_seconds()) if until.tzinfo else 0.0
+    if not until.tzinfo:
+        return 0.0
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
 def _is_loopback(host: str) -> bool:

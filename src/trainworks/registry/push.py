@@ -1,7 +1,7 @@
 """``push`` and ``promote``: an image goes to registries under dated, fixed and moving tags.
 
-The engine sends an image under a name of its own, oras copies by digest; the tags are set by us,
-last (``tags``). Every tag that never moves is looked at before anything is sent, too.
+The engine sends an image under a temporary tag, oras copies by digest; this program sets the tags
+at the end (``tags``). Every tag that never moves is also read before anything is sent.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ from trainworks.host import aws
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
 from trainworks.registry.names import Tags, check_repository, split_image
-from trainworks.registry.tags import add_to_list, images_of, list_of, look_at, set_tags, taken
+from trainworks.registry.tags import (
+    add_to_list,
+    check_fixed_tags,
+    images_of,
+    list_of,
+    set_tags,
+    taken,
+)
 from trainworks.registry.tools import Manifest, Registries, oras
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
 COSIGN_TAGS = (".att", ".sig", ".sbom")
-"""How the tags end under which cosign keeps attestations, signatures and bills of materials:
+"""Endings of cosign's tags for attestations, signatures and bills of materials:
 ``sha256-DIGEST.att``.
 """
 
 
 SENT = "trainworks-sent-"
-"""How the tag begins under which an engine sends an image.
+"""Beginning of the temporary tag under which an engine sends an image.
 
-It is removed where the registry allows that.
+The tag is removed where the registry allows that.
 """
 
 
@@ -51,7 +58,7 @@ class Pushed:
     ``image_uri`` has the digest, ``tags`` has the fixed ones first.
 
     ``how`` is ``sent``, ``copied`` (from another repository of a registry) or
-    ``there`` (it had the image already).
+    ``there`` (the repository had the image already).
     """
 
     repository: str
@@ -62,10 +69,10 @@ class Pushed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chosen:
-    """The tags that never move, and the manifest of this image that one of them has."""
+class _FixedTags:
+    """The tags that never move, and the image's manifest if one of them exists already."""
 
-    fixed: tuple[str, ...]
+    names: tuple[str, ...]
     existing: Manifest | None
 
 
@@ -93,79 +100,84 @@ def push_image(
     oras()
     image = image_in(engine, reference, hint="build it first, or choose another --engine")
     day = f"{today or datetime.now(UTC):%Y%m%d}"
-    for place in map(check_repository, repositories):
-        prepare(place)
-    chosen = [
-        _chosen_tags(registries, place, tags, image.identifier, day) for place in repositories
+    for repository in map(check_repository, repositories):
+        prepare(repository)
+    # Every tag is read before anything is sent: a tag that cannot be set is an error at once.
+    fixed_tags = [
+        _read_fixed_tags(registries, repository, tags, image.identifier, day)
+        for repository in repositories
     ]
-    for place in repositories:
+    for repository in repositories:
         for tag in tags.shared:
-            images_of(registries, place, tag)
-    record = cache_folder(
-        environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json"
-    )
-    known = _recorded(record)
+            images_of(registries, repository, tag)
+    image_hash = hashlib.sha256(image.identifier.encode()).hexdigest()
+    record = cache_folder(environment, "pushes", f"{image_hash[:32]}.json")
+    earlier_pushes = _read_pushes(record)
     results = []
-    for place, choice in zip(repositories, chosen, strict=True):
-        found, how = choice.existing, "there"
-        if found is None:
-            found, how = _found_elsewhere(registries, place, known, image), "copied"
+    for repository, fixed in zip(repositories, fixed_tags, strict=True):
+        manifest, how = fixed.existing, "there"
+        if manifest is None:
+            manifest = _copy_from_registry(registries, repository, earlier_pushes, image)
+            how = "copied"
         with contextlib.ExitStack() as stack:
-            if found is None:
-                name = (
-                    f"{SENT}{image.identifier.removeprefix('sha256:')[:12]}-{secrets.token_hex(4)}"
-                )
-                _send(registries, engine, image, f"{place}:{name}")
-                found, how = registries.existing(place, name), "sent"
-                stack.callback(_remove, registries, place, found, name)
-            # What came by a name is believed once it comes by its digest.
-            found = registries.existing(place, found.digest)
-            if not found.is_of(image.identifier):
+            if manifest is None:
+                short_digest = image.identifier.removeprefix("sha256:")[:12]
+                name = f"{SENT}{short_digest}-{secrets.token_hex(4)}"
+                _send(registries, engine, image, f"{repository}:{name}")
+                manifest, how = registries.existing(repository, name), "sent"
+                stack.callback(_remove, registries, repository, manifest, name)
+            # A manifest that was read by a name must also exist by its digest.
+            manifest = registries.existing(repository, manifest.digest)
+            if not manifest.is_of(image.identifier):
                 raise RegistryError(
-                    f"{place}@{found.digest} is not the image {reference} that was sent"
+                    f"{repository}@{manifest.digest} is not the image {reference} that was sent"
                 )
-            known[place] = found.digest
+            earlier_pushes[repository] = manifest.digest
             with contextlib.suppress(OSError):
-                write_cached(record, json.dumps(known).encode())
-            names = set_tags(registries, place, found, choice.fixed, tags.moving)
-            names += [tag for tag in tags.shared if add_to_list(registries, place, found, tag)]
-        registries.existing(place, found.digest)
-        results.append(_pushed(place, found.digest, names, how))
+                write_cached(record, json.dumps(earlier_pushes).encode())
+            names = set_tags(registries, repository, manifest, fixed.names, tags.moving)
+            for tag in tags.shared:
+                if add_to_list(registries, repository, manifest, tag):
+                    names.append(tag)
+        registries.existing(repository, manifest.digest)
+        results.append(_pushed(repository, manifest.digest, names, how))
     return results
 
 
 def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) -> None:
     """Have an engine push an image under ``HOST/NAME:TAG``."""
-    place = name.rpartition(":")[0]
-    plain = registries.plain(_host(place))
+    repository = name.rpartition(":")[0]
+    plain = registries.plain(_host(repository))
     with (
         engine.push_command(image, name, plain=plain) as argv,
         DISPLAY.task("pushing", log=False),
     ):
         registries.push(
-            place, argv, show=_say_layer, check_image=lambda: _hold_to_digests(engine, image)
+            repository, argv, show=_say_layer, check_image=lambda: _check_digests(engine, image)
         )
 
 
-def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:
-    """Read an image as a push does.
+def _check_digests(engine: Engine, image: BuiltImage) -> None:
+    """Read an image as a push does, and compare its layers with their digests.
 
-    Raises ``EngineError`` where a layer is not there with the bytes of its digest.
+    Raises:
+        EngineError: The engine cannot read a layer, or the bytes have another digest.
     """
     try:
         with engine.archive(image.identifier) as stream:
-            found = {layer.digest for layer in stored_layers(stream)}
+            digests = {layer.digest for layer in stored_layers(stream)}
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise _unreadable(engine, image, str(error)) from error
     except EngineError as error:
         raise _unreadable(engine, image, error.message) from error
-    if damaged := [name for name in image.layers if name not in found]:
+    damaged = [name for name in image.layers if name not in digests]
+    if damaged:
         raise _unreadable(engine, image, f"other bytes than the digest says: {', '.join(damaged)}")
 
 
-def _unreadable(engine: Engine, image: BuiltImage, said: str) -> EngineError:
+def _unreadable(engine: Engine, image: BuiltImage, reason: str) -> EngineError:
     return EngineError(
-        f"{engine.name} cannot read the image {image.reference} on this machine: {said}",
+        f"{engine.name} cannot read the image {image.reference} on this machine: {reason}",
         hint=(
             "`build.py check --image` says which bytes are damaged; remove the image, and pull or"
             " build it again"
@@ -173,7 +185,7 @@ def _unreadable(engine: Engine, image: BuiltImage, said: str) -> EngineError:
     )
 
 
-def _remove(registries: Registries, place: str, image: Manifest, name: str) -> None:
+def _remove(registries: Registries, repository: str, image: Manifest, name: str) -> None:
     """Remove the tag under which an image was sent.
 
     Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its
@@ -182,10 +194,11 @@ def _remove(registries: Registries, place: str, image: Manifest, name: str) -> N
     removed = False
     with contextlib.suppress(RegistryError):
         value = list_of([image.descriptor], {"trainworks.sent": name})
-        removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
+        digest = registries.put_manifest(repository, value, tag=name)
+        removed = registries.remove(repository, digest)
     if not removed:
         say(
-            f"  {place} keeps the tag {name}, under which the image was sent:"
+            f"  {repository} keeps the tag {name}, under which the image was sent:"
             " the registry removes nothing"
         )
 
@@ -195,147 +208,161 @@ def _say_layer(line: str) -> None:
         say(f"  {line}")
 
 
-def _host(place: str) -> str:
-    return place.partition("/")[0]
+def _host(repository: str) -> str:
+    return repository.partition("/")[0]
 
 
-def _found_elsewhere(
-    registries: Registries, place: str, known: Mapping[str, str], image: BuiltImage
+def _copy_from_registry(
+    registries: Registries, repository: str, earlier_pushes: Mapping[str, str], image: BuiltImage
 ) -> Manifest | None:
-    """Copy an image that another repository of this registry has; ``None`` without one."""
-    for other in sorted(
-        (each for each in known if _host(each) == _host(place)), key=lambda each: each != place
-    ):
+    """Copy an image from a repository of the same registry; return ``None`` if none has the image.
+
+    Args:
+        earlier_pushes: The repositories that this machine pushed the image to, with its digests.
+    """
+    sources = [name for name in earlier_pushes if _host(name) == _host(repository)]
+    # The repository itself first: then nothing is copied.
+    sources.sort(key=lambda name: name != repository)
+    for source in sources:
         with contextlib.suppress(RegistryError):
-            found = registries.manifest(other, known[other])
-            if found is not None and found.is_of(image.identifier):
-                registries.copy(other, place, found.digest, attached=False)
-                say(f"  {place}: copied from {other}")
-                return found
+            manifest = registries.manifest(source, earlier_pushes[source])
+            if manifest is not None and manifest.is_of(image.identifier):
+                registries.copy(source, repository, manifest.digest, attached=False)
+                say(f"  {repository}: copied from {source}")
+                return manifest
     return None
 
 
-def _chosen_tags(
-    registries: Registries, place: str, tags: Tags, identifier: str, day: str
-) -> _Chosen:
+def _read_fixed_tags(
+    registries: Registries, repository: str, tags: Tags, identifier: str, day: str
+) -> _FixedTags:
     """Return the fixed and dated tags.
 
-    Raises ``RegistryError`` if another image has one of them.
+    A dated tag that another image has gets the beginning of the image's digest.
+
+    Raises:
+        RegistryError: Another image has one of the tags.
     """
+    alternatives: list[tuple[str, ...]] = [(tag,) for tag in tags.fixed]
+    if tags.dated:
+        dated = f"{tags.dated}-{day}"
+        short_digest = identifier.removeprefix("sha256:")[:8]
+        alternatives.append((dated, f"{dated}-{short_digest}"))
     fixed: list[str] = []
     existing = None
-    dated = f"{tags.dated}-{day}"
-    wanted: list[tuple[str, ...]] = [(tag,) for tag in tags.fixed]
-    wanted += [(dated, f"{dated}-{identifier.removeprefix('sha256:')[:8]}")] if tags.dated else []
-    for names in wanted:
+    for names in alternatives:
         for name in names:
-            found = registries.manifest(place, name)
-            if found is None or found.is_of(identifier):
+            manifest = registries.manifest(repository, name)
+            if manifest is None or manifest.is_of(identifier):
                 break
         else:
-            raise taken(place, name, found.digest if found else "")
+            raise taken(repository, name, manifest.digest if manifest else "")
         fixed.append(name)
-        existing = found or existing
-    return _Chosen(fixed=tuple(fixed), existing=existing)
+        existing = manifest or existing
+    return _FixedTags(names=tuple(fixed), existing=existing)
 
 
-def prepare(place: str) -> None:
+def prepare(repository: str) -> None:
     """Create a repository of ECR if it does not exist."""
-    host, _, name = place.partition("/")
+    host, _, name = repository.partition("/")
     registry = ecr.parse_host(host)
     if registry is None:
         return
     if not ecr.available():
         say(
-            f"  {place}: no AWS credentials for boto3, so the repository must exist ({aws.INSTALL})"
+            f"  {repository}: no AWS credentials for boto3,"
+            f" so the repository must exist ({aws.INSTALL})"
         )
     elif ecr.ensure_repository(registry, name):
-        say(f"  {place}: created, with scan on push and dated tags that never move")
+        say(f"  {repository}: created, with scan on push and dated tags that never move")
 
 
-def _pushed(place: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
+def _pushed(repository: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
     return Pushed(
-        repository=place, image_uri=f"{place}@{digest}", digest=digest, tags=list(tags), how=how
+        repository=repository,
+        image_uri=f"{repository}@{digest}",
+        digest=digest,
+        tags=list(tags),
+        how=how,
     )
 
 
 def promote_image(
     source: str, targets: Sequence[str], tags: Tags, registries: Registries
 ) -> list[Pushed]:
-    """Copy an image between repositories by its digest, with everything that is
-    attached to it, and to that.
+    """Copy an image between repositories by its digest, with attachments and theirs.
 
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
-        tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it
-            was named by one. It does not move.
+        tags: ``fixed`` and ``moving`` ones; default: the source's tag, if the
+            source has one; that tag does not move then.
 
     Raises:
         HostError: oras is not installed.
         RegistryError: A registry refuses, or another image has a tag that never moves.
     """
     origin, reference = split_image(source)
-    places = [check_repository(target) for target in targets]
+    repositories = [check_repository(target) for target in targets]
     oras()
     manifest = registries.existing(origin, reference)
     digest = manifest.digest
     if not (tags.fixed or tags.moving) and ":" not in reference:
         tags = Tags(fixed=(reference,))
-    for place in places:
-        prepare(place)
-    for place in places:
-        look_at(registries, place, digest, tags.fixed)
+    for repository in repositories:
+        prepare(repository)
+    for repository in repositories:
+        check_fixed_tags(registries, repository, digest, tags.fixed)
     with DISPLAY.task("copying", log=False):
         attachments = set(_attachments(registries, origin, manifest))
         results = []
-        for place in places:
-            registries.copy(origin, place, digest, attached=True)
+        for repository in repositories:
+            registries.copy(origin, repository, digest, attached=True)
             for name in _cosign_tags(registries, origin, manifest):
-                registries.copy(
-                    origin, place, registries.existing(origin, name).digest, tag=name, attached=True
-                )
-            lost = attachments - set(_attachments(registries, place, manifest))
+                cosign_digest = registries.existing(origin, name).digest
+                registries.copy(origin, repository, cosign_digest, tag=name, attached=True)
+            lost = attachments - set(_attachments(registries, repository, manifest))
             if lost:
                 raise RegistryError(
-                    f"{place}@{digest} lacks {', '.join(sorted(lost))},"
+                    f"{repository}@{digest} lacks {', '.join(sorted(lost))},"
                     f" attached to it in {origin}; it got no tag",
                     hint="repeat the command",
                 )
             if attachments:
-                say(f"  {place}: copied with {len(attachments)} attachments")
-            how = "copied" if _host(origin) == _host(place) else "sent"
-            copied = registries.existing(place, digest)
-            names = set_tags(registries, place, copied, tags.fixed, tags.moving)
-            results.append(_pushed(place, digest, names, how))
+                say(f"  {repository}: copied with {len(attachments)} attachments")
+            how = "copied" if _host(origin) == _host(repository) else "sent"
+            copy = registries.existing(repository, digest)
+            names = set_tags(registries, repository, copy, tags.fixed, tags.moving)
+            results.append(_pushed(repository, digest, names, how))
     return results
 
 
-def _attachments(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the digests of everything that is attached to an image or its
-    platforms' images, and to that, each once.
-    """
-    waiting = [manifest.digest, *(str(each["digest"]) for each in manifest.listed("manifests"))]
-    seen = set(waiting)
-    while waiting:
-        for each in registries.referrers(place, waiting.pop()):
-            found = str(each["digest"])
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
-                yield found
+def _image_digests(manifest: Manifest) -> list[str]:
+    """Return the digests of an image and of its platforms' images."""
+    platform_images = [str(row["digest"]) for row in manifest.listed("manifests")]
+    return [manifest.digest, *platform_images]
 
 
-def _cosign_tags(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the tags under which cosign keeps what it attached to an image or
-    its platforms' images.
+def _attachments(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
+    """Yield the digest of each attachment of an image, of its platforms' images and of
+    attachments, once.
     """
-    for digest in (
-        manifest.digest,
-        *(str(each["digest"]) for each in manifest.listed("manifests")),
-    ):
+    pending = _image_digests(manifest)
+    digests = set(pending)
+    while pending:
+        for referrer in registries.referrers(repository, pending.pop()):
+            digest = str(referrer["digest"])
+            if digest not in digests:
+                digests.add(digest)
+                pending.append(digest)
+                yield digest
+
+
+def _cosign_tags(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
+    """Yield cosign's tags for an image and its platforms' images."""
+    for digest in _image_digests(manifest):
         for end in COSIGN_TAGS:
             tag = f"{digest.replace(':', '-')}{end}"
-            if registries.manifest(place, tag) is not None:
+            if registries.manifest(repository, tag) is not None:
                 yield tag
 
 
@@ -345,9 +372,7 @@ def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:
 
 
 def text_of(results: Sequence[Pushed]) -> str:
-    """Return the results for stdout: a line for each repository, the
-    ``image_uri`` with its digest.
-    """
+    """Return the results for stdout: one line ``HOST/NAME@sha256:...`` for each repository."""
     return "".join(f"{result.image_uri}\n" for result in results)
 
 
@@ -358,14 +383,13 @@ def say_tags(results: Sequence[Pushed]) -> None:
             say(f"  {result.repository}:{tag}")
 
 
-def _recorded(path: Path) -> dict[str, str]:
-    """Return where this machine pushed an image before: repository to digest."""
+def _read_pushes(path: Path) -> dict[str, str]:
+    """Return the repositories that this machine pushed an image to, with the image's digests."""
     try:
-        found = json.loads(path.read_bytes())
+        pushes = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return (
-        found
-        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values())
-        else {}
-    )
+    if not isinstance(pushes, dict):
+        return {}
+    has_only_texts = all(isinstance(digest, str) for digest in pushes.values())
+    return pushes if has_only_texts else {}

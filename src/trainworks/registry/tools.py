@@ -1,10 +1,10 @@
 """Registries as one command uses them: manifests, tags, attachments and copies.
 
-What is read or written of a manifest goes over the registry's HTTP API. oras copies images with
-what is attached to them, and an engine pushes its own: these programs get a private copy of the
-logins that the command needs, the certificates to trust, and a proxy for plain HTTP that does not
-exist. Whether one of them may succeed when repeated the registry decides, which is asked again,
-never the program's words.
+Manifests are read and written over the registry's HTTP API. oras copies images with their
+attachments, and an engine pushes its own images. These programs get a private copy of the logins
+that the command needs, the certificates to trust, and a proxy for plain HTTP that does not exist.
+After a failure of a program, a request to the registry decides whether the program is run again;
+the program's words do not.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ from trainworks.registry.names import image_name
 from trainworks.registry.protocol import (
     BUNDLES,
     AbsentError,
-    Answer,
     Client,
     PassingError,
     Patience,
     RegistryUnreachableError,
+    Response,
     table,
     without_tls,
 )
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
-"""A proxy that is not there.
+"""A proxy that does not exist.
 
-Go's programs use it for plain HTTP, except to addresses of this machine.
+Go's programs use this proxy for plain HTTP, except to addresses of this machine.
 """
 
-TRIED = 2 << 20
-"""Bytes that show whether a file may be sent: more than what proxies take at
-most unless they are told otherwise.
-"""
+TRIAL_BYTES = 2 << 20
+"""Bytes of a trial upload: more than the default limit of proxies."""
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json,"
@@ -60,16 +58,14 @@ MANIFESTS = (
     " application/vnd.oci.artifact.manifest.v1+json,"
     " application/vnd.docker.distribution.manifest.list.v2+json, */*"
 )
-"""Every form of a manifest: a registry may call a tag unknown that has another
-form than those that it is asked for.
+"""Every form of a manifest, as a header ``Accept``: a registry may call a tag unknown if its
+manifest has a form that the header lacks.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A manifest as the registry has it: its bytes, their digest and media
-    type, and its content.
-    """
+    """A manifest in a registry: digest, media type, bytes, and the parsed value."""
 
     digest: str
     kind: str
@@ -78,21 +74,26 @@ class Manifest:
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """What points at it."""
+        """The descriptor that points to the manifest."""
         return {"mediaType": self.kind, "digest": self.digest, "size": len(self.content)}
 
     @property
     def configuration(self) -> str:
-        """The digest of the image's configuration; ``""`` of an index."""
+        """The digest of the image's configuration; ``""`` for an index."""
         config = self.value.get("config")
-        return str(config.get("digest", "")) if isinstance(config, dict) else ""
+        if not isinstance(config, dict):
+            return ""
+        return str(config.get("digest", ""))
 
     def is_of(self, identifier: str) -> bool:
-        """Whether it is of this image. Its digest differs if another program compressed the layers.
+        """Return whether this is the manifest of an image.
+
+        The manifest's digest alone does not tell: it differs if another program compressed the
+        layers.
 
         Args:
-            identifier: As an engine has it: the configuration's digest; with containerd's store
-                docker has that of the manifest.
+            identifier: The engine's: the configuration's digest, or with containerd's store the
+                manifest's.
         """
         return identifier in (self.configuration, self.digest)
 
@@ -104,17 +105,20 @@ class Manifest:
         return descriptors(self.value.get(key), f"the manifest {self.digest}")
 
 
-def descriptors(found: object, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Return a list of descriptors, checked; ``None`` is an empty one. Raises ``RegistryError``."""
-    rows = [] if found is None else found
-    if not isinstance(rows, list) or not all(
-        isinstance(row, dict)
-        and re.fullmatch(r"sha256:[0-9a-f]{64}", str(row.get("digest")))
-        and isinstance(row.get("annotations") or {}, dict)
-        for row in rows
-    ):
+def descriptors(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a checked list of descriptors; empty for ``None``. Raises ``RegistryError``."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(_is_descriptor(row) for row in value):
         raise RegistryError(f"{where} is malformed: it has descriptors without a digest")
-    return tuple(rows)
+    return tuple(value)
+
+
+def _is_descriptor(row: object) -> bool:
+    if not isinstance(row, dict):
+        return False
+    has_digest = re.fullmatch(r"sha256:[0-9a-f]{64}", str(row.get("digest"))) is not None
+    return has_digest and isinstance(row.get("annotations") or {}, dict)
 
 
 class Registries:
@@ -150,39 +154,43 @@ class Registries:
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the manifest of a tag or digest.
 
-        ``None`` if the registry says that it does not have it.
+        ``None`` if the registry reports that it has no such manifest.
 
         Raises:
-            RegistryError: Every other answer, and none: whether the tag exists is not known then.
+            RegistryError: Every other response, and none: whether the tag exists is unknown then.
         """
         where = image_name(repository, reference)
         try:
-            answer = self._client.ask(
+            response = self._client.ask(
                 f"reading {where}",
                 repository,
                 f"manifests/{reference}",
                 headers={"Accept": MANIFESTS},
             )
         except AbsentError as error:
-            if error.certain or (":" not in reference and not self._lists(repository, reference)):
+            if error.certain:
+                return None
+            is_tag = ":" not in reference
+            if is_tag and not self._may_have_tag(repository, reference):
                 return None
             raise
-        digest = _digest(answer.content)
+        digest = _digest(response.content)
         if ":" in reference and digest != reference:
             raise RegistryError(
                 f"{repository} sent a manifest with another digest than {reference}"
             )
-        value = table(answer.content, f"the manifest {digest} of {repository}")
-        kind = value.get("mediaType") or answer.headers.get("Content-Type", "").partition(";")[0]
+        value = table(response.content, f"the manifest {digest} of {repository}")
+        kind = value.get("mediaType") or response.headers.get("Content-Type", "").partition(";")[0]
         if "schemaVersion" not in value and "mediaType" not in value:
             raise RegistryError(f"what {repository} sends as {reference} is not a manifest")
-        return Manifest(digest=digest, kind=str(kind), content=answer.content, value=value)
+        return Manifest(digest=digest, kind=str(kind), content=response.content, value=value)
 
-    def _lists(self, repository: str, tag: str) -> bool:
-        """Whether a repository's list of tags has a tag, or cannot tell."""
+    def _may_have_tag(self, repository: str, tag: str) -> bool:
+        """Return whether a repository's list of tags has a tag, or is malformed."""
+        doing = f"reading the tags of {repository}"
         try:
-            for answer in self._pages(f"reading the tags of {repository}", repository, "tags/list"):
-                tags = table(answer.content, f"the list of tags of {repository}").get("tags") or []
+            for page in self._pages(doing, repository, "tags/list"):
+                tags = table(page.content, f"the list of tags of {repository}").get("tags") or []
                 if not isinstance(tags, list) or tag in tags:
                     return True
         except AbsentError:
@@ -191,56 +199,57 @@ class Registries:
 
     def existing(self, repository: str, reference: str) -> Manifest:
         """Return the manifest of a tag or digest; raises ``RegistryError`` if there is none."""
-        found = self.manifest(repository, reference)
-        if found is None:
+        manifest = self.manifest(repository, reference)
+        if manifest is None:
             raise RegistryError(f"{repository} has no {reference}", hint="check the tag or digest")
-        return found
+        return manifest
 
     def blob(self, repository: str, digest: str) -> bytes:
-        """Return a small blob; raises ``RegistryError`` if it does not have the digest."""
-        content = self._client.ask(
-            f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}"
-        ).content
+        """Return a small blob; raises ``RegistryError`` if its bytes have another digest."""
+        doing = f"reading {image_name(repository, digest)}"
+        content = self._client.ask(doing, repository, f"blobs/{digest}").content
         if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
 
     def referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
-        """Return descriptors of what is attached to a digest, of all pages.
+        """Return the descriptors of a digest's attachments, of all pages.
 
         A registry without that list has an index under a tag in its place (the distribution
         protocol, "Referrers Tag Schema").
         """
         doing = f"reading what is attached to {image_name(repository, digest)}"
         where = f"the list of attachments of {repository}@{digest}"
-        found: list[Mapping[str, Any]] = []
-        for answer in self._pages(doing, repository, f"referrers/{digest}", absent=True):
-            if answer.status == HTTPStatus.NOT_FOUND:
+        attachments: list[Mapping[str, Any]] = []
+        for page in self._pages(doing, repository, f"referrers/{digest}", absent=True):
+            if page.status == HTTPStatus.NOT_FOUND:
                 index = self.manifest(repository, digest.replace(":", "-"))
-                return descriptors(index.value.get("manifests"), where) if index else ()
-            found += descriptors(table(answer.content, where).get("manifests"), where)
-        return tuple(found)
+                if index is None:
+                    return ()
+                return descriptors(index.value.get("manifests"), where)
+            attachments += descriptors(table(page.content, where).get("manifests"), where)
+        return tuple(attachments)
 
     def _pages(
         self, doing: str, repository: str, path: str, *, absent: bool = False
-    ) -> Iterator[Answer]:
-        """Yield the answers for a list, page by page; ``absent`` as of ``Client.ask``."""
-        beginning = path
-        seen = set()
-        while path and path not in seen:
-            seen.add(path)
-            answer = self._client.ask(doing, repository, path, absent=absent)
-            yield answer
-            links = parse_header_links(answer.headers.get("Link", ""))
-            following = next((each["url"] for each in links if each.get("rel") == "next"), "")
-            path = f"{beginning}?{urlsplit(following).query}" if following else ""
+    ) -> Iterator[Response]:
+        """Yield the responses for a list, page by page; ``absent`` as of ``Client.ask``."""
+        first_path = path
+        read_paths = set()
+        while path and path not in read_paths:
+            read_paths.add(path)
+            response = self._client.ask(doing, repository, path, absent=absent)
+            yield response
+            links = parse_header_links(response.headers.get("Link", ""))
+            next_page = next((link["url"] for link in links if link.get("rel") == "next"), "")
+            path = f"{first_path}?{urlsplit(next_page).query}" if next_page else ""
 
     def put(self, repository: str, tag: str, image: Manifest) -> None:
         """Put a tag on an image that the repository has."""
         self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
 
     def remove(self, repository: str, digest: str) -> bool:
-        """Remove a manifest and its tags; ``False`` if the registry does not do that."""
+        """Remove a manifest and its tags; return whether the registry has removed them."""
         doing = f"removing {image_name(repository, digest)}"
         with contextlib.suppress(RegistryError):
             self._client.ask(doing, repository, f"manifests/{digest}", method="DELETE", attempts=1)
@@ -251,25 +260,20 @@ class Registries:
         """Copy an image between repositories; within a registry nothing is sent.
 
         Args:
-            tag: The tag of the copy; default: it has only its digest.
-            attached: Whether everything that is attached is copied, too, with
-                what is attached to that.
+            tag: The tag of the copy; default: the copy has only its digest.
+            attached: Whether attachments are copied, too, and attachments of those.
         """
-        hosts = [each.partition("/")[0] for each in (source, target)]
-        plain = [
-            f"--{side}-plain-http"
-            for side, host in zip(("from", "to"), hosts, strict=True)
-            if self._client.plain(host)
-        ]
-        words = (
-            "--no-tty",
-            *(["--recursive"] if attached else []),
-            *plain,
-            image_name(source, digest),
-        )
-        named = f"{target}:{tag}" if tag else target
-        argv = (oras(), "cp", *words, named)
-        self._send(f"copying {words[-1]} to {named}", target, argv, source=(source, digest))
+        options = ["--no-tty"]
+        if attached:
+            options.append("--recursive")
+        if self._client.plain(_host_of(source)):
+            options.append("--from-plain-http")
+        if self._client.plain(_host_of(target)):
+            options.append("--to-plain-http")
+        original = image_name(source, digest)
+        copy = f"{target}:{tag}" if tag else target
+        argv = (oras(), "cp", *options, original, copy)
+        self._send(f"copying {original} to {copy}", target, argv, source=(source, digest))
 
     def push(
         self,
@@ -282,9 +286,9 @@ class Registries:
         """Run an engine's push.
 
         Args:
-            show: Receives each line that it prints, cleaned, as it comes.
-            check_image: Called when it fails for the first time: raises ``EngineError`` if the
-                image on this machine is damaged, so that no registry is blamed.
+            show: Receives each line of the engine, cleaned, as it comes.
+            check_image: Called when the push fails for the first time: raises ``EngineError`` if
+                the image on this machine is damaged, so that no registry is blamed.
         """
         self._send(f"pushing to {repository}", repository, argv, show=show, check_image=check_image)
 
@@ -299,12 +303,11 @@ class Registries:
         return self._client.plain(host)
 
     def _check_uploads(self, repository: str) -> None:
-        """Begin an upload that is not continued: a registry that takes none
-        says so before anything is sent.
+        """Begin an upload that is not continued, so that a refusal comes before any bytes.
 
         Raises:
-            RegistryError: It takes no uploads from this user, or sends them
-                from TLS to an address without it.
+            RegistryError: The registry refuses uploads of this user, or redirects them from TLS to
+                an address without TLS.
         """
         if repository not in self._checked:
             self._begin_upload(repository)
@@ -313,43 +316,43 @@ class Registries:
     def _begin_upload(self, repository: str) -> str:
         """Begin an upload, and return its address.
 
-        ``NOWHERE`` keeps programs from an address without TLS on another
-        machine, but not from one on this machine.
+        An address without TLS is refused: ``NOWHERE`` keeps programs from such an address on
+        another machine, but not from one on this machine.
         """
-        doing, host = f"sending to {repository}", repository.partition("/")[0]
-        answer = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
-        address = answer.headers.get("Location", "")
+        doing = f"sending to {repository}"
+        host = _host_of(repository)
+        response = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
+        address = response.headers.get("Location", "")
         if urlsplit(address).scheme == "http" and not self.plain(host):
             raise without_tls(doing, host)
         return address
 
     def _try_upload(self, repository: str) -> None:
-        """Send as much of a file as shows whether the registry, and the proxy before it, take one.
+        """Send a part of a file, to learn whether the registry and its proxy accept uploads.
 
-        Then cancel it.
+        The upload is cancelled at the end.
 
         Raises:
-            RegistryError: They do not, and say so with a status.
+            RegistryError: They refuse with a status.
         """
-        doing, host = f"sending to {repository}", repository.partition("/")[0]
+        doing = f"sending to {repository}"
         address = self._begin_upload(repository)
-        if urlsplit(address).netloc not in ("", host):
-            # Another machine takes the bytes of this registry. Its logins are not for that one.
+        if urlsplit(address).netloc not in ("", _host_of(repository)):
+            # Another host takes the bytes of this registry. The registry's logins are not for that
+            # host.
             return
-        headers = {"Content-Type": "application/octet-stream"}
-        # An address that was used is not used again: a failure in the middle of
-        # it is a failure of the whole try.
-        answer = self._client.ask(
+        # One attempt: an address of an upload cannot be used again after a failure.
+        response = self._client.ask(
             doing,
             repository,
             address,
             method="PATCH",
-            headers=headers,
-            body=bytes(TRIED),
+            headers={"Content-Type": "application/octet-stream"},
+            body=bytes(TRIAL_BYTES),
             attempts=1,
         )
         with contextlib.suppress(RegistryError):
-            address = answer.headers.get("Location", "") or address
+            address = response.headers.get("Location", "") or address
             self._client.ask(doing, repository, address, method="DELETE", attempts=1)
 
     def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
@@ -368,21 +371,24 @@ class Registries:
         show: Report = ignore,
         check_image: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run a program that sends an image to a repository, again after a failure that the
-        registries do not explain.
+        """Run a program that sends an image to a repository.
+
+        The program is run again after a failure that the registries do not explain.
 
         Args:
-            source: The repository and the digest that it copies from.
+            source: The repository and the digest of a copy's original.
             check_image: As of ``push``.
 
         Raises:
-            EngineError: What ``check_image`` raises.
+            EngineError: ``check_image`` raises it.
             RegistryUnreachableError: A registry cannot be resolved, or did not
                 answer in any attempt.
             RegistryError: A registry refuses, or the program failed in each attempt.
         """
         self._check_uploads(target)
-        hosts = [each.partition("/")[0] for each in ((source[0],) if source else ()) + (target,)]
+        hosts = [_host_of(target)]
+        if source:
+            hosts.insert(0, _host_of(source[0]))
         environment = self._environment(hosts)
         image_is_checked = False
 
@@ -390,39 +396,41 @@ class Registries:
             nonlocal image_is_checked
             lines: list[str] = []
 
-            def heard(line: str) -> None:
-                if line := self._client.clean(line):
+            def add_line(line: str) -> None:
+                line = self._client.clean(line)
+                if line:
                     lines.append(line)
                     show(line)
 
-            if subprocesses.stream(argv, heard, environment=environment):
-                if not image_is_checked:
-                    image_is_checked = True
-                    check_image()
-                if source:
-                    self.existing(*source)
-                try:
-                    self._try_upload(target)
-                except RegistryUnreachableError as error:
-                    raise PassingError(error.message, error) from error
-                raise self._failed(doing, argv, what_failed(lines))
+            status = subprocesses.stream(argv, add_line, environment=environment)
+            if status == 0:
+                return
+            # Requests to the registries, and a look at the image, may explain the failure: they
+            # raise an error then.
+            if not image_is_checked:
+                image_is_checked = True
+                check_image()
+            if source:
+                self.existing(*source)
+            try:
+                self._try_upload(target)
+            except RegistryUnreachableError as error:
+                raise PassingError(error.message, error) from error
+            raise self._unexplained(doing, argv, first_error(lines))
 
-        self._client.patiently(doing, hosts[-1], attempt)
+        self._client.retry(doing, hosts[-1], attempt)
 
-    def _failed(self, doing: str, argv: tuple[str, ...], words: str) -> PassingError:
-        said = self._client.clean(words)
-        return PassingError(
-            said,
-            RegistryError(
-                f"{doing}: {Path(argv[0]).name} failed, although the registry answers: {said}",
-                hint="repeat the command; what the registry already has is not sent again",
-            ),
+    def _unexplained(self, doing: str, argv: tuple[str, ...], words: str) -> PassingError:
+        reason = self._client.clean(words)
+        program = Path(argv[0]).name
+        last = RegistryError(
+            f"{doing}: {program} failed, although the registry answers: {reason}",
+            hint="repeat the command; what the registry already has is not sent again",
         )
+        return PassingError(reason, last)
 
     def _environment(self, hosts: Sequence[str]) -> dict[str, str]:
-        """Return the environment of a program: logins, certificates, and no
-        plain HTTP to another machine.
-        """
+        """Return a program's environment: logins, certificates, no plain HTTP to other machines."""
         for host in hosts:
             self._client.login(host)
         auths = {config_key(host): login for host, login in self._client.logins.items() if login}
@@ -441,19 +449,21 @@ class Registries:
         return environment
 
 
-def what_failed(lines: Sequence[str]) -> str:
-    """Return the line to show of a program's output: the first one of an error, else the last ones.
+def first_error(lines: Sequence[str]) -> str:
+    """Return the first line of a program's output with an error, else the last five lines.
 
-    Nothing is decided.
-
-    Programs in Go print a stack of calls behind it.
+    Programs in Go print a stack of calls behind an error. The line is for people: nothing depends
+    on its text.
     """
-    errors = [
-        line
-        for line in lines
-        if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE)
-    ]
-    return errors[0] if errors else "\n".join(lines[-5:])
+    for line in lines:
+        if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE):
+            return line
+    return "\n".join(lines[-5:])
+
+
+def _host_of(repository: str) -> str:
+    """Return the host of a repository ``HOST/NAME``."""
+    return repository.partition("/")[0]
 
 
 def _digest(content: bytes) -> str:
@@ -462,8 +472,8 @@ def _digest(content: bytes) -> str:
 
 def oras() -> str:
     """Return oras's path; raises ``HostError`` if it is not installed."""
-    found = subprocesses.programs("oras", os.environ.get("PATH"))
-    if not found:
+    programs = subprocesses.programs("oras", os.environ.get("PATH"))
+    if not programs:
         raise HostError(
             "there is no `oras` program on PATH, which talks to registries",
             hint=(
@@ -471,4 +481,4 @@ def oras() -> str:
                 " see docs/ship.md"
             ),
         )
-    return found[0]
+    return programs[0]

@@ -1,9 +1,7 @@
-"""The matrix as a file for `docker buildx bake`: any BuildKit builder builds
-it: local, remote or in Kubernetes.
+"""The matrix as a file for `docker buildx bake`, for BuildKit builders on any machine.
 
 One target for each image, on the context that `render` makes; groups by framework, CUDA and base.
-What belongs to a registry is a variable; what belongs to the machine that builds is a secret, by
-its id and its file.
+Values of a registry are variables; settings of the machine that builds are secrets, by id and file.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 SECRET = re.compile(r"--mount=type=secret,id=(?P<id>[^,\s]+)")
 
 REPOSITORY = "REPOSITORY"
-"""Variable: what stands before the framework's name in every tag, such as a
-registry's host and a folder.
-"""
+"""Variable: the text before the framework's name in every tag, such as ``HOST/FOLDER``."""
 
 CACHE = "CACHE"
 """Variable: the repository of the layers' cache.
@@ -33,8 +29,8 @@ def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
     """Return the text of `docker-bake.json`.
 
     Args:
-        targets: What to build. The context of each is expected in ``contexts/NAME`` beside the
-            file, its secrets in ``secrets/NAME``.
+        targets: The plans and contexts. The context of each is expected in ``contexts/NAME``
+            beside the file, its secrets in ``secrets/NAME``.
     """
     groups: dict[str, list[str]] = {"default": []}
     variables: dict[str, dict[str, str]] = {
@@ -44,18 +40,15 @@ def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
     described: dict[str, Mapping[str, object]] = {}
     for plan, rendering in targets:
         name = bake_name(plan.target.name)
-        for group in (
-            "default",
-            plan.target.framework,
-            plan.target.cuda,
-            bake_name(plan.target.base),
-        ):
+        target = plan.target
+        for group in ("default", target.framework, target.cuda, bake_name(target.base)):
             groups.setdefault(group, []).append(name)
         described[name] = _target(plan, rendering)
         if stands_on_local_base(plan):
-            variables[base_variable(plan)] = {
-                "default": "@".join(filter(None, (plan.base.image, plan.base.digest)))
-            }
+            base = plan.base.image
+            if plan.base.digest:
+                base += f"@{plan.base.digest}"
+            variables[base_variable(plan)] = {"default": base}
     content = {
         "variable": variables,
         "group": {name: {"targets": members} for name, members in groups.items()},
@@ -70,40 +63,38 @@ def bake_name(name: str) -> str:
 
 
 def stands_on_local_base(plan: ImagePlan) -> bool:
-    """Return whether the Dockerfile names its base as this machine's engine
-    does, which no registry knows.
-    """
+    """Return whether the Dockerfile's base is an image of this machine's engine alone."""
     return bool(plan.origin)
 
 
 def base_variable(plan: ImagePlan) -> str:
-    """Return the name of the variable that says what a base is pulled from."""
+    """Return the name of the variable for the image of a base: ``BASE_DEBIAN12``."""
     return f"BASE_{re.sub(r'[^A-Z0-9]', '_', plan.base.name.upper())}"
 
 
 def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
     name = plan.target.name
-    prefix, _, rest = plan.tags[0].partition("/")
-    cached = f'"type=registry,ref=${{{CACHE}}}:{name}"'
+    prefix, _, image_name = plan.tags[0].partition("/")
+    # Without a repository for the cache, the image itself has the cache.
+    cache = f'"type=registry,ref=${{{CACHE}}}:{name}"'
+    own_cache = f'"type=registry,ref=${{{REPOSITORY}}}/{image_name}"'
+    identifiers = dict.fromkeys(SECRET.findall(rendering.dockerfile))
+    secrets = [f"id={identifier},src=secrets/{name}/{identifier}" for identifier in identifiers]
     content: dict[str, object] = {
         "context": f"contexts/{name}",
         "dockerfile": "Dockerfile",
         "tags": [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags],
-        # What stands on a tag that moves is not what was rendered.
+        # bake takes a tag in the place of a bootstrapped base. A tag moves, so such an image is
+        # not the rendered one.
         "labels": {INPUTS_LABEL: rendering.digest} if plan.origin != "bootstrapped" else {},
         "platforms": [f"linux/{plan.target.architecture}"],
         # BuildKit 0.13 and newer set every time to this one. `--push` and
         # `--load` of bake change the output's kind.
         "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},
         "output": ["type=image,rewrite-timestamp=true"],
-        "secret": [
-            f"id={identifier},src=secrets/{name}/{identifier}"
-            for identifier in dict.fromkeys(SECRET.findall(rendering.dockerfile))
-        ],
-        "cache-from": [
-            f'${{{CACHE} == "" ? "type=registry,ref=${{{REPOSITORY}}}/{rest}" : {cached}}}'
-        ],
-        "cache-to": [f'${{{CACHE} == "" ? "type=inline" : {cached[:-1]},mode=max"}}'],
+        "secret": secrets,
+        "cache-from": [f'${{{CACHE} == "" ? {own_cache} : {cache}}}'],
+        "cache-to": [f'${{{CACHE} == "" ? "type=inline" : {cache[:-1]},mode=max"}}'],
     }
     if stands_on_local_base(plan):
         content["contexts"] = {plan.image: f"docker-image://${{{base_variable(plan)}}}"}

@@ -1,5 +1,4 @@
-"""Finds the recorded builds of today's recipes: a record counts while its
-digest is that of the target's rendering.
+"""Finds the recorded builds of today's recipes: those with the digest of the target's rendering.
 
 A change of any byte that goes into an image (a recipe, a lock, a fact, code of the launcher) makes
 its record one of an older recipe. A change of its list of missing components does not. Pure: the
@@ -20,8 +19,7 @@ from trainworks.render.dockerfile import render
 
 
 def inputs_of(plan: ImagePlan, facts: Facts) -> str:
-    """Return the digest of everything that is in the image of a plan, or
-    decides it: ``sha256:`` and the hash.
+    """Return the digest of everything that decides the image of a plan: ``sha256:`` and the hash.
 
     ``Rendering.digest`` is that of one machine's build. This one is for records: the origin of the
     base and the list of missing components do not count.

@@ -1,9 +1,8 @@
-"""Puts the recipes of a plan's components together to one Dockerfile and
-collects the files that it copies.
+"""Joins the recipes of a plan's components to one Dockerfile, and collects the copied files.
 
 A recipe has two Jinja blocks: ``stage`` builds its component in a separate stage, ``image`` takes
-the result over into the final stage. What a recipe reads without defining it is its signature: a
-value that it lacks, or that its row gives and it ignores, is an error before any engine starts.
+the result over into the final stage. The values that a recipe reads are its signature: a value
+that is missing, or that the recipe ignores, is an error before any engine starts.
 """
 
 from __future__ import annotations
@@ -59,14 +58,12 @@ BASE_LABEL = "trainworks.base"
 """
 
 ARCHIVES_LABEL = "trainworks.archives"
-"""Label of every image on a base of this project: the states of the package
-archive that its packages came from.
-"""
+"""Label of every image on a base of this project: the states of its packages' archive."""
 
 LAYERS_LABEL = "trainworks.layers"
-"""Label of every image: the layers that it was built with, in short.
+"""Label of every image: a digest of its layers at the build.
 
-What has more was changed since.
+An image with more layers was changed since.
 """
 
 FRAME = "Dockerfile.j2"
@@ -80,17 +77,13 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 """Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
 ARCHIVES = "source_archives"
-"""The macro of a stage that builds the source archives of a component, before
-the component's own.
-"""
+"""The macro for the stage that builds a component's source archives, before its own stage."""
 
 DIVIDED = "wheel_layers"
-"""Value that a recipe reads instead of ``requirements`` if its wheels may be
-divided among several layers.
-"""
+"""Value that a recipe reads instead of ``requirements``, to divide its wheels among layers."""
 
 ROOT = "/opt/root/"
-"""A build stage's folder that is copied over the image's root as a whole."""
+"""A build stage's folder that is copied over the image's root."""
 
 BUILDER_FOLDER = "/opt/builder/"
 """The folder of the tools of build stages."""
@@ -99,7 +92,7 @@ CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) (\S+)$", re.MULTILI
 CONTEXT_MOUNT = re.compile(r"--mount=(?=\S*type=bind)(?!\S*from=)\S*source=([^\s,]+)")
 """Sources of a ``COPY`` or a mount: the files that a Dockerfile takes from its build context."""
 
-STAGE_ASKED = re.compile(r"(?:--from=|--mount=(?=\S*type=bind)\S*\bfrom=)([^\s,]+)")
+STAGE_SOURCE = re.compile(r"(?:--from=|--mount=(?=\S*type=bind)\S*\bfrom=)([^\s,]+)")
 """Finds the stages and images that a Dockerfile copies or mounts files of."""
 
 INSTRUCTIONS = frozenset({"FROM", "RUN", "COPY", "ENV", "ARG", "LABEL", "WORKDIR", "SHELL", "USER"})
@@ -150,9 +143,7 @@ class Rendering:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:`` and the hash of everything that decides the image, paths
-        and permissions included.
-        """
+        """``sha256:`` and the hash of the text and of all files, with paths and permissions."""
         digest = hashlib.sha256(self.dockerfile.encode())
         for file in self.files:
             head = f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0"
@@ -162,9 +153,10 @@ class Rendering:
 
 def _copied_path(file: str, source: str, target: str) -> str:
     """Return the path that ``COPY source target`` gives to a file of the context, or ``""``."""
+    if file == source and target.endswith("/"):
+        return f"{target}{source.rpartition('/')[2]}"
     if file == source:
-        is_folder = target.endswith("/")
-        return f"{target}{source.rpartition('/')[2]}" if is_folder else target
+        return target
     if file.startswith(f"{source}/"):
         return f"{target}{file.removeprefix(source)}"
     return ""
@@ -217,8 +209,8 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     Args:
         plan: The plan.
         facts: The facts that the plan was made of.
-        check: Whether to look for values that a recipe ignores, or would lack
-            in another image; a third of the time.
+        check: Whether to check for values that a recipe ignores, or would lack
+            in another image; that takes a third of the time.
 
     Raises:
         RecipeError: A recipe and the values of its component do not fit, or a
@@ -268,8 +260,9 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
 
 def _wheels_of(step: Step, recipe: Recipe, environment: Environment) -> tuple[WheelLayer, ...]:
     """Return a component's layers of wheels: several if its recipe divides them."""
-    divides = DIVIDED in _signature(environment, recipe.name, recipe.text)
-    return divided(step) if divides else one_layer(step)
+    if DIVIDED in _signature(environment, recipe.name, recipe.text):
+        return divided(step)
+    return one_layer(step)
 
 
 def _archive_stages(
@@ -277,7 +270,12 @@ def _archive_stages(
 ) -> list[str]:
     """Return the stages that build a component's source archives."""
     make_stage = cast("Callable[[str, WheelLayer], object]", environment.globals[ARCHIVES])
-    return [str(make_stage(step.component, layer)).strip() for layer in wheels if layer.archives]
+    stages = []
+    for layer in wheels:
+        if layer.archives:
+            stage = make_stage(step.component, layer)
+            stages.append(str(stage).strip())
+    return stages
 
 
 @lru_cache(maxsize=1)
@@ -337,9 +335,10 @@ def _signature(environment: Environment, name: str, text: str) -> frozenset[str]
     """Return the names that a recipe reads and does not define."""
     with blaming(f"components/{name}.j2"):
         tree = environment.parse(text)
-        for other in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
+        foreign_nodes = (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
+        for node in tree.find_all(foreign_nodes):
             raise TemplateSyntaxError(
-                "a recipe takes nothing from other templates", other.lineno, name
+                "a recipe takes nothing from other templates", node.lineno, name
             )
         return frozenset(meta.find_undeclared_variables(tree))
 
@@ -457,19 +456,23 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
     """Refuse a Dockerfile that copies or mounts files that its context does not have."""
     stages = {*STAGE_NAME.findall(dockerfile)}
     stages.update(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
-    unknown = sorted(set(STAGE_ASKED.findall(dockerfile)) - stages)
+    unknown = sorted(set(STAGE_SOURCE.findall(dockerfile)) - stages)
     if unknown:
-        names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
-        near = nearest(unknown[0], sorted(stages))
+        stage = unknown[0]
+        names = [name for name, text in texts.items() if stage in STAGE_SOURCE.findall(text)]
+        near = nearest(stage, sorted(stages))
+        hint = "stages are named by `FROM IMAGE AS NAME`"
+        if near:
+            hint = f"did you mean {near}?"
         raise RecipeError(
             f"the recipe of {', '.join(names)} takes files"
-            f" of the stage {unknown[0]!r}, which is missing",
-            hint=f"did you mean {near}?" if near else "stages are named by `FROM IMAGE AS NAME`",
+            f" of the stage {stage!r}, which is missing",
+            hint=hint,
         )
 
     sources = set(CONTEXT_MOUNT.findall(dockerfile))
-    for copied, _ in CONTEXT_COPY.findall(dockerfile):
-        sources.update(copied.split())
+    for paths_of_copy, _ in CONTEXT_COPY.findall(dockerfile):
+        sources.update(paths_of_copy.split())
     paths = [f"{file.path}/" for file in files]
     problems = []
     for source in sorted(sources):
@@ -549,8 +552,9 @@ def _reason(error: Exception) -> str:
 
 
 def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
-    """Yield the files below ``templates`` and their lines that an error came
-    through, the outermost first.
+    """Yield the templates and lines in an error's traceback, the outermost first.
+
+    For example ``("components/nccl.j2", 12)``.
     """
     if isinstance(error, TemplateSyntaxError):
         yield name, error.lineno

@@ -14,62 +14,54 @@ HOSTNAME_SHIM = "hostname-shim"
 
 
 CONSTRAINTS = "constraints.txt"
-"""Beside the manifest: what pip and uv keep in an image that is built on ours."""
+"""File beside the manifest: the versions that pip and uv must not change."""
 
 
 UV_SETTINGS = "uv-settings.toml"
-"""The same for uv, whose option ``-c`` takes the place of the variable that
-names the constraints.
-"""
+"""The same constraints for uv: its option ``-c`` overrides the variable that names the file."""
 
 
 def render_constraints(plan: ImagePlan) -> str:
-    """Return what the image is built around, as constraints: what it keeps in
-    jobs, and in images built on it.
-    """
+    """Return the protected distributions as constraints, for jobs and for images built on this."""
     head = (
         f"# {plan.target.name} is built around these:"
         " PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
         "# To install others all the same:"
         " RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
     )
-    return head + "".join(
-        f"{name}=={version}\n" for name, version in sorted(plan.protected.items())
-    )
+    lines = [f"{name}=={version}\n" for name, version in sorted(plan.protected.items())]
+    return head + "".join(lines)
 
 
 def render_uv_settings(plan: ImagePlan) -> str:
-    """Return the same constraints as settings of uv for a system, which each
-    call of ``uv pip`` reads.
+    """Return the same constraints as settings of uv for a system.
+
+    Each call of ``uv pip`` reads these settings.
     """
-    lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
-    return "".join(
-        [
-            (
-                "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints"
-                " of their own (-c).\n"
-            ),
-            "constraint-dependencies = [\n",
-            *lines,
-            "]\n",
-        ]
+    head = (
+        "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints"
+        " of their own (-c).\n"
     )
+    lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
+    return f"{head}constraint-dependencies = [\n{''.join(lines)}]\n"
 
 
 def render_manifest(plan: ImagePlan) -> str:
-    """Return the manifest's JSON text: target, versions, programs, what is
-    missing, what jobs keep, instance types.
+    """Return the manifest's JSON text.
+
+    It has the target, versions, programs, missing components, protected distributions and
+    instance types.
     """
     programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}
+    components = {}
+    for step in plan.steps:
+        if step.version and step.in_image:
+            components[step.component] = {"version": step.version}
     content = {
         "schema": SCHEMA,
         "name": plan.target.name,
         "target": asdict(plan.target),
-        "components": {
-            step.component: {"version": step.version}
-            for step in plan.steps
-            if step.version and step.in_image
-        },
+        "components": components,
         "missing": [asdict(missing) for missing in plan.missing],
         "programs": programs,
         "hostname_shim": plan.programs.get(HOSTNAME_SHIM, ""),
@@ -81,16 +73,18 @@ def render_manifest(plan: ImagePlan) -> str:
         "wheel_index": plan.wheel_index,
         "instances": {name: vars(shape) for name, shape in plan.instances.items()},
         "families": plan.families,
-        # The others' name stands in the base image's own label, and their
-        # content is this project's.
-        **(
-            {"base_images": list(dict.fromkeys(filter(None, (plan.image, plan.builder_image))))}
-            if "@" in f"{plan.image}{plan.builder_image}"
-            else {}
-        ),
-        **({"compiled_by": dict(plan.compiled_by)} if plan.compiled_by else {}),
-        **({"needs": dict(plan.needs)} if plan.needs else {}),
-        **({"built_whole": plan.built_whole} if plan.built_whole else {}),
-        **({"first_use": plan.first_use} if plan.first_use else {}),
     }
+    # A base image that this project made has no digest in its name. Its name stands in its own
+    # label, and its content is this project's.
+    if "@" in f"{plan.image}{plan.builder_image}":
+        names = [name for name in (plan.image, plan.builder_image) if name]
+        content["base_images"] = list(dict.fromkeys(names))
+    if plan.compiled_by:
+        content["compiled_by"] = dict(plan.compiled_by)
+    if plan.needs:
+        content["needs"] = dict(plan.needs)
+    if plan.built_whole:
+        content["built_whole"] = plan.built_whole
+    if plan.first_use:
+        content["first_use"] = plan.first_use
     return json.dumps(content, indent=2) + "\n"

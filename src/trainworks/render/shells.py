@@ -1,4 +1,4 @@
-"""The image's environment for what does not inherit it: login shells and ssh sessions.
+"""The image's environment for login shells and ssh sessions, which do not inherit it.
 
 A container's own process has the variables of ENV. ``/etc/profile`` sets PATH anew for each login
 shell, and sshd starts a session with its own environment.
@@ -15,16 +15,14 @@ from trainworks.plan.resolve import CUDA_ENVIRONMENT
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold for every container of an image.
 
-    Those by which a container asks the NVIDIA runtime for devices are left out:
-    what it was given, it has.
+    Variables that request devices from the NVIDIA runtime are left out: they count only when a
+    container starts.
     """
     return {name: value for name, value in environment.items() if name not in CUDA_ENVIRONMENT}
 
 
 def render_profile(environment: Mapping[str, str]) -> str:
-    """Return the script for ``/etc/profile.d``: PATH as the image has it, the
-    rest if it is not set.
-    """
+    """Return the script for ``/etc/profile.d``: it sets PATH, and variables that are not set."""
     lines = ["# The image's environment, for login shells. Written by trainworks."]
     for name, value in lasting(environment).items():
         if name == "PATH":
@@ -39,8 +37,9 @@ def render_sshd(environment: Mapping[str, str]) -> str:
 
     Sshd takes one ``SetEnv`` with all variables.
     """
-    pairs = " ".join(
-        '"' + f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"') + '"'
-        for name, value in lasting(environment).items()
-    )
-    return f"# The image's environment, for ssh sessions. Written by trainworks.\nSetEnv {pairs}\n"
+    pairs = []
+    for name, value in lasting(environment).items():
+        escaped = f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"')
+        pairs.append(f'"{escaped}"')
+    head = "# The image's environment, for ssh sessions. Written by trainworks."
+    return f"{head}\nSetEnv {' '.join(pairs)}\n"

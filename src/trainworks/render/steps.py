@@ -14,8 +14,8 @@ WORDS = frozenset({"ADD", "COPY", "RUN"})
 
 @dataclass(frozen=True, kw_only=True)
 class BuildStep:
-    """One instruction that takes time: whose it is, and its text on one line,
-    each run of blanks made one.
+    """One instruction that takes time: its component, and its text on one line without double
+    blanks.
     """
 
     component: str
@@ -32,31 +32,35 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
     steps: list[BuildStep] = []
     stage = ""
     for text in _instructions(dockerfile):
-        if begun := STAGE.fullmatch(text):
-            stage = begun["name"]
+        first_line = STAGE.fullmatch(text)
+        if first_line:
+            stage = first_line["name"]
         elif text.partition(" ")[0].upper() in WORDS:
             steps.append(BuildStep(component=stage_components.get(stage, ""), text=text))
     return tuple(steps)
 
 
 def image_steps(dockerfile: str) -> tuple[str, ...]:
-    """Return the instructions that make the layers of the image on its base,
-    first one first, as a history has them.
+    """Return the instructions that make the image's layers on its base, in the form of a history.
 
-    Of a RUN the whole command without its mounts; of a COPY the word, because
-    engines tell the rest in their own way.
+    A RUN has its command without mounts; of a COPY only the word counts, because engines write
+    its arguments differently.
     """
     stages: dict[str, list[str]] = {}
     parents: dict[str, str] = {}
     name = ""
     for text in _instructions(dockerfile):
-        word, _, rest = text.partition(" ")
-        if begun := STAGE.fullmatch(text):
-            name = begun["name"]
+        word, _, arguments = text.partition(" ")
+        first_line = STAGE.fullmatch(text)
+        if first_line:
+            name = first_line["name"]
             stages[name] = []
-            parents[name] = rest.split(" ")[0]
+            parents[name] = arguments.split(" ")[0]
+        elif word == "RUN":
+            stages[name].append(f"RUN {without_flags(arguments)}")
         elif word in WORDS:
-            stages[name].append(f"RUN {without_flags(rest)}" if word == "RUN" else word)
+            stages[name].append(word)
+    # The last stage is the image. Its parents come before it, down to the base image.
     steps: list[str] = []
     while name in stages:
         steps = [*stages[name], *steps]
@@ -74,11 +78,12 @@ def without_flags(command: str) -> str:
 
 def _instructions(dockerfile: str) -> Iterator[str]:
     """Yield each instruction as engines show it: on one line, without comments."""
-    lines = (
-        line
-        for line in dockerfile.splitlines()
-        if line.strip() and not line.lstrip().startswith("#")
-    )
-    text = "\n".join(lines)
-    for instruction in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
+    lines = []
+    for line in dockerfile.splitlines():
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            lines.append(line)
+    # A backslash at the end of a line continues the instruction.
+    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    for instruction in joined.splitlines():
         yield " ".join(instruction.split())

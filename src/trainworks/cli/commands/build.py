@@ -228,18 +228,14 @@ def run(options: Namespace, root: Path) -> int:
 
         facts = load(root)
         current = current_builds(facts)
-        rows = [
-            row
-            for row in _listed(options, facts)[0]
-            if options.state in ("", state_of(row, facts, current))
-        ]
-        whole = options.all or bool(options.only or options.state or options.target)
-        as_json = options.format == "json"
-        put(
-            list_json(rows, facts, current)
-            if as_json
-            else list_text(rows, facts, current, whole=whole)
-        )
+        rows, _problems = _listed(options, facts)
+        if options.state:
+            rows = [row for row in rows if state_of(row, facts, current) == options.state]
+        if options.format == "json":
+            put(list_json(rows, facts, current))
+        else:
+            chooses_rows = bool(options.only or options.state or options.target)
+            put(list_text(rows, facts, current, whole=options.all or chooses_rows))
         return 0
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession
@@ -276,9 +272,7 @@ FILTERS = {
 
 
 def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
-    """Return everything that is wrong with the options: those that do not go
-    together, and unknown names.
-    """
+    """Return the problems of the options: options that exclude one another, and unknown names."""
     from trainworks.facts.load import load
 
     facts = load(root)
@@ -288,41 +282,43 @@ def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
 
 
 def _not_for_list(options: Namespace) -> list[str]:
-    known = (*FILTERS, "target", "only", "state", "all", "list", "format", "root")
-    others = [flag for name, flag in options.given.items() if name not in known]
+    """Return the problem of options that ``--list`` does not take."""
+    allowed = (*FILTERS, "target", "only", "state", "all", "list", "format", "root")
+    refused = [flag for name, flag in options.given.items() if name not in allowed]
+    if not refused:
+        return []
     filters = ", ".join(f"--{name.replace('_', '-')}" for name in FILTERS)
-    wrong = (
-        f"{' and '.join(others)}: --list takes {filters}, --only, --state and --all, nothing else"
-    )
-    return [wrong] if others else []
+    flags = " and ".join(refused)
+    return [f"{flags}: --list takes {filters}, --only, --state and --all, nothing else"]
 
 
 def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[UnknownNameError]]:
-    """Return the rows that ``--list`` shows, and unknown names among the values
-    that choose them.
-    """
+    """Return the rows of ``--list``, and the unknown names in its filters."""
     from trainworks.plan.select import matching_rows, rows_like
 
-    wanted = {
+    filters = {
         field: getattr(options, name) for name, field in FILTERS.items() if name in options.given
     }
-    rows, problems = list(facts.targets), []
+    patterns = [*options.only]
+    if options.target:
+        patterns.append(options.target)
+    rows = list(facts.targets)
+    problems = []
     try:
-        rows = rows_like([*options.only, *([options.target] if options.target else [])], facts)
+        rows = rows_like(patterns, facts)
     except UnknownNameError as error:
         problems.append(error)
-    rows, unknown = matching_rows(wanted, rows, facts)
+    rows, unknown = matching_rows(filters, rows, facts)
     return rows, [*problems, *unknown]
 
 
 def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
-    """Return what is unknown among the names that a build is given."""
+    """Return the unknown names in the options of a build."""
     from trainworks.engine import ENGINES
     from trainworks.plan.names import unknown
 
-    problems = (
-        [] if options.all or options.only or options.bake else _unknown_values(options, facts)
-    )
+    builds_many = options.all or options.only or options.bake
+    problems = [] if builds_many else _unknown_values(options, facts)
     if options.engine and options.engine not in ENGINES:
         problems.append(unknown("engine", options.engine, ENGINES))
     return problems
@@ -443,11 +439,11 @@ def _many(options: Namespace, like: Request, session: BuildSession, order: Build
     if options.bake:
         from trainworks.build.bake import write_bake
 
-        done = write_bake(
+        bake = write_bake(
             targets, session, options.output, mirror=options.mirror, strict=options.strict
         )
-        content = {"file": str(done.file), "targets": done.targets, "groups": done.groups}
-        put_result(options.format, content, f"{done.file}\n")
+        content = {"file": str(bake.file), "targets": bake.targets, "groups": bake.groups}
+        put_result(options.format, content, f"{bake.file}\n")
         return 0
     summary = build_many(targets, session, order, at_once=options.jobs)
     put(as_json(summary) if options.format == "json" else as_text(summary))

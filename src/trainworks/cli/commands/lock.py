@@ -1,4 +1,4 @@
-"""``build.py lock``: records what targets are made of, or compares the records with the rows."""
+"""``build.py lock``: records the inputs of targets, or compares the records with the rows."""
 
 from __future__ import annotations
 
@@ -90,15 +90,16 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
-    given = [name for name in ("upgrade", "newest", "dry_run", "check") if getattr(options, name)]
-    if len(given) < 2 or given == ["upgrade", "dry_run"]:
+    """Return the problem of options that exclude one another."""
+    used = [name for name in ("upgrade", "newest", "dry_run", "check") if getattr(options, name)]
+    if len(used) < 2 or used == ["upgrade", "dry_run"]:
         return []
-    words = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    return [f"{words} do not go together; --upgrade and --dry-run do"]
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in used)
+    return [f"{flags} do not go together; --upgrade and --dry-run do"]
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Lock targets; failures are reported at the end, and the rest is written."""
+    """Lock targets: write the locks, and report the failed inputs at the end."""
     from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
@@ -113,29 +114,29 @@ def run(options: Namespace, root: Path) -> int:
     if writes:
         writable_root(root, "`lock`")
     with ExitStack() as stack:
-        # A dry run does everything, in a folder that goes.
-        place = root if writes else stack.enter_context(private_folder())
-        (place / "images" / "lock").mkdir(parents=True, exist_ok=True)
-        written, moved, problems = _lock(
-            rows, facts, read_host_settings(os.environ), place, options
-        )
+        # A dry run writes its locks to a temporary folder.
+        folder = root if writes else stack.enter_context(private_folder())
+        (folder / "images" / "lock").mkdir(parents=True, exist_ok=True)
+        settings = read_host_settings(os.environ)
+        files, moved, problems = _lock(rows, facts, settings, folder, options)
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
-        put_json({"written": written if writes else [], "moved": moved, "problems": unique})
+        put_json({"written": files if writes else [], "moved": moved, "problems": unique})
     if unique:
-        raise _failure(
-            f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:",
-            unique,
-            "the others are locked; run the same command on a machine that can download the rest",
-            options,
-        )
+        noun = "inputs are" if len(unique) > 1 else "input is"
+        hint = "the others are locked; run the same command on a machine that can download the rest"
+        raise _failure(f"{len(unique)} {noun} not locked:", unique, hint, options)
     return 0
 
 
 def _lock(
-    rows: Sequence[TargetRow], facts: Facts, settings: HostSettings, place: Path, options: Namespace
+    rows: Sequence[TargetRow],
+    facts: Facts,
+    settings: HostSettings,
+    folder: Path,
+    options: Namespace,
 ) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Return the files that were written, what moved by target, and what could not be locked."""
+    """Lock rows; return the written files, the moved packages by target, and the failures."""
     from trainworks.host.downloads import Client
     from trainworks.inputs.lock_artifacts import (
         lock_archives,
@@ -155,61 +156,68 @@ def _lock(
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
 
-    written: list[str] = []
+    files: list[str] = []
     moved: dict[str, list[str]] = {}
     problems: list[str] = []
-    shown = options.format == "text"
     resolved = () if options.upgrade == "system" else rows
+    upgrades_packages = bool(options.upgrade or options.newest)
     with DISPLAY.task("locking", len(resolved), "targets", log=False) as task:
         for row in resolved:
             name = facts.name_of(row)
-            asked = without_versions(row, facts) if options.newest else (row, facts)
+            row_to_lock, facts_to_lock = row, facts
+            if options.newest:
+                row_to_lock, facts_to_lock = without_versions(row, facts)
             try:
                 packages = lock_target(
-                    *asked, settings, os.environ, upgrade=bool(options.upgrade or options.newest)
+                    row_to_lock, facts_to_lock, settings, os.environ, upgrade=upgrades_packages
                 )
             except LockError as error:
                 problems.append(str(error))
             else:
                 before = facts.locks[name].packages if name in facts.locks else ()
                 moved[name] = moves(before, packages)
-                written.append(str(write_python_lock(row, facts, packages, place)))
-                title = name if options.dry_run or options.newest else written[-1]
-                if shown:
-                    put("\n  ".join((title, *(moved[name] or ["nothing moves"]))) + "\n")
+                file = str(write_python_lock(row, facts, packages, folder))
+                files.append(file)
+                if options.format == "text":
+                    title = name if options.dry_run or options.newest else file
+                    lines = moved[name] or ["nothing moves"]
+                    put("\n  ".join((title, *lines)) + "\n")
             task.advance()
 
     def report(line: str) -> None:
-        # What moves beside Python files: tags, package archives, base images.
+        # Tags, package archives and base images move for many targets at once.
         moved.setdefault("shared", []).append(line.strip())
         say(line)
 
     if options.newest:
         with Client(settings) as client:
             newer_tags(rows, facts, client, report=report)
-        return written, moved, problems
+        return files, moved, problems
     upgrade = bool(options.upgrade)
-    unread, suites = lock_archives(rows, facts, settings, place, report=report, upgrade=upgrade)
+    unread, suites = lock_archives(rows, facts, settings, folder, report=report, upgrade=upgrade)
     problems += unread
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(
-            resolved, facts, client, place, mirror=options.mirror, report=say
+            resolved, facts, client, folder, mirror=options.mirror, report=say
         )
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
         system = suites if options.upgrade == "system" else None
         problems += lock_base_images(
-            rows, facts, registries, place, report=report, upgrade=upgrade, system=system
+            rows, facts, registries, folder, report=report, upgrade=upgrade, system=system
         )
-    return written, moved, problems
+    return files, moved, problems
 
 
 def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Namespace) -> int:
+    """Print the problems of locks and the inputs without a lock; raise an error for failures."""
     if options.format == "json":
         put_json({"problems": problems, "unlocked": unlocked})
     elif unlocked:
         put("not locked, so not built:\n  " + "\n  ".join(unlocked) + "\n")
-    failures = [*problems, *(f"not locked: {each}" for each in unlocked if options.strict)]
+    failures = [*problems]
+    if options.strict:
+        failures += [f"not locked: {name}" for name in unlocked]
     if failures:
         hint = "`python build.py lock --only TARGET` locks a target again"
         raise _failure("images/lock does not fit the rows:", failures, hint, options)
@@ -218,6 +226,6 @@ def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Nam
     return 0
 
 
-def _failure(what: str, problems: Sequence[str], hint: str, options: Namespace) -> LockError:
+def _failure(title: str, problems: Sequence[str], hint: str, options: Namespace) -> LockError:
     """Return the error that ends the command; as JSON its problems are on stdout already."""
-    return LockError("\n  ".join((what, *problems)), hint=hint, reported=options.format == "json")
+    return LockError("\n  ".join((title, *problems)), hint=hint, reported=options.format == "json")

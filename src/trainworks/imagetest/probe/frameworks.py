@@ -1,6 +1,6 @@
 """Says which Python runs, and which torch and NCCL it finds.
 
-Sent into an image; see ``trainworks.imagetest.inside``. An older Python than the others need
+Sent into an image; see ``trainworks.imagetest.probe``. An older Python than the others need
 answers for its version.
 """
 

@@ -1,6 +1,6 @@
 """Finds files of an image that are not as delivered: by sums, links, rights, accounts and bytecode.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainworks.imagetest.inside.bytecode import bytecode_problems
-from trainworks.imagetest.inside.files import (
+from trainworks.imagetest.probe.bytecode import bytecode_problems
+from trainworks.imagetest.probe.files import (
     COMPILED,
     DOCUMENTATION,
     DamagedFile,
@@ -26,8 +26,8 @@ from trainworks.imagetest.inside.files import (
     pattern_of,
     rights_of,
 )
-from trainworks.imagetest.inside.libraries import DamagedElfError, read_elf
-from trainworks.imagetest.inside.settings import (
+from trainworks.imagetest.probe.libraries import DamagedElfError, read_elf
+from trainworks.imagetest.probe.settings import (
     account_problems,
     authentication_problems,
     certificate_problems,

@@ -1,6 +1,6 @@
 """Reads the packages' own lists of files in an image, to be compared with those of their makers.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 import stat
 from typing import TypedDict
 
-from trainworks.imagetest.inside.files import Image, digest_of, distribution_of
-from trainworks.imagetest.inside.packages import debian_fields, lines_of
+from trainworks.imagetest.probe.files import Image, digest_of, distribution_of
+from trainworks.imagetest.probe.packages import debian_fields, lines_of
 
 _RECORD = re.compile(r".*/site-packages/[^/]+\.dist-info/RECORD")
 

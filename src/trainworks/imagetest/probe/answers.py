@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-from trainworks.imagetest.inside.delivered import damaged_files
-from trainworks.imagetest.inside.files import (
+from trainworks.imagetest.probe.delivered import damaged_files
+from trainworks.imagetest.probe.files import (
     DamagedFile,
     Image,
     ImageContents,
@@ -25,7 +25,7 @@ from trainworks.imagetest.inside.files import (
     rights_of,
     told,
 )
-from trainworks.imagetest.inside.libraries import (
+from trainworks.imagetest.probe.libraries import (
     check_duplicate_packages,
     check_elf_needs,
     check_hardened_libraries,
@@ -35,8 +35,8 @@ from trainworks.imagetest.inside.libraries import (
     check_shared_libraries,
     check_single_library,
 )
-from trainworks.imagetest.inside.lists import PackageLists, lists_of
-from trainworks.imagetest.inside.packages import PackagesAnswer, all_packages
+from trainworks.imagetest.probe.lists import PackageLists, lists_of
+from trainworks.imagetest.probe.packages import PackagesAnswer, all_packages
 
 
 class Request(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """Finds settings of an image that differ from the distribution's: accounts, logins, certificates,
 environments, rights.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from trainworks.imagetest.inside.files import Image, ask, pattern_of, run
-from trainworks.imagetest.inside.packages import lines_of, text_of
+from trainworks.imagetest.probe.files import Image, ask, pattern_of, run
+from trainworks.imagetest.probe.packages import lines_of, text_of
 
 FIRST_SUBORDINATE = 100_000
 """The first number that login.defs(5) gives to users for their own namespaces."""

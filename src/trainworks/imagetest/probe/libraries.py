@@ -1,6 +1,6 @@
 """Checks the libraries of an image: the dynamic loader lists them, as for ldd(1).
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from trainworks.imagetest.inside.files import Image, ask, matching, told
+from trainworks.imagetest.probe.files import Image, ask, matching, told
 
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 PT_GNU_STACK, PT_GNU_RELRO = 0x6474E551, 0x6474E552

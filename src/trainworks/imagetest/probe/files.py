@@ -1,6 +1,6 @@
 """The files of an image: their owners, rights and contents.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict
 
-from trainworks.imagetest.inside.packages import debian_fields, lines_of, rpm
+from trainworks.imagetest.probe.packages import debian_fields, lines_of, rpm
 
 IMPORT_TIMEOUT = 120.0
 """Seconds that a program of a check may take."""

@@ -1,6 +1,6 @@
 """Imports one module: that this answers is the result.
 
-Part of what is sent into an image; see ``trainworks.imagetest.inside``.
+Part of what is sent into an image; see ``trainworks.imagetest.probe``.
 """
 
 import importlib

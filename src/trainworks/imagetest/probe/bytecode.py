@@ -1,6 +1,6 @@
 """Which bytecode of an image is not what its source compiles to.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from trainworks.imagetest.inside.files import Image, ask
+from trainworks.imagetest.probe.files import Image, ask
 
 # Runs under the Python whose bytecode it is: sent as text. Another version compiles to other code,
 # so the name of each file says which Python reads it.

@@ -1,6 +1,6 @@
 """Lists the packages of an image: system packages, Python distributions, licences.
 
-Part of the program that runs inside (``trainworks.imagetest.inside``).
+Part of the program that runs inside (``trainworks.imagetest.probe``).
 """
 
 from __future__ import annotations
