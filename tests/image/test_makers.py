@@ -249,6 +249,8 @@ def test_packages_that_nothing_of_the_plan_needs_are_named(tmp_path: Path) -> No
         row("telnetd"),
     ]
     assert unneeded(installed, ["git"]) == ["telnetd"]
+    assert unneeded(installed, ["git", "telnet*"]) == []
+    assert unneeded(installed, ["git", "telnet"]) == ["telnetd"]
     folder = tmp_path / RECORD.lstrip("/")
     folder.parent.mkdir(parents=True)
     folder.write_text(

@@ -551,6 +551,8 @@ class FrontMatter:
         owns: Patterns of files that the recipe adds and no package lists; ``*``
             stays within a folder, ``**`` does not.
         removes: Patterns of packages' files that the recipe removes or replaces; as ``owns``.
+        brings: Names of Debian packages that an installer of the recipe brings with it, beside
+            those that they depend on; ``*`` is any text.
         trims: Patterns of files below site-packages that the recipe removes from wheels with
             ``trim-python-packages``; a folder with all its files.
         strips: Patterns of libraries of wheels without their symbols, likewise.
@@ -568,6 +570,7 @@ class FrontMatter:
     programs: Mapping[str, field_types.AbsolutePath] = field(default_factory=dict)
     owns: tuple[field_types.PathPattern, ...] = ()
     removes: tuple[field_types.PathPattern, ...] = ()
+    brings: tuple[str, ...] = ()
     trims: tuple[str, ...] = ()
     strips: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)

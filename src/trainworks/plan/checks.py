@@ -273,7 +273,8 @@ class MakersListsCheck(_Promise):
 
     Attributes:
         distributions: Names of the Python distributions that the image may have.
-        debian: The Debian packages that are asked for; others are needed by these.
+        debian: The Debian packages that are asked for, and patterns of those that an installer
+            brings; others are needed by these.
         trims: Patterns of files that recipes remove from wheels, below site-packages (``trims``).
         strips: Patterns of libraries whose symbols recipes remove, likewise (``strips``).
     """

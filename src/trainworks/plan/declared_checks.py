@@ -505,16 +505,18 @@ def lists_of_makers(
         # A download or a build of a component has the component's name, or that of the artifact.
         names.add(step.component)
         names.update(artifact.name for artifact in step.artifacts)
+    brought: list[str] = []
     trims: list[str] = []
     strips: list[str] = []
     for recipe in recipes:
+        brought += recipe.brings
         trims += recipe.trims
         strips += recipe.strips
     system = next(step for step in steps if step.component == "system")
     return checks.MakersListsCheck(
         component=IMAGE,
         distributions=tuple(sorted(names)),
-        debian=system.debian,
+        debian=(*system.debian, *brought),
         trims=tuple(trims),
         strips=tuple(strips),
     )

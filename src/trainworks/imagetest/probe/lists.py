@@ -6,6 +6,7 @@ Part of the program that runs inside (``trainworks.imagetest.probe``).
 from __future__ import annotations
 
 import csv
+import fnmatch
 import glob
 import os
 import re
@@ -119,14 +120,17 @@ def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
 def unneeded(installed: list[dict[str, str]], wanted: list[str]) -> list[str]:
     """Return the packages that no wanted one needs or recommends, also indirectly.
 
-    Essential and required packages are needed, and so is apt, to install others.
+    Essential and required packages are needed, and so is apt, to install others. A wanted name may
+    be a pattern, such as ``libfabric*-aws``.
     """
     rows = {fields.get("Package", ""): fields for fields in installed}
     providers: dict[str, set[str]] = {name: {name} for name in rows}
     for name, fields in rows.items():
         for provided in _names(fields.get("Provides", "")):
             providers.setdefault(provided, set()).add(name)
-    pending = ["apt", *wanted]
+    pending = ["apt"]
+    for pattern in wanted:
+        pending += fnmatch.filter(rows, pattern) if "*" in pattern else [pattern]
     for name, fields in rows.items():
         if fields.get("Essential") == "yes" or fields.get("Priority") == "required":
             pending.append(name)
