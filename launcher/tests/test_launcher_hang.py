@@ -992,7 +992,7 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
         tell=lambda _: None,
         end=lambda _: None,
         log=tell,
-        mask=str,
+        redact=str,
     )
     made = detector.HangDetector(loop, sampler, around)  # type: ignore[arg-type]
 

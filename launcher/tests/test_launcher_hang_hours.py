@@ -275,7 +275,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
                 log=lambda line, number=number: (
                     world.said.append((world.now, line)) if not number else None
                 ),  # type: ignore[misc]
-                mask=str,
+                redact=str,
             )
             hosts.append(HangDetector(world, Made(world, number), around))
         for host in hosts:

@@ -109,6 +109,7 @@ def printable(text: str) -> str:
     'red,  loss\\n'
     """
     text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    # One expression, because whole outputs of ranks pass here.
     return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
 
 

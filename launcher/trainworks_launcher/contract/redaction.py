@@ -301,7 +301,10 @@ class Redactor:
         for word in argv:
             option = re.fullmatch(_OPTION, word, re.DOTALL)
             if option_of_value and not (option and word.startswith("--")):
-                redacted.append(MASK if is_secret(option_of_value, word) else self._pairs(word))
+                if is_secret(option_of_value, word):
+                    redacted.append(MASK)
+                else:
+                    redacted.append(self._pairs(word))
                 option_of_value = ""
                 continue
             option_of_value = ""
@@ -340,8 +343,9 @@ def _collect(value: object, secrets: set[str], name: str = "") -> None:
     if isinstance(value, Mapping):
         for key, entry in value.items():
             # Every value below a secret name is secret.
-            is_nearer = is_secret_name(f"{key}") or not is_secret_name(name)
-            _collect(entry, secrets, f"{key}" if is_nearer else name)
+            is_below_secret = is_secret_name(name) and not is_secret_name(f"{key}")
+            nearest_name = name if is_below_secret else f"{key}"
+            _collect(entry, secrets, nearest_name)
     elif isinstance(value, (list, tuple)):
         for entry in value:
             _collect(entry, secrets, name)

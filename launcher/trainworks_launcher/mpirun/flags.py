@@ -247,7 +247,8 @@ class _Parser:
     def _take_keyed(self, word: str, option: str) -> None:
         """Parse an option that may be given once, under any of its names."""
         canonical, pattern = KEYED[option]
-        example = f"--{option} {'none' if option == canonical else '2'}"
+        value_of_example = "none" if option == canonical else "2"
+        example = f"--{option} {value_of_example}"
         taken = self._values(word, pattern.count("{}"), example)
         if taken is None:
             return
@@ -275,7 +276,9 @@ class _Parser:
         self._left_out.update(INSTEAD.get(option, ()))
         dashed = f"-{option}" if len(option) == 1 else f"--{option}"
         if option in self._dialect.optional:
-            self._rest.append(dashed if value is None else f"{dashed}={value}")
+            if value is not None:
+                dashed = f"{dashed}={value}"
+            self._rest.append(dashed)
             return
         count = self._dialect.options[option]
         if count == 0 and value is not None:

@@ -109,8 +109,9 @@ def _write_uv_settings(pip: Any, folder: Path) -> None:
     has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
     links = []
     for link in pip.find_links:
-        is_address = "://" in link
-        links.append(link if is_address else str(Path(link).expanduser().absolute()))
+        if "://" not in link:
+            link = str(Path(link).expanduser().absolute())
+        links.append(link)
     settings: dict[str, object] = {
         "keyring-provider": "subprocess" if has_keyring else "disabled",
         "find-links": links,
@@ -347,9 +348,10 @@ class Installation:
     def _can_reach(self, address: str) -> bool:
         """Return whether a package index can be reached: any answer counts."""
         proxy = self.pip.proxy
-        proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
+        # Without a proxy of pip's, that of the variables counts.
+        proxies = {"http": proxy, "https": proxy} if proxy else None
         try:
-            opener = urllib.request.build_opener(proxies)
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
             opener.open(_without_login(address), timeout=20).close()
         except urllib.error.HTTPError:
             return True

@@ -308,7 +308,9 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
         if line.endswith("\\") and not is_comment:
             parts.append(line.rstrip("\\"))
             continue
-        joined = "".join([*parts, f" {line}" if is_comment else line])
+        if is_comment:
+            line = f" {line}"
+        joined = "".join([*parts, line])
         parts = []
         yield from _without_comment(start, joined)
     if parts:

@@ -177,8 +177,10 @@ class Admission:
             different = different or "launcher version"
             self._refuse(connection, host, f"it belongs to another job: different {different}")
         elif host in self._hosts.joined:
-            is_open = self._hosts.joined[host].open
-            self._refuse(connection, host, "it has already joined" if is_open else "it was lost")
+            reason = "it was lost"
+            if self._hosts.joined[host].open:
+                reason = "it has already joined"
+            self._refuse(connection, host, reason)
         elif self._secret and message.get("secret") is not True:
             self._refuse(
                 connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one"

@@ -574,7 +574,10 @@ class _Trial:
         elif self._answer.endswith(b"\n"):
             host = self._answer.decode("utf-8", "replace").strip()
             self.refused = host != self.peer.host
-            self._end(f"it is {one_line(host, 64)}" if self.refused else "")
+            reason = ""
+            if self.refused:
+                reason = f"it is {one_line(host, 64)}"
+            self._end(reason)
 
     def _end(self, reason: str) -> None:
         if not self.ended:

@@ -295,8 +295,9 @@ class Leader:
         """Return the hosts' names, each with the reason if it was not admitted."""
         described: list[str] = []
         for host in hosts:
-            reason = self._admission.refused.get(host)
-            described.append(host if reason is None else f"{host} (refused: {reason})")
+            if host in self._admission.refused:
+                host = f"{host} (refused: {self._admission.refused[host]})"
+            described.append(host)
         return described
 
     # --- losing -----------------------------------------------------------------------------------

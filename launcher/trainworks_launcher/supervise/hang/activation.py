@@ -54,7 +54,7 @@ class HangActivation:
         job_variables: Mapping[str, str],
         report: Callable[[Outcome], None],
         log: Callable[[str], None],
-        mask: Callable[[str], str],
+        redact: Callable[[str], str],
     ) -> None:
         """Do nothing before ``begin``.
 
@@ -65,7 +65,7 @@ class HangActivation:
             job_variables: Variables of the job's processes.
             report: Ends the job.
             log: Prints a line.
-            mask: Hides secrets in a text.
+            redact: Hides secrets in a text.
         """
         self.ranks: Ranks | None = None
         self.command: Child | None = None
@@ -75,7 +75,7 @@ class HangActivation:
         self._job_variables = job_variables
         self._report = report
         self._log = log
-        self._mask = mask
+        self._redact = redact
         self._role: Role | None = None
         self._started = 0.0
         self._detector: HangDetector | None = None
@@ -171,7 +171,7 @@ class HangActivation:
             tell=lambda fields: role.tell(MESSAGE, "", **fields),
             end=self._report,
             log=self._log,
-            mask=self._mask,
+            redact=self._redact,
             searching=lambda: self._rendezvous is not None and self._rendezvous.searching,
         )
         self._detector = HangDetector(self._loop, sampler, context)

@@ -103,7 +103,7 @@ class DetectorContext(NamedTuple):
         tell: Sends a message: the leader to every host, another host to the leader.
         end: Ends the job.
         log: Prints a line.
-        mask: Hides secrets in a text.
+        redact: Hides secrets in a text.
         searching: Returns whether a rank of this host has not found the others yet: its output
             is not progress.
     """
@@ -120,7 +120,7 @@ class DetectorContext(NamedTuple):
     tell: Callable[[Mapping[str, Json]], None]
     end: Callable[[Outcome], None]
     log: Callable[[str], None]
-    mask: Callable[[str], str]
+    redact: Callable[[str], str]
     searching: Callable[[], bool] = lambda: False
 
 
@@ -382,7 +382,7 @@ class HangDetector:
         svg = ""
         if lines:
             heading = verdict.cause.partition(":")[0]
-            svg = as_svg(lines, heading, self._context.mask)
+            svg = as_svg(lines, heading, self._context.redact)
         written = self._report(text, svg)
         if self._context.fails:
             details = [*verdict.text.splitlines()[1:], *ras]
@@ -401,9 +401,9 @@ class HangDetector:
                 FAILED,
                 names.EXIT_HANG,
                 host,
-                self._context.mask(verdict.cause),
+                self._context.redact(verdict.cause),
                 rank,
-                message=shorten(self._context.mask(message)),
+                message=shorten(self._context.redact(message)),
             )
         )
 
@@ -426,7 +426,7 @@ class HangDetector:
         name = f"{stem}-{host}.txt"
         if member != host:
             name = f"{stem}-{host}-{member.replace(' ', '-')}.txt"
-        content = self._context.mask(f"{text}\n\n{self._stacks}")
+        content = self._context.redact(f"{text}\n\n{self._stacks}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content, encoding="utf-8", errors="replace")

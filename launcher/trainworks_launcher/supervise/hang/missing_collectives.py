@@ -205,7 +205,9 @@ def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int,
     if free or not missing:
         return free
     # Every rank waits: the one for which most wait has left out a call.
-    times = Counter(rank for row in waits.values() for rank in row)
+    times: Counter[int] = Counter()
+    for row in waits.values():
+        times.update(row.keys())
     (most, count), *others = times.most_common(2)
     if most not in records or any(fewer == count for _, fewer in others):
         return ()

@@ -110,19 +110,19 @@ _STYLE = (
 )
 
 
-def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> str:
+def as_svg(lines: Sequence[Line], heading: str, redact: Callable[[str], str]) -> str:
     """Draw the lines as a picture, with a colour for each letter.
 
     Args:
         lines: From ``grid``.
         heading: Text above them.
-        mask: Hides secrets.
+        redact: Hides secrets.
     """
     elements: list[str] = []
     for number, line in enumerate([[(heading, "")], *lines]):
         column, y = 0, _MARGIN + 14 + _LINE * number
         for text, letter in line:
-            shown = printable(mask(text)).replace("\n", " ").replace("\t", " ")
+            shown = printable(redact(text)).replace("\n", " ").replace("\t", " ")
             shown = shown[: _COLUMNS - column]
             if not shown:
                 continue

@@ -404,7 +404,9 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
     if call in ("open", "openat") and len(arguments) == 3:
         # The path is the second argument of openat, after the directory.
         path = _text_at(pid, arguments[call == "openat"])
-        return KernelWait("", f"open of {path}" if path else "")
+        if path:
+            path = f"open of {path}"
+        return KernelWait("", path)
     if call == "read" and arguments:
         return _read_wait(pid, arguments[0])
     if call == "select" and arguments[:1] == [0]:

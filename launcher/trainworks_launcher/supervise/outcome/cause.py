@@ -187,7 +187,9 @@ def _headline(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    return _cut(" ".join(lines) if lines[0].endswith(":") else lines[0])
+    if lines[0].endswith(":"):
+        return _cut(" ".join(lines))
+    return _cut(lines[0])
 
 
 def _cut(line: str) -> str:

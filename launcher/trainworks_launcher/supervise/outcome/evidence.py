@@ -284,7 +284,10 @@ def tells_of_a_peer(failure: Outcome) -> bool:
 
     NCCL does so further down in its message.
     """
-    return blames_a_peer(failure.text if "NCCL" in failure.cause else failure.cause)
+    text = failure.cause
+    if "NCCL" in failure.cause:
+        text = failure.text
+    return blames_a_peer(text)
 
 
 def has_waited(failure: Outcome) -> bool:

@@ -111,8 +111,8 @@ class Outcome(NamedTuple):
         places = _PLACE.findall(self.frames)
         if not places:
             return self.cause or self.end
-        users = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
-        file, line = (users or places)[-1]
+        users_places = [(file, line) for file, line in places if _is_of_user(file)]
+        file, line = (users_places or places)[-1]
         return f"{self.cause.partition(':')[0]} at {file}:{line}"
 
     @property
@@ -127,6 +127,10 @@ class Outcome(NamedTuple):
             lost = "" if self.lost_steps is None else f", {self.lost_steps} step(s) lost"
             lines += [f"started again {self.restarts} time(s){lost}; before that:", *self.earlier]
         return "\n".join(lines)
+
+
+def _is_of_user(file: str) -> bool:
+    return not any(part in file for part in _NOT_THE_USERS)
 
 
 _FRAMES_LEAST = 200
