@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainworks.errors import ExtendError, UnknownNameError
-from trainworks.extend.cuda_compiler import BARE, lacking, workbench_of
+from trainworks.extend.cuda_compiler import BARE, missing_compilers, workbench_of
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Facts
 from trainworks.plan.select import row_named
@@ -80,14 +80,17 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
 
 # --- what is missing ------------------------------------------------------------------------------
 def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
-    found = lacking(BARE, BASE, facts)
+    found = missing_compilers(BARE, BASE, facts)
     assert found["compiled_by"]["deepspeed"] == "nvcc"
     assert "deepspeed" not in found["needs"], "it is installed without nvcc"
     assert found["needs"]["flash-attn"] == "nvcc"
-    assert lacking(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"] == {}
-    there = lacking(replace(BARE, component="nvcc"), BASE, facts)
+    assert (
+        missing_compilers(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"]
+        == {}
+    )
+    there = missing_compilers(replace(BARE, component="nvcc"), BASE, facts)
     assert (
         there
-        == lacking(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts)
+        == missing_compilers(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts)
         == {"compiled_by": {}, "needs": {}}
     )

@@ -1,8 +1,8 @@
-"""Finds changes of an image since its build: its label names its layers, and their digests decide
-their content.
+"""Finds changes of an image since its build, without the build itself.
 
-So the build itself is not needed. An image with more layers is the one that was built, with the
-files that these change or hide. The bytes are compared with the digests, too.
+The image's label has the digests of its layers, and a digest decides the content of its layer.
+Additional layers change or hide files of the built image. The bytes of layers are compared with
+their digests, too.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ DIGITS = 16
 
 
 def layers_of(image: BuiltImage) -> str:
-    """Return the text of the label: the beginnings of the digests of the layers, lowest first."""
+    """Return the text of the label: the first digits of each layer's digest, lowest layer first."""
     return " ".join(name.rpartition(":")[2][:DIGITS] for name in image.layers)
 
 
 def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]:
-    """Read an image, and compare it with its digests and with the layers that it was built with.
+    """Compare the layers of an image with their digests and with the layers of its label.
 
     Returns:
-        Whether its bytes are those of its digests, and, if its label names its layers, whether it
-        has these and no others, with a line for each file that differs.
+        The result for the bytes, and, if the image has the label, the result for the number and
+        order of the layers, with a line for each changed file.
 
     Raises:
-        EngineError, EngineUnavailableError: The engine cannot say.
+        EngineError, EngineUnavailableError: The engine cannot read the image.
     """
     stored, damage = _read(image, engine)
     results = [_bytes(image, engine, stored, damage)]
@@ -47,9 +47,7 @@ def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]
 
 
 def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
-    """Return what each layer that can be read has, by the digest of its bytes,
-    and why no more could be read.
-    """
+    """Return the entries of each readable layer, by the digest of its bytes, and the read error."""
     stored: dict[str, Mapping[str, Entry]] = {}
     damage = ""
     try:
@@ -58,11 +56,10 @@ def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Ent
                 for layer in stored_layers(stream):
                     stored[layer.digest] = layer.entries
             except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-                # The engine's own words, which come at its end, say more than
-                # an archive that is cut off.
+                # The engine's own error, which follows, has more details than a truncated archive.
                 damage = f"the engine's copy of the image cannot be read: {error}"
     except EngineError as error:
-        # An engine that gave every layer with its digest has failed at something else.
+        # With every layer complete, the error is not about the archive.
         if all(name in stored for name in image.layers):
             raise
         damage = error.message
@@ -72,7 +69,7 @@ def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Ent
 def _bytes(
     image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str
 ) -> CheckResult:
-    """Hold each layer to its digest: a bad disk changes an image, and not its name."""
+    """Compare each layer with its digest: a bad disk changes an image, but not its name."""
     lines = [damage] if damage else []
     for number, name in enumerate(image.layers, start=1):
         if name not in stored and not damage:
@@ -81,7 +78,7 @@ def _bytes(
                 f" other bytes than its digest says, {name}"
             )
     if damage:
-        # Only the engine's words tell the two apart, and a person reads them in the line above.
+        # A full disk and a damaged store differ only in the engine's words, in the line above.
         lines.append(
             f"the disk of {engine.name} is full, or its store is damaged: "
             "if it is not full, remove the image, and pull or build it again"
@@ -102,10 +99,11 @@ def _bytes(
 def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
     """Compare the layers with those in the label.
 
-    Only the same layers, and as many of them, are a pass: the changes of an additional layer only
-    decide the lines.
+    The check passes only for the same layers in the same number. The lines name the changed files
+    of additional layers.
     """
-    built, actual = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
+    built = image.labels[LAYERS_LABEL].split()
+    actual = layers_of(image).split()
     lines = []
     if len(actual) != len(built):
         lines.append(f"the image has {len(actual)} layers, and was built with {len(built)}")
@@ -127,7 +125,13 @@ def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> Che
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """A path that a layer changes: how, and whether that is more than the time of a folder."""
+    """A path that a layer changes.
+
+    Attributes:
+        path: The path.
+        how: The change, such as ``is new``.
+        only_time: Whether only the time of a folder changes.
+    """
 
     path: str
     how: str
@@ -137,9 +141,7 @@ class _Change:
 def _on_top(
     image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int
 ) -> Iterator[str]:
-    """Yield the changes of the layers on top of those that were built: at least a
-    line for each of them.
-    """
+    """Yield the changes of the layers on top of the built ones: at least a line for each layer."""
     paths: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):
         entries = stored.get(name)
@@ -147,14 +149,15 @@ def _on_top(
             if entries is None:
                 yield f"layer {number} on top, {name}, cannot be read"
             else:
-                yield from _told(list(_changed(entries, paths)), number)
+                yield from _change_lines(list(_changes(entries, paths)), number)
         paths.update(entries or {})
 
 
-def _told(changes: list[_Change], number: int) -> Iterator[str]:
-    """Yield the lines for the changes of a layer, alike ones together.
+def _change_lines(changes: list[_Change], number: int) -> Iterator[str]:
+    """Yield the lines for the changes of a layer, equal changes together.
 
-    A new file sets the time of its folder: that is left out, unless nothing else has changed.
+    A new file also sets the time of its folder: such changes are left out, unless the layer has no
+    others.
     """
     changes = [change for change in changes if not change.only_time] or changes
     if not changes:
@@ -162,22 +165,22 @@ def _told(changes: list[_Change], number: int) -> Iterator[str]:
             f"layer {number} on top changes no file:"
             " it has the folders of the image once more, or nothing"
         )
-    alike: dict[str, list[str]] = {}
+    paths_by_change: dict[str, list[str]] = {}
     for change in changes:
-        alike.setdefault(change.how, []).append(change.path)
-    for how, paths in alike.items():
+        paths_by_change.setdefault(change.how, []).append(change.path)
+    for how, paths in paths_by_change.items():
         for path in folded(paths):
             yield f"{path} {how} (layer {number} on top)"
 
 
-def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterator[_Change]:
-    """Yield a layer's changes of the existing paths.
+def _changes(entries: Mapping[str, Entry], below: Mapping[str, Entry]) -> Iterator[_Change]:
+    """Yield a layer's changes of the paths of the layers below.
 
-    A folder that is as before is left out.
+    An unchanged folder is left out.
     """
     for path, entry in sorted(entries.items()):
         folder, name = posixpath.split(path)
-        before = there.get(path)
+        before = below.get(path)
         if name == OPAQUE:
             yield _Change(path=folder, how="has nothing left of what was in it")
             continue
@@ -197,11 +200,12 @@ def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterat
 
 
 def _how(entry: Entry, before: Entry, differences: list[str]) -> str:
-    """Return how a path differs: of another kind of thing only what it is now."""
+    """Return the words for the differences of a path."""
     if "type" in differences:
+        # A link in place of a file: mode, size and hash cannot be compared.
         differences = [name for name in differences if name in ("type", "target")]
     elif "time" in differences and len(differences) > 1:
-        # Whatever is written has another time.
+        # Every changed file has another time.
         differences = [name for name in differences if name != "time"]
     elif entry.type != "folder" and differences == ["time"]:
         return "is written again"

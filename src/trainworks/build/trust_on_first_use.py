@@ -1,6 +1,4 @@
-"""``--trust-first-use``: what a target lacks in its locks is recorded, and
-built from the same bytes.
-"""
+"""``--trust-first-use``: records the missing hashes of a target, and builds from the same bytes."""
 
 from __future__ import annotations
 
@@ -24,21 +22,21 @@ from trainworks.terminal.output import say
 
 
 def with_first_use(request: Request, session: BuildSession) -> BuildSession:
-    """Record the hashes and digests that a target lacks, of today's downloads.
+    """Record a target's missing hashes and digests, from today's downloads.
 
-    Nothing is resolved anew.
+    Locked versions stay.
 
     Args:
-        request: What is asked for.
-        session: The run. Its mirror's folder, or one in the user's cache, keeps
+        request: The request of the build.
+        session: The session. Its mirror's folder, or one in the user's cache, keeps
             the downloads for the build.
 
     Returns:
-        The same run with what was recorded.
+        The session with the new records.
 
     Raises:
-        LockError: Inputs cannot be downloaded, or are not what is published;
-            all are named, the rest is recorded.
+        LockError: Inputs cannot be downloaded, or differ from the published
+            hashes; the error names all of them, the others are recorded.
         OutputError: The rows are those of an installed package.
     """
     plan = make_plan(request, session.facts)
@@ -71,12 +69,10 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
         if name not in session.facts.digest_by_image:
             say(f"warning: first seen today: base image {name}, {digest}; commit images/lock")
     if problems:
-        what = (
-            f"{len(problems)} input{'s' if len(problems) > 1 else ''}"
-            f" of {plan.target.name} cannot be recorded:"
-        )
+        noun = "inputs" if len(problems) > 1 else "input"
+        title = f"{len(problems)} {noun} of {plan.target.name} cannot be recorded:"
         raise LockError(
-            "\n  ".join((what, *problems)),
+            "\n  ".join((title, *problems)),
             hint="the others are recorded; repeat the command where the rest can be downloaded",
         )
     return BuildSession(root=session.root, facts=facts, mirror=mirror)

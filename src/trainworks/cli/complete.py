@@ -63,13 +63,13 @@ def _add_completers(grammar: Grammar, root: Path) -> None:
 def _completer(
     placeholder: str, root: Path, flags: Sequence[str]
 ) -> Callable[..., list[str]] | None:
-    """Return what completes the values of a placeholder.
+    """Return the function that completes the values of a placeholder.
 
-    ``None`` leaves files, or nothing, to the shell.
+    ``None`` leaves the completion to the shell, which offers files.
     """
 
     def values(parsed_args: Namespace, **_: Any) -> list[str]:
-        place = parsed_args.root or root
+        checkout = parsed_args.root or root
         if placeholder == "ENGINE":
             from trainworks.engine import ENGINES
 
@@ -78,30 +78,26 @@ def _completer(
             from trainworks.facts.load import load
             from trainworks.plan.select import optional
 
-            return optional(
-                "--without" if "--without" in flags else "--with", load(place).components
-            )
-        return _values(COLUMNS[placeholder], parsed_args, place)
+            flag = "--without" if "--without" in flags else "--with"
+            return optional(flag, load(checkout).components)
+        return _values(COLUMNS[placeholder], parsed_args, checkout)
 
     return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None
 
 
-def _values(key: str, given: Namespace, root: Path) -> list[str]:
+def _values(key: str, options: Namespace, root: Path) -> list[str]:
     """Return the values of a key in the rows that the other options allow."""
     from trainworks.facts.load import load
     from trainworks.inspect.listing import list_json
 
-    wanted = {
-        row_key: getattr(given, option, None)
-        for option, row_key in FILTERS.items()
-        if row_key != key
-    }
+    filters = {}
+    for option, row_key in FILTERS.items():
+        value = getattr(options, option, None)
+        if row_key != key and value is not None:
+            filters[row_key] = value
     facts = load(root)
-    rows = json.loads(list_json(facts.targets, facts, {}))
-    return sorted(
-        {
-            row[key]
-            for row in rows
-            if all(value in (None, row[each]) for each, value in wanted.items())
-        }
-    )
+    values = set()
+    for row in json.loads(list_json(facts.targets, facts, {})):
+        if all(row[row_key] == value for row_key, value in filters.items()):
+            values.add(row[key])
+    return sorted(values)

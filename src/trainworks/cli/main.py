@@ -77,14 +77,19 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
 
     Raises ``CommandLineError``.
     """
-    count = 0 if not words else 2 if words[0] == "--root" else int(words[0].startswith("--root="))
-    if words[count : count + 1] and words[count] in COMMANDS:
+    # The number of words before the command: ``--root DIR`` or ``--root=DIR``.
+    count = 0
+    if words and words[0] == "--root":
+        count = 2
+    elif words and words[0].startswith("--root="):
+        count = 1
+    if len(words) > count and words[count] in COMMANDS:
         words = [*words[count:], *words[:count]]
-    first, *others = words or ("",)
+    first, *arguments = words or ("",)
     if first in ("-h", "--help"):
-        return "help", others
+        return "help", arguments
     if first in COMMANDS:
-        return first, others
+        return first, arguments
     # The names of targets have dashes, and those of commands do not.
     if first.startswith("-") or not first or "-" in first:
         return BUILD, list(words)
@@ -116,13 +121,12 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
 
     if as_json and not error.reported:
         put_json(error.as_values())
-    said = (
-        f"\ninterrupted: {error.message}"
-        if isinstance(error, InterruptionError)
-        else describe(error)
-    )
+    if isinstance(error, InterruptionError):
+        text = f"\ninterrupted: {error.message}"
+    else:
+        text = describe(error)
     try:
-        DISPLAY.write(said)
+        DISPLAY.write(text)
     except BrokenPipeError:
-        # The exit status is all that is left to say.
+        # Nobody reads stderr: the exit status alone reports the error.
         silence(sys.stderr)

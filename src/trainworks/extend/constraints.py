@@ -98,15 +98,17 @@ def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
     return f"warning: the code's own {', '.join(hidden)} would be imported instead of the image's"
 
 
-def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
+def targets_for(
+    requirements: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts
+) -> list[str]:
     """Return targets of packages with versions for which a base's framework is too old.
 
-    At most three. They have the base's kind of accelerator, and the companions in ``asked`` too.
-    Where no target without CUDA fits, those with CUDA are named: their images also run on hosts
-    without a GPU.
+    At most three. They have the base's kind of accelerator, and fulfil the requirements of the
+    framework's companions too. If no target without CUDA fits, targets with CUDA are returned:
+    their images also run on hosts without a GPU.
 
     Args:
-        asked: Names and specifiers, such as ``("torch", ">=2.14")``; ``python``
+        requirements: Names and specifiers, such as ``("torch", ">=2.14")``; ``python``
             is the target's Python.
         base: The base image.
         facts: All facts.
@@ -119,9 +121,9 @@ def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Fac
         if facts.sources_of(row) != "packages":
             continue
         framework = row.framework.replace("pytorch", "torch")
-        if framework not in base.kept and framework not in dict(asked):
+        if framework not in base.kept and framework not in dict(requirements):
             continue
-        if _fulfils(_versions_of(row, facts), asked):
+        if _fulfils(_versions_of(row, facts), requirements):
             target_has_cuda = bool(facts.cuda_by_name[row.cuda].version)
             fitting[target_has_cuda].append(facts.name_of(row))
     targets = fitting[has_cuda] or fitting[True]
@@ -138,9 +140,9 @@ def _versions_of(row: TargetRow, facts: Facts) -> dict[str, str]:
     return versions
 
 
-def _fulfils(versions: Mapping[str, str], asked: Sequence[tuple[str, str]]) -> bool:
-    """Whether each name is there, in a version that its specifier contains."""
-    for name, specifier in asked:
+def _fulfils(versions: Mapping[str, str], requirements: Sequence[tuple[str, str]]) -> bool:
+    """Whether each requirement has a version that its specifier contains."""
+    for name, specifier in requirements:
         if name not in versions:
             return False
         requirement = Specification(f"{name}{specifier}")

@@ -146,7 +146,9 @@ def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
     return {"TORCH_CUDA_ARCH_LIST": ";".join(versions)}
 
 
-def lacking(bench: Workbench, base: ExtendedBase, facts: Facts) -> dict[str, dict[str, str]]:
+def missing_compilers(
+    bench: Workbench, base: ExtendedBase, facts: Facts
+) -> dict[str, dict[str, str]]:
     """Return the distributions that lack their compiler, as rows of a manifest."""
     available = {bench.component, *base.components}
     has_cuda = base.launcher and any(name.startswith("nvidia-") for name in base.kept)

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.constraints import targets_for
-from trainworks.extend.cuda_compiler import Workbench, lacking
+from trainworks.extend.cuda_compiler import Workbench, missing_compilers
 from trainworks.extend.described import Environment
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
 from trainworks.extend.requirement_inputs import INPUTS, RequestedRequirements, is_lock
@@ -72,7 +72,7 @@ def manifest_of(
         "companions": companions,
         "libraries": library_names(frameworks, installed, facts),
         "wheel_index": row.wheel_index if row else "",
-        **lacking(bench, base, facts),
+        **missing_compilers(bench, base, facts),
     }
 
 

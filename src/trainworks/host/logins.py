@@ -12,25 +12,26 @@ _FIELDS = ("login", "user", "account", "password")
 
 def hosts_of(addresses: Iterable[str]) -> set[str]:
     """Return the hosts of addresses, in lower case; an address without a host has none."""
-    found = set()
+    hosts = set()
     for address in addresses:
-        plain = re.sub(r"^(?:git|hg|svn|bzr)\+", "", address)
+        url = re.sub(r"^(?:git|hg|svn|bzr)\+", "", address)
         try:
-            host = urlsplit(plain).hostname
-        except ValueError:  # not an address: whatever reads it says so
+            host = urlsplit(url).hostname
+        except ValueError:  # not an address: the program that reads it reports it
             continue
         if host:
-            found.add(host.lower())
-    return found
+            hosts.add(host.lower())
+    return hosts
 
 
 def logins_for(hosts: Collection[str], netrc: bytes) -> bytes:
-    """Return the ``machine`` entries of these hosts: no ``default``, which is
-    for every host, and no macro.
+    """Return the ``machine`` entries of these hosts.
+
+    ``default``, which is for every host, and macros are left out.
 
     Args:
         hosts: Names in lower case.
-        netrc: Content of the file. What cannot be read in it is left out.
+        netrc: Content of the file. Unreadable parts are left out.
     """
     lines = []
     for host, fields in _entries(netrc.decode("utf-8", "replace")):
@@ -46,7 +47,7 @@ def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     text = re.sub(r"(?ms)^\s*macdef\b.*?(?:\n[ \t]*\r?\n|\Z)", "\n", text)
     # A comment has a line of its own: inside a line, the sign may belong to a password.
     text = re.sub(r"(?m)^\s*#.*$", "", text)
-    words = [_plain(found) for found in _WORD.finditer(text)]
+    words = [_unquoted(word) for word in _WORD.finditer(text)]
     host, fields = "", dict[str, str]()
     position = 0
     while position < len(words):
@@ -66,10 +67,12 @@ def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield host, fields
 
 
-def _plain(found: re.Match[str]) -> str:
-    if found[2] is not None:
-        return found[2]
-    return re.sub(r"\\(.)", r"\1", found[1])
+def _unquoted(word: re.Match[str]) -> str:
+    r"""Return a word without its quotes: ``"a\"b"`` becomes ``a"b``."""
+    quoted, bare = word[1], word[2]
+    if bare is not None:
+        return bare
+    return re.sub(r"\\(.)", r"\1", quoted)
 
 
 def _quoted(value: str) -> str:

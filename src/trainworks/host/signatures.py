@@ -60,36 +60,42 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
         keys = _fingerprints(gpg("--with-colons", "--list-keys"))
         if fingerprint not in keys:
             raise LockError(f"the key has fingerprint {', '.join(keys)}, expected {fingerprint}")
-        done = gpg("--trust-model", "always", "--verify", str(signature), str(file))
-        words = {line.split()[1]: line.split()[2:] for line in _status_lines(done)}
-        trouble = next((reason for word, reason in TROUBLES.items() if word in words), "")
-        valid = words.get("VALIDSIG", [])
+        result = gpg("--trust-model", "always", "--verify", str(signature), str(file))
+        statuses = _status_words(result)
+        troubles = [reason for word, reason in TROUBLES.items() if word in statuses]
+        trouble = troubles[0] if troubles else ""
         # The last word is the fingerprint of the primary key: vendors sign with one of its subkeys.
-        if (
-            trouble
-            or done.status != 0
-            or "GOODSIG" not in words
-            or not valid
-            or valid[-1] != fingerprint
-        ):
-            raise LockError(f"the signature is not valid: {trouble or _last_line(done)}")
+        signers = statuses.get("VALIDSIG", [])[-1:]
+        is_good = result.status == 0 and "GOODSIG" in statuses and signers == [fingerprint]
+        if trouble or not is_good:
+            raise LockError(f"the signature is not valid: {trouble or _last_line(result)}")
 
 
-def _status_lines(done: Finished) -> list[str]:
-    lines = done.output.decode(errors="replace").splitlines()
-    return [line for line in lines if line.startswith("[GNUPG:] ") and len(line.split()) > 1]
+def _status_words(result: Finished) -> dict[str, list[str]]:
+    """Return the words after each status of gpg.
+
+    ``[GNUPG:] GOODSIG KEY NAME`` becomes ``GOODSIG``: ``KEY``, ``NAME``.
+    """
+    statuses = {}
+    for line in result.output.decode(errors="replace").splitlines():
+        words = line.split()
+        if line.startswith("[GNUPG:] ") and len(words) > 1:
+            statuses[words[1]] = words[2:]
+    return statuses
 
 
-def _last_line(done: Finished) -> str:
-    lines = [line for line in done.errors.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"status {done.status}"
+def _last_line(result: Finished) -> str:
+    errors = result.errors.decode(errors="replace")
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return lines[-1] if lines else f"status {result.status}"
 
 
-def _fingerprints(done: Finished) -> list[str]:
+def _fingerprints(result: Finished) -> list[str]:
     """Return the fingerprints of primary keys: each ``fpr`` line that follows a ``pub`` line."""
-    lines = [
-        line.split(":") for line in done.output.decode(errors="replace").splitlines() if ":" in line
-    ]
-    return [
-        words[9] for before, words in pairwise(lines) if before[0] == "pub" and words[0] == "fpr"
-    ]
+    lines = result.output.decode(errors="replace").splitlines()
+    rows = [line.split(":") for line in lines if ":" in line]
+    fingerprints = []
+    for before, row in pairwise(rows):
+        if before[0] == "pub" and row[0] == "fpr":
+            fingerprints.append(row[9])
+    return fingerprints

@@ -21,16 +21,16 @@ def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path
     Args:
         pip_certificate: pip's own ``cert`` setting, which wins over everything but ``PIP_CERT``.
     """
-    named = [
-        environment.get("PIP_CERT", ""),
-        pip_certificate,
-        *(environment.get(name, "") for name in CA_VARIABLES),
-    ]
+    files = [environment.get("PIP_CERT", ""), pip_certificate]
+    files += [environment.get(name, "") for name in CA_VARIABLES]
+    # A Python that the distribution did not build may have other defaults than the system's
+    # programs.
     defaults = ssl.get_default_verify_paths()
-    # A Python that was not built by the distribution may look elsewhere than
-    # the system's programs do.
-    named += [defaults.cafile or "", defaults.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt"]
-    return next((Path(name) for name in named if name and Path(name).is_file()), None)
+    files += [defaults.cafile or "", defaults.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt"]
+    for file in files:
+        if file and Path(file).is_file():
+            return Path(file)
+    return None
 
 
 def proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:

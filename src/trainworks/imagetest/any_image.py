@@ -74,9 +74,9 @@ class ImageReport:
 
     def add(self, component: str, title: str, problems: list[str], since: float) -> None:
         """Add and report one result; it has passed if there are no problems."""
-        lines = [one_line(problem) for problem in problems[: secrets.SHOWN]]
-        if len(problems) > secrets.SHOWN:
-            lines.append(f"... and {len(problems) - secrets.SHOWN} more")
+        lines = [one_line(problem) for problem in problems[: secrets.MOST_FINDINGS]]
+        if len(problems) > secrets.MOST_FINDINGS:
+            lines.append(f"... and {len(problems) - secrets.MOST_FINDINGS} more")
         result = CheckResult(
             component=component,
             title=title,

@@ -22,7 +22,7 @@ from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
 CONTENT_LIMIT = 1_000_000
 """Bytes; of larger files only the name is checked: no key and no setting is that large."""
 
-SHOWN = 20
+MOST_FINDINGS = 20
 """The largest number of findings in a summary."""
 
 _TEXT_SAMPLE = 8192
@@ -199,12 +199,12 @@ def added(
     count: an engine may name one layer differently in two images.
     """
     inherited_keys = {(finding.path or finding.where, finding.rule) for finding in inherited}
-    own = []
+    new_findings = []
     for finding in findings:
         key = (finding.path or finding.where, finding.rule)
         if key not in inherited_keys:
-            own.append(finding)
-    return tuple(own)
+            new_findings.append(finding)
+    return tuple(new_findings)
 
 
 def scan_layers(
@@ -284,7 +284,7 @@ def _content_rules(
 class _LayerScanner:
     forbidden: tuple[tuple[int, bytes], ...]
     published: frozenset[str] = frozenset()
-    found: list[SecretFinding] = field(default_factory=list)
+    findings: list[SecretFinding] = field(default_factory=list)
     keys: dict[SecretFinding, str] = field(default_factory=dict)
     records: set[tuple[str, str, str]] = field(default_factory=set)
     deleted: dict[str, str] = field(default_factory=dict)
@@ -348,12 +348,12 @@ class _LayerScanner:
         for rule, advice in _content_rules(data, self.forbidden, allowed=is_allowed):
             self._add(layer, path, rule, advice)
             if not rule.startswith(_HOST_SETTING):
-                self.keys[self.found[-1]] = _digest(data)
+                self.keys[self.findings[-1]] = _digest(data)
 
     def _add(self, layer: str, path: str, rule: str, advice: str) -> None:
         finding = SecretFinding(where=layer, path=path, rule=rule, advice=advice)
-        if finding not in self.found[-1:]:
-            self.found.append(finding)
+        if finding not in self.findings[-1:]:
+            self.findings.append(finding)
 
     def _deleted_in(self, finding: SecretFinding) -> str:
         """Return another layer that deletes the file of a finding, or ``""``."""
@@ -369,7 +369,7 @@ class _LayerScanner:
     def finish(self) -> tuple[SecretFinding, ...]:
         """Return the findings, without keys that a published wheel lists as its own."""
         findings = []
-        for finding in self.found:
+        for finding in self.findings:
             digest = self.keys.get(finding)
             if (finding.where, finding.path, digest) not in self.records:
                 findings.append(replace(finding, deleted_in=self._deleted_in(finding)))
@@ -405,8 +405,8 @@ def summary(findings: tuple[SecretFinding, ...]) -> str:
         if len(group) > 1:
             line += f" (and {len(group) - 1} more like it in this layer)"
         lines.append(line)
-    if len(lines) > SHOWN:
-        lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more"]
+    if len(lines) > MOST_FINDINGS:
+        lines = [*lines[:MOST_FINDINGS], f"... and {len(lines) - MOST_FINDINGS} more"]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""Show work that takes long: bars on a terminal, a line now and then in a log.
+"""Show the progress of long tasks: bars on a terminal, lines in a log.
 
-A process has one display, as it has one terminal. Any code adds a piece of work with
-``DISPLAY.task``; lines written meanwhile (``output.say``) stand above the bars.
+A process has one display, as it has one terminal. Any code adds a task with ``DISPLAY.task``; lines
+that are written meanwhile (``output.say``) stand above the bars.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BYTES: Final = "bytes"
 """The unit of data that is sent, fetched or read.
 
-Only bytes have a rate, and a remaining time that follows from it.
+Only tasks in bytes have a rate and a remaining time.
 """
 
 LOG_SECONDS: Final = 30.0
@@ -47,17 +47,17 @@ def labelled_text(text: str) -> str:
 
 
 class Task:
-    """One piece of work that takes long.
+    """A long task.
 
     Attributes:
-        title: What is done, in a word or two.
-        total: How much there is to do, in ``unit``; 0 if that is not known.
+        title: The action in a word or two, such as ``fetching``.
+        total: The number of units of the complete task; 0 if it is not known.
         unit: ``BYTES``, ``"steps"``, ``"checks"``.
-        done: How much of it is done.
-        there: How much of ``done`` was done before and took no time.
+        done: The number of finished units.
+        there: The part of ``done`` from an earlier run, which took no time.
         about: Whether the total is an estimate.
         note: Text beside the title.
-        began: When it began, in seconds of the display's clock.
+        began: The time of the begin, in seconds of the display's clock.
     """
 
     def __init__(self, display: Display, title: str, total: int, unit: str, *, log: bool) -> None:
@@ -66,40 +66,42 @@ class Task:
         self.done = self.there = 0
         self.about = False
         self.note = ""
-        self.began = self._said = display.clock()
+        self.began = self._last_line = display.clock()
         self._label = labelled_text("")
         self._display = display
         self._log = log
 
     def advance(self, steps: int = 1) -> None:
-        """Count more as done."""
+        """Count more units as finished."""
         self.reach(self.done + steps)
 
     def skip(self, steps: int) -> None:
-        """Count more as done before, which says nothing about the rate."""
+        """Count units of an earlier run, which do not change the rate."""
         self.there += steps
         self.reach(self.done + steps)
 
     def reach(self, done: int) -> None:
-        """Set how much is done; less than before if something has to be done again."""
+        """Set the number of finished units; a lower one if units have to be repeated."""
         self.done = done
         now = self._display.clock()
-        if self._log and now - self._said >= LOG_SECONDS and not self._display.live:
-            self._said = now
-            self._display.write(
-                f"{self._label}  {self.title}: {self.how_far}{self.note and f', {self.note}'}"
-            )
+        if self._log and now - self._last_line >= LOG_SECONDS and not self._display.live:
+            self._last_line = now
+            note = f", {self.note}" if self.note else ""
+            self._display.write(f"{self._label}  {self.title}: {self.how_far}{note}")
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the task began."""
         return self._display.clock() - self.began
 
     @property
     def rate(self) -> float:
-        """Bytes per second on average; 0 if that means nothing."""
-        worked, elapsed = self.done - self.there, self.elapsed
-        return worked / elapsed if self.unit == BYTES and elapsed >= 1 and worked > 0 else 0.0
+        """Bytes per second on average; 0 for other units, and in the first second."""
+        elapsed = self.elapsed
+        transferred = self.done - self.there
+        if self.unit != BYTES or elapsed < 1 or transferred <= 0:
+            return 0.0
+        return transferred / elapsed
 
     @property
     def left(self) -> float | None:
@@ -110,34 +112,29 @@ class Task:
 
     @property
     def counts(self) -> str:
-        """How much is done of how much; ``""`` if there is nothing to count."""
+        """The finished and the total number of units; ``""`` if both are unknown."""
         about = "about " if self.about else ""
         if self.unit == BYTES:
-            return (
-                f"{amount(self.done)} of {about}{amount(self.total)}"
-                if self.total
-                else amount(self.done)
-            )
+            done = amount(self.done)
+            return f"{done} of {about}{amount(self.total)}" if self.total else done
         return f"{self.done} of {about}{self.total} {self.unit}" if self.total else ""
 
     @property
     def what(self) -> str:
-        """The first column of the display: what is done."""
+        """The first column of the display: the title and the note."""
         return visible(f"{self._label}{self.title}  {self.note}").replace("\n", " ")
 
     @property
     def how_far(self) -> str:
-        """The second column of the display, beside the bar: counts, elapsed and
-        remaining time, rate.
-        """
+        """The second column of the display: counts, elapsed and remaining time, rate."""
         rate, left = self.rate, self.left
-        parts = (
-            self.counts,
-            clock(self.elapsed),
-            f"about {clock(left)} left" if left else "",
-            f"{amount(int(rate))}/s" if rate else "",
-        )
-        return ", ".join(filter(None, parts))
+        parts = [self.counts] if self.counts else []
+        parts.append(clock(self.elapsed))
+        if left:
+            parts.append(f"about {clock(left)} left")
+        if rate:
+            parts.append(f"{amount(int(rate))}/s")
+        return ", ".join(parts)
 
 
 class Display:
@@ -149,7 +146,7 @@ class Display:
         """Show nothing yet.
 
         Args:
-            stream: Where to write; default: stderr, whatever it is at the time.
+            stream: The stream for lines and bars; default: ``sys.stderr`` of the moment.
             clock: Returns seconds.
         """
         self.clock = clock
@@ -160,7 +157,7 @@ class Display:
 
     @property
     def stream(self) -> TextIO:
-        """Where it writes."""
+        """The stream for lines and bars."""
         return self._stream or sys.stderr
 
     @property
@@ -172,33 +169,34 @@ class Display:
     def task(
         self, title: str, total: int = 0, unit: str = "", *, log: bool = True
     ) -> Iterator[Task]:
-        """Show a piece of work for the time of the ``with`` block.
+        """Show a task for the time of the ``with`` block.
 
         Args:
-            title: What is done, in a word or two.
-            total: How much there is to do; 0 if that is not known (yet).
-            unit: Of what.
-            log: Whether a log gets a line now and then; False if other lines say how far it is.
+            title: The action in a word or two, such as ``fetching``.
+            total: The number of units of the complete task; 0 if it is not known (yet).
+            unit: The unit, such as ``BYTES`` or ``"targets"``.
+            log: Whether a log gets a line every ``LOG_SECONDS``; False if other lines show the
+                progress.
         """
-        mine = self.add(title, total, unit, log=log)
+        task = self.add(title, total, unit, log=log)
         try:
-            yield mine
+            yield task
         finally:
-            self.remove(mine)
+            self.remove(task)
 
     def add(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Task:
-        """Show a piece of work until ``remove``; arguments as of ``task``."""
-        mine = Task(self, title, total, unit, log=log)
+        """Show a task until ``remove``; arguments as of ``task``."""
+        task = Task(self, title, total, unit, log=log)
         with self._lock, _uninterrupted():
-            self._tasks.append(mine)
+            self._tasks.append(task)
             if self._bars is not None:
-                self._bars.add(mine)
+                self._bars.add(task)
             else:
                 self._show()
-        return mine
+        return task
 
     def remove(self, task: Task) -> None:
-        """Show a task no longer; the last one leaves a clean terminal."""
+        """Remove a task from the display; the last one leaves a clean terminal."""
         # A second Ctrl-C must not leave a terminal without its cursor.
         with self._lock, _uninterrupted():
             self._tasks.remove(task)
@@ -220,7 +218,8 @@ class Display:
         text = visible(text)
         with self._lock:
             if self._bars is None:
-                self.stream.write(f"{text[:LONGEST_LINE] if one_row else text}\n")
+                line = text[:LONGEST_LINE] if one_row else text
+                self.stream.write(f"{line}\n")
                 self.stream.flush()
                 return
             # A Ctrl-C between the line and the bars below it would leave half of them behind.
@@ -229,7 +228,7 @@ class Display:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the bars away while something else is written to the same terminal."""
+        """Remove the bars while other code writes to the same terminal."""
         with self._lock:
             self._hide()
             try:
@@ -239,7 +238,7 @@ class Display:
 
     def _show(self) -> None:
         if self._tasks and self.live:
-            # Only a terminal needs rich, which takes a while to import.
+            # Only a terminal needs rich, and its import is slow.
             from trainworks.terminal.bars import Bars
 
             self._bars = Bars(self.stream, self._tasks)

@@ -72,12 +72,12 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
-    given = [f"--{name}" for name in ("any", "engine", "junit") if getattr(options, name)]
+    flags = [f"--{name}" for name in ("any", "engine", "junit") if getattr(options, name)]
     refused = {
         "with --image, --only can be 'static': what starts no program of the image": (
             options.image and options.only not in ([], ["static"])
         ),
-        f"{' and '.join(given)} need --image": given and not options.image,
+        f"{' and '.join(flags)} need --image": flags and not options.image,
     }
     return [message for message, wrong in refused.items() if wrong]
 
