@@ -5,7 +5,6 @@ Most jobs print something before, and a short one never needs the code.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
@@ -19,12 +18,11 @@ from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.control import Role
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import Outcome
-from trainworks_launcher.supervise.processes.processes import Child
+from trainworks_launcher.supervise.processes.command import Running
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.hang.detector import Watch
     from trainworks_launcher.supervise.hang.start import Start
-    from trainworks_launcher.supervise.processes.ranks import Ranks
 
 MESSAGE = "hang"
 """The kind of this room's messages on the control channel; ``watch`` has the table of them."""
@@ -38,18 +36,14 @@ def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
 
 
 class Lookout:
-    """Waits until a look may be needed. Every method runs in the loop's thread.
-
-    Attributes:
-        ranks: Those of this host; None where there are none.
-        command: What this host runs now; None before and after.
-    """
+    """Waits until a look may be needed. Every method runs in the loop's thread."""
 
     def __init__(
         self,
         loop: Loop,
         plan: NodePlan,
         environment: Environment,
+        running: Running,
         told: Mapping[str, str],
         report: Callable[[Outcome], None],
         log: Callable[[str], None],
@@ -57,11 +51,17 @@ class Lookout:
     ) -> None:
         """Nothing happens before ``begin``.
 
-        told: variables of the job's processes. report: ends the job. log: prints a line. mask:
-        hides secrets in a text.
+        Args:
+            loop: The loop of the attempt.
+            plan: The plan of the host.
+            environment: What was read on the host.
+            running: The command and the ranks of the host.
+            told: Variables of the job's processes.
+            report: Ends the job.
+            log: Prints a line.
+            mask: Hides secrets in a text.
         """
-        self.ranks: Ranks | None = None
-        self.command: Child | None = None
+        self._running = running
         self._loop = loop
         self._plan = plan
         self._environment = environment
@@ -77,17 +77,11 @@ class Lookout:
     def begin(self, role: Role) -> None:
         """The job starts now: also on a host whose ranks another host starts."""
         self._started = time.monotonic()
-        for name in names.RECORDER_FILES:
-            if name in self._plan.env:
-                with contextlib.suppress(OSError):
-                    # torch does not make the directory itself.
-                    Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)
-        if self._plan.limits.hang:
-            self._role = role
-            self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
-            several = self._plan.processes > 1 or self._plan.control is not None
-            if several and self._plan.role != "worker":
-                self._loop.after(names.START_LOOK_SECONDS, self._look_at_start)
+        self._role = role
+        self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
+        several = self._plan.processes > 1 or self._plan.control is not None
+        if several and self._plan.role != "worker":
+            self._loop.after(names.START_LOOK_SECONDS, self._look_at_start)
 
     def end(self) -> None:
         """The job ends, or is being stopped: look no more."""
@@ -106,13 +100,8 @@ class Lookout:
         return self._start.last_words if self._start is not None else ""
 
     @property
-    def idle(self) -> float | None:
-        """Seconds between two looks that showed no sign of progress, in all.
-
-        None if this host is never looked at.
-        """
-        if not self._plan.limits.hang:
-            return None
+    def idle(self) -> float:
+        """Seconds between two looks that showed no sign of progress, in all."""
         return self._watch.idle if self._watch is not None else 0.0
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
@@ -176,18 +165,17 @@ class Lookout:
 
     def _what_runs(self) -> list[tuple[int, int]]:
         """Return (rank, process id) of the ranks of this host, or of its only program."""
-        ranks = self.ranks.all if self.ranks is not None else ()
+        ranks = self._running.ranks.all if self._running.ranks is not None else ()
         running = [(rank.number, rank.pid) for rank in ranks if rank.is_running()]
-        if not running and self.command is not None and self.command.running:
-            return [(self._plan.rank, self.command.pid)]
+        if not running and self._running.is_active:
+            return [(self._plan.rank, self._running.pid)]
         return running
 
     def _printed(self) -> float:
-        ranks = self.ranks.all if self.ranks is not None else ()
-        tails = [rank.tail for rank in ranks] + (
-            [self.command.tail] if self.command is not None else []
-        )
-        return max((tail.added_at for tail in tails), default=0.0)
+        ranks = self._running.ranks.all if self._running.ranks is not None else ()
+        tails = [rank.tail for rank in ranks]
+        tails.append(self._running.tail)
+        return max(tail.added_at for tail in tails)
 
 
 def _py_spy_of(environment: Environment) -> str:

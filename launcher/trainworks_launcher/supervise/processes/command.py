@@ -19,12 +19,16 @@ class Running:
         command: The step of the preparation or the job's command that was
             started last; None before.
         ranks: The ranks that report here; None where there are none.
+        restarts: How often torchrun has started the ranks of this host again.
+        is_copy: Whether the command waits in its mpirun for the leader's copy of the program.
     """
 
     def __init__(self, ranks_by: str) -> None:
         """Nothing runs yet. ranks_by: who starts the ranks of this job; ``""``: nobody."""
         self.command: Child | None = None
         self.ranks: Ranks | None = None
+        self.restarts = 0
+        self.is_copy = False
         self._ranks_by = ranks_by
 
     @property
