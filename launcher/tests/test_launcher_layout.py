@@ -271,6 +271,48 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     assert min(ours) < 4 * min(peers), used
 
 
+LONGEST_PATH = 14
+"""Functions of ours between the command line and the start of the program, both included."""
+
+COUNTING_TRAIN = """
+import sys
+from trainworks_launcher.command.cli import main
+
+def count(event, arguments):
+    if event == "subprocess.Popen" and "train.py" in str(arguments[1]):
+        frame, functions = sys._getframe(1), []
+        while frame is not None:
+            if "trainworks_launcher" in frame.f_code.co_filename:
+                functions.append(frame.f_code.co_name)
+            frame = frame.f_back
+        print("path:", *reversed(functions), file=sys.stderr)
+
+sys.addaudithook(count)
+sys.exit(main([]))
+"""
+
+
+def test_the_path_from_the_command_line_to_the_program_is_short(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    done = subprocess.run(
+        (sys.executable, "-c", COUNTING_TRAIN),
+        env={
+            "SAGEMAKER_BASE_DIR": str(tmp_path),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(LAUNCHER),
+        },
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    lines = done.stderr.decode().splitlines()
+    paths = [line.split()[1:] for line in lines if line.startswith("path:")]
+    assert done.returncode == 0, lines
+    assert len(paths) == 1
+    assert paths[0][0] == "main"
+    assert len(paths[0]) <= LONGEST_PATH, paths
+
+
 def _processor_seconds(work: Callable[[], None]) -> float:
     """Return the CPU seconds of the processes that are started and waited for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
