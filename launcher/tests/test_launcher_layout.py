@@ -188,6 +188,37 @@ def test_the_middle_imports_nothing_with_effects(name: str) -> None:
     }
 
 
+DOCUMENT_READERS = {"job/placement.py", "job/program.py", "plan/script_environment.py"}
+"""Files that check the resource config, or hand it to the script, as it was read."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for room in ("job", "plan", "supervise") for name in files_of(room))
+)
+def test_rooms_after_the_environment_read_typed_values(name: str) -> None:
+    """The dictionaries of the platform's files are read once: ``Environment`` has ``hosts`` and
+    ``reserved``.
+    """
+    tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+    expressions = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Attribute, ast.Subscript))
+    ]
+    for expression in expressions:
+        assert not expression.endswith(".resource_config")
+        assert ".hyperparameters.get" not in expression
+        assert ".hyperparameters[" not in expression
+        assert name in DOCUMENT_READERS or not expression.endswith("hosts.document")
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not imported & {"split_reserved", "read_hosts"}
+
+
 def test_every_public_name_in_names_is_documented() -> None:
     body = ast.parse((PACKAGE / "contract" / "names.py").read_text(encoding="utf-8")).body
     for node, following in itertools.pairwise(body):

@@ -266,9 +266,7 @@ def _environment(
     return read._replace(
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
-        resource_config=MappingProxyType(
-            {**read.resource_config, "network_interface_name": names.INTERFACE}
-        ),
+        hosts=read.hosts.with_interface(names.INTERFACE),
         manifest=manifest._replace(
             instances=MappingProxyType({**known, **manifest.instances}), families=families
         ),

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job.fabric import Fabric, choose_fabric
@@ -162,7 +161,7 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
         The interface and where it comes from; both ``""`` if none is known. A
         replacement is a warning.
     """
-    given = text(environment.resource_config.get("network_interface_name"))
+    given = environment.hosts.interface
     devices = environment.devices
     if not given:
         leads = (

@@ -16,8 +16,7 @@ from typing import Mapping
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.hyperparameters import split_reserved
-from trainworks_launcher.contract.json_values import Json, compact, mapping, text
+from trainworks_launcher.contract.json_values import Json, compact, mapping
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import entry_point, platforms
 from trainworks_launcher.environment.environment import Environment
@@ -37,13 +36,13 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
     Secrets among the hyperparameters are left out, because a short one could be
     guessed from its digest.
     """
-    reserved = split_reserved(environment.hyperparameters)[1]
+    reserved = environment.reserved
     program = entry_point.program_name(environment.variables, reserved)
     asked = environment.invocation.program
     # Arguments of a command line may be a host's own: train -- train.py --node "$SLURM_NODEID".
     code = digest_of_entry(environment.code, asked or (program,)) if asked or program else ""
     program = " ".join(asked[:2] if asked[:1] == ("-m",) else asked[:1]) or program
-    name = environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME))
+    name = environment.variables.get(names.JOB_NAME_VARIABLE) or reserved.text(names.JOB_NAME)
     attempt = platforms.job_name(environment.platform.platform, environment.variables)
     parts: Mapping[str, Json] = {
         "launcher version": __version__,
