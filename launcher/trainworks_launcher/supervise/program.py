@@ -56,9 +56,9 @@ class Program:
         """Add the summary, for which the program has the first milliseconds."""
         attempt = self._attempt
         if attempt.environment.variables.get(names.SUMMARY_VARIABLE, "").strip() != "off":
-            from trainworks_launcher.supervise.parts.job_summary import JobSummary
+            from trainworks_launcher.supervise.parts.summary import Summary
 
-            attempt.parts.append(JobSummary(attempt))
+            attempt.parts.append(Summary(attempt))
 
     def _prefix(self) -> bytes | None:
         """Return what the lines of the command begin with; None: its output is copied as it is."""

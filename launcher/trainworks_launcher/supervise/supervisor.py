@@ -265,9 +265,9 @@ class Supervisor:
 
             parts.append(HangDetection(attempt))
         if plan.auxiliaries:
-            from trainworks_launcher.supervise.parts.sidecars import Sidecars
+            from trainworks_launcher.supervise.parts.sidecars import SidecarProcesses
 
-            parts.append(Sidecars(attempt))
+            parts.append(SidecarProcesses(attempt))
         return parts
 
     def _make_parts_for_several_hosts(self, plan: NodePlan, several: Control) -> list[Part]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.processes import Child
 
 
-class Sidecars(Part):
+class SidecarProcesses(Part):
     """Present where the plan has processes beside the program."""
 
     def __init__(self, attempt: Attempt) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
 
 
-class JobSummary(Part):
+class Summary(Part):
     """Present once the program has started, unless a person has switched it off."""
 
     def __init__(self, attempt: Attempt) -> None:
