@@ -70,6 +70,7 @@ class Attempt:
         outcome: The job's outcome; None as long as it is not known.
         running: The command and the ranks of this host.
         when_ended: Called with the return code of the command.
+        family: Takes the status of the job's orphans, and ends what is left of the job.
         awaits_checkpoint: Whether the program waits until its checkpoint is found.
         verdict: Gathers what is known of a failure.
         redactor: Hides the secrets of the job.
