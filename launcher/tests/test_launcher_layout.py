@@ -344,6 +344,38 @@ def test_the_path_from_the_command_line_to_the_program_is_short(tmp_path: Path) 
     assert len(paths[0]) <= LONGEST_PATH, paths
 
 
+LISTING_TRAIN = """
+import sys
+from trainworks_launcher.command.cli import main
+
+status = main([])
+room = "trainworks_launcher.supervise.parts."
+parts = [name[len(room):] for name in sys.modules if name.startswith(room)]
+print("parts:", *parts, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def test_a_plain_job_loads_only_the_parts_that_it_needs(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    for hang, parts in (("warn", {"hang_detection", "summary"}), ("off", {"summary"})):
+        done = subprocess.run(
+            (sys.executable, "-c", LISTING_TRAIN),
+            env={
+                "SAGEMAKER_BASE_DIR": str(tmp_path),
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(LAUNCHER),
+                "TRAINWORKS_HANG": hang,
+            },
+            capture_output=True,
+            timeout=TIME_OUT,
+            check=False,
+        )
+        lines = done.stderr.decode().splitlines()
+        listed = [set(line.split()[1:]) for line in lines if line.startswith("parts:")]
+        assert (done.returncode, listed) == (0, [parts]), lines
+
+
 def _processor_seconds(work: Callable[[], None]) -> float:
     """Return the CPU seconds of the processes that are started and waited for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
