@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Instance, Manifest
 
 LOCKED_BYTES = 128 << 20
@@ -52,33 +53,30 @@ class Fabric(NamedTuple):
 
 def choose_fabric(
     manifest: Manifest,
-    devices: Sequence[str] | None,
+    devices: Devices,
     instance_type: str,
     hosts: int,
     inherited: Mapping[str, str],
-    closed: Sequence[str] = (),
-    locked: int | None = None,
 ) -> Fabric:
     """Decide for one host.
 
     Args:
         manifest: The image's manifest.
-        devices: EFA devices that can be opened on the host; None if they cannot be known.
+        devices: What the host has; its EFA devices are None if they cannot be known.
         instance_type: Instance type of the host.
         hosts: Number of hosts of the distribution.
         inherited: The container's environment; a value in it is the user's
             choice, if this host can keep it.
-        closed: EFA devices of the host that cannot be opened.
-        locked: Bytes of memory that may be locked; None: any.
     """
     row = manifest.instances.get(instance_type)
     has_efa = row is not None and row.efa
-    if devices is None:
+    if devices.efa is None:
         if not has_efa:
             return Fabric()
         origin = f"the image's instance table says that {instance_type} has EFA"
-    elif devices:
-        origin = f"EFA devices on this host: {', '.join(devices)}"
+    elif devices.efa:
+        origin = f"EFA devices on this host: {', '.join(devices.efa)}"
+        locked = devices.locked_memory
         if locked is not None and locked < LOCKED_BYTES:
             warning = (
                 f"{origin}, but only {locked >> 10} KiB of memory may be locked: traffic between"
@@ -86,9 +84,10 @@ def choose_fabric(
                 " -l unlimited)"
             )
             return _without("this container cannot use EFA", inherited, [warning])
-    elif closed:
+    elif devices.closed_efa:
+        closed = ", ".join(devices.closed_efa)
         warning = (
-            f"this host has EFA ({', '.join(closed)}), but the container can open none of its"
+            f"this host has EFA ({closed}), but the container can open none of its"
             " devices: traffic between hosts goes over TCP; pass /dev/infiniband into the"
             " container, and the right to open it"
         )
