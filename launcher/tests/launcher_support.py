@@ -26,6 +26,7 @@ from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.environment.manifest import Manifest, parse_manifest
+from trainworks_launcher.environment.resource_config import read_hosts
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
@@ -112,6 +113,7 @@ def environment(
     variables: Mapping[str, str] | None = None,
     devices: Devices = NO_GPU,
     open_mpi: str = "5.0.11",
+    resource_config: Mapping[str, Json] | None = None,
     **changes: object,
 ) -> Environment:
     """A whole environment with nothing of this machine in it."""
@@ -127,7 +129,7 @@ def environment(
         base_directory="/opt/ml",
         variables=MappingProxyType(dict(variables or {"PATH": "/usr/bin:/bin"})),
         hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
-        resource_config=MappingProxyType(config),
+        hosts=read_hosts(config if resource_config is None else resource_config),
         input_data_config=MappingProxyType({}),
         manifest=_for_its_devices(manifest(open_mpi), instance_type),
         devices=devices,

@@ -30,6 +30,8 @@ from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.host_checks import checks_of
 from trainworks_launcher.supervise import supervisor
 
+EFA, NO_EFA, UNKNOWN = Devices(efa=("efa_0",)), Devices(), Devices(efa=None)
+
 # --- EFA ------------------------------------------------------------------------------------------
 NAMES = ("rdmap16s27", "rdmap32s27", "rdmap48s27")
 
@@ -121,25 +123,30 @@ def test_without_devices_and_memory_efa_is_not_asked_for(
 
 def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
     rdma = {"FI_EFA_USE_DEVICE_RDMA": "1"}
-    here = choose_fabric(manifest(), ("efa_0",), "ml.fabric.xlarge", 1, rdma)
+    here = choose_fabric(manifest(), EFA, "ml.fabric.xlarge", 1, rdma)
     why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
     assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
     # Of an image whose libfabric needs no such variable, and still aborts.
     newer = manifest()._replace(fabric=())
-    assert choose_fabric(newer, ("efa_0",), "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
+    assert choose_fabric(newer, EFA, "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
     for kind, value in (
         ("ml.fast.xlarge", "1"),
         ("ml.unknown.xlarge", "1"),
         ("ml.fabric.xlarge", "0"),
     ):
         given = {"FI_EFA_USE_DEVICE_RDMA": value}
-        assert choose_fabric(manifest(), ("efa_0",), kind, 1, given).warnings == ()
+        assert choose_fabric(manifest(), EFA, kind, 1, given).warnings == ()
     for closed in ((), ("efa_0",)):
-        without = choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "efa"}, closed)
+        without = choose_fabric(
+            manifest(), Devices(closed_efa=closed), "local", 1, {"FI_PROVIDER": "efa"}
+        )
         assert without.warnings[-1].startswith("left out FI_PROVIDER=efa: ")
-    assert choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "tcp;ofi_rxm"}).warnings == ()
     assert (
-        choose_fabric(manifest(), None, "ml.fast.xlarge", 1, {"FI_PROVIDER": "efa"}).warnings == ()
+        choose_fabric(manifest(), NO_EFA, "local", 1, {"FI_PROVIDER": "tcp;ofi_rxm"}).warnings == ()
+    )
+    assert (
+        choose_fabric(manifest(), UNKNOWN, "ml.fast.xlarge", 1, {"FI_PROVIDER": "efa"}).warnings
+        == ()
     )
 
 

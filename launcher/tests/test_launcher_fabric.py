@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Manifest, parse_manifest
 from trainworks_launcher.job.fabric import choose_fabric
+
+EFA, NO_EFA, UNKNOWN = Devices(efa=("efa_0",)), Devices(), Devices(efa=None)
 
 RDMA = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}
 PLAIN = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1"}
@@ -34,25 +36,28 @@ PLAIN = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1"}
     ],
 )
 def test_choice(
-    devices: Sequence[str] | None, instance_type: str, expected: dict[str, str]
+    devices: tuple[str, ...] | None, instance_type: str, expected: dict[str, str]
 ) -> None:
-    assert dict(choose_fabric(manifest(), devices, instance_type, 2, {}).variables) == expected
+    assert (
+        dict(choose_fabric(manifest(), Devices(efa=devices), instance_type, 2, {}).variables)
+        == expected
+    )
 
 
 def test_a_missing_plugin_is_told_with_its_cost() -> None:
-    (warning,) = choose_fabric(manifest(), ("efa_0",), "ml.fast.xlarge", 2, {}).warnings
+    (warning,) = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {}).warnings
     assert "aws-ofi-nccl: NCCL talks TCP between hosts instead of EFA" in warning
-    assert choose_fabric(manifest(), ("efa_0",), "ml.fast.xlarge", 1, {}).warnings == ()
-    assert choose_fabric(manifest(), (), "ml.plain.xlarge", 2, {}).warnings == ()
+    assert choose_fabric(manifest(), EFA, "ml.fast.xlarge", 1, {}).warnings == ()
+    assert choose_fabric(manifest(), NO_EFA, "ml.plain.xlarge", 2, {}).warnings == ()
 
 
 def test_an_instance_with_efa_and_no_device_is_told() -> None:
-    (warning,) = choose_fabric(manifest(), (), "ml.fast.xlarge", 2, {}).warnings
+    (warning,) = choose_fabric(manifest(), NO_EFA, "ml.fast.xlarge", 2, {}).warnings
     assert "no EFA device is in this container" in warning
 
 
 def test_what_the_container_sets_is_kept() -> None:
-    made = choose_fabric(manifest(), ("efa_0",), "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
+    made = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
     assert "FI_PROVIDER" not in made.variables
     assert ("FI_PROVIDER", "kept as the container's environment has it") in made.reasons
 
@@ -100,12 +105,12 @@ def test_every_instance_type(row: dict[str, Json]) -> None:
     expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
     assert expected == KNOWN.get(name, expected)
     devices = ("rdmap16s27", "rdmap32s27") if row["efa"] else ()
-    seen = choose_fabric(image(), devices, name, 2, {})
+    seen = choose_fabric(image(), Devices(efa=devices), name, 2, {})
     assert dict(seen.variables) == expected
-    assert dict(choose_fabric(image(), None, name, 2, {}).variables) == expected
+    assert dict(choose_fabric(image(), UNKNOWN, name, 2, {}).variables) == expected
     assert set(seen.variables) <= {subject for subject, why in seen.reasons if why}
     assert bool(seen.warnings) is bool(row["efa"])
-    hidden = choose_fabric(image(), (), name, 2, {})
+    hidden = choose_fabric(image(), NO_EFA, name, 2, {})
     assert (hidden.efa, dict(hidden.variables), bool(hidden.warnings)) == (
         False,
         {},
@@ -115,9 +120,9 @@ def test_every_instance_type(row: dict[str, Json]) -> None:
 
 def test_devices_decide_against_the_table() -> None:
     """A type that the table calls plain, or does not have, with devices: it has EFA."""
-    assert choose_fabric(image(), ("efa_0",), "ml.p3.16xlarge", 2, {}).efa
-    assert choose_fabric(image(), ("efa_0",), "ml.newer.48xlarge", 2, {}).efa
-    assert not choose_fabric(image(), (), "ml.newer.48xlarge", 2, {}).efa
+    assert choose_fabric(image(), EFA, "ml.p3.16xlarge", 2, {}).efa
+    assert choose_fabric(image(), EFA, "ml.newer.48xlarge", 2, {}).efa
+    assert not choose_fabric(image(), NO_EFA, "ml.newer.48xlarge", 2, {}).efa
 
 
 def test_the_images_versions_decide_the_variables() -> None:
@@ -126,16 +131,13 @@ def test_the_images_versions_decide_the_variables() -> None:
         {"name": "NCCL_PROTO", "value": "simple", "rdma": False, "why": "an old plugin"},
         {"name": "FAST", "value": "1", "rdma": True, "why": "reads remote memory"},
     ]
-    old = choose_fabric(image(fabric=rules), ("efa_0",), "ml.p4d.24xlarge", 2, {})
+    old = choose_fabric(image(fabric=rules), EFA, "ml.p4d.24xlarge", 2, {})
     assert dict(old.variables) == {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple", "FAST": "1"}
     assert ("NCCL_PROTO", "an old plugin") in old.reasons
     assert (
-        "FAST"
-        not in choose_fabric(image(fabric=rules), ("efa_0",), "ml.p3dn.24xlarge", 2, {}).variables
+        "FAST" not in choose_fabric(image(fabric=rules), EFA, "ml.p3dn.24xlarge", 2, {}).variables
     )
-    assert (
-        dict(choose_fabric(image(fabric=[]), ("efa_0",), "ml.p4d.24xlarge", 2, {}).variables) == {}
-    )
+    assert dict(choose_fabric(image(fabric=[]), EFA, "ml.p4d.24xlarge", 2, {}).variables) == {}
 
 
 def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:

@@ -188,6 +188,37 @@ def test_the_middle_imports_nothing_with_effects(name: str) -> None:
     }
 
 
+DOCUMENT_READERS = {"job/placement.py", "job/program.py", "plan/script_environment.py"}
+"""Files that check the resource config, or hand it to the script, as it was read."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for room in ("job", "plan", "supervise") for name in files_of(room))
+)
+def test_rooms_after_the_environment_read_typed_values(name: str) -> None:
+    """The dictionaries of the platform's files are read once: ``Environment`` has ``hosts`` and
+    ``reserved``.
+    """
+    tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+    expressions = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Attribute, ast.Subscript))
+    ]
+    for expression in expressions:
+        assert not expression.endswith(".resource_config")
+        assert ".hyperparameters.get" not in expression
+        assert ".hyperparameters[" not in expression
+        assert name in DOCUMENT_READERS or not expression.endswith("hosts.document")
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not imported & {"split_reserved", "read_hosts"}
+
+
 def test_every_public_name_in_names_is_documented() -> None:
     body = ast.parse((PACKAGE / "contract" / "names.py").read_text(encoding="utf-8")).body
     for node, following in itertools.pairwise(body):
@@ -269,6 +300,80 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     used = [(_processor_seconds(job), _processor_seconds(peer)) for _ in range(3)]
     ours, peers = zip(*used, strict=True)
     assert min(ours) < 4 * min(peers), used
+
+
+LONGEST_PATH = 14
+"""Functions of ours between the command line and the start of the program, both included."""
+
+COUNTING_TRAIN = """
+import sys
+from trainworks_launcher.command.cli import main
+
+def count(event, arguments):
+    if event == "subprocess.Popen" and "train.py" in str(arguments[1]):
+        frame, functions = sys._getframe(1), []
+        while frame is not None:
+            if "trainworks_launcher" in frame.f_code.co_filename:
+                functions.append(frame.f_code.co_name)
+            frame = frame.f_back
+        print("path:", *reversed(functions), file=sys.stderr)
+
+sys.addaudithook(count)
+sys.exit(main([]))
+"""
+
+
+def test_the_path_from_the_command_line_to_the_program_is_short(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    done = subprocess.run(
+        (sys.executable, "-c", COUNTING_TRAIN),
+        env={
+            "SAGEMAKER_BASE_DIR": str(tmp_path),
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(LAUNCHER),
+        },
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    lines = done.stderr.decode().splitlines()
+    paths = [line.split()[1:] for line in lines if line.startswith("path:")]
+    assert done.returncode == 0, lines
+    assert len(paths) == 1
+    assert paths[0][0] == "main"
+    assert len(paths[0]) <= LONGEST_PATH, paths
+
+
+LISTING_TRAIN = """
+import sys
+from trainworks_launcher.command.cli import main
+
+status = main([])
+room = "trainworks_launcher.supervise.parts."
+parts = [name[len(room):] for name in sys.modules if name.startswith(room)]
+print("parts:", *parts, file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def test_a_plain_job_loads_only_the_parts_that_it_needs(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    for hang, parts in (("warn", {"hang_detection", "summary"}), ("off", {"summary"})):
+        done = subprocess.run(
+            (sys.executable, "-c", LISTING_TRAIN),
+            env={
+                "SAGEMAKER_BASE_DIR": str(tmp_path),
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(LAUNCHER),
+                "TRAINWORKS_HANG": hang,
+            },
+            capture_output=True,
+            timeout=TIME_OUT,
+            check=False,
+        )
+        lines = done.stderr.decode().splitlines()
+        listed = [set(line.split()[1:]) for line in lines if line.startswith("parts:")]
+        assert (done.returncode, listed) == (0, [parts]), lines
 
 
 def _processor_seconds(work: Callable[[], None]) -> float:

@@ -19,6 +19,7 @@ from trainworks_launcher.contract.modes import SWITCHES
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.environment.manifest import parse_manifest
+from trainworks_launcher.environment.resource_config import read_hosts
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.job import describe, make_job
 from trainworks_launcher.plan.modes import plan_host
@@ -827,7 +828,7 @@ def test_counts_are_judged_by_the_groups_own_instance_type() -> None:
 
 def test_a_group_of_one_host_needs_no_ssh() -> None:
     made = clusters(MPI, ["train"])
-    groups = [
+    groups: list[Json] = [
         {
             "instance_group_name": "data",
             "instance_type": "ml.plain.xlarge",
@@ -835,8 +836,8 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
         },
         {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3"]},
     ]
-    config = MappingProxyType({**made.resource_config, "instance_groups": groups})
-    alone = plan(made._replace(resource_config=config), "algo-3")  # type: ignore[arg-type]
+    config = read_hosts({**made.hosts.document, "instance_groups": groups})
+    alone = plan(made._replace(hosts=config), "algo-3")
     assert (alone.role, alone.shell, alone.needs) == ("leader", None, ("/usr/bin/mpirun",))
     assert alone.argv[alone.argv.index("--host") + 1] == "localhost:8"
 

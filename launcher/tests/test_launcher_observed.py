@@ -17,7 +17,7 @@ from types import MappingProxyType
 import pytest
 from launcher_support import LAUNCHER
 
-from trainworks_launcher.environment.environment import read_environment
+from trainworks_launcher.environment.environment import Devices, read_environment
 from trainworks_launcher.environment.observed import has_nccl_plugin, observe
 from trainworks_launcher.job.fabric import choose_fabric
 from trainworks_testing.clock import PATIENCE
@@ -287,7 +287,7 @@ def test_efa_without_a_plugin_is_said(tmp_path: Path) -> None:
         made = read_environment(
             {**variables, "LD_LIBRARY_PATH": path, "SAGEMAKER_BASE_DIR": str(tmp_path)}
         )
-        found = choose_fabric(made.manifest, ("rdmap0s6",), "", hosts=2, inherited={})
+        found = choose_fabric(made.manifest, Devices(efa=("rdmap0s6",)), "", hosts=2, inherited={})
         said.append([line for line in found.warnings if "aws-ofi-nccl" in line])
         (tmp_path / "plugin").mkdir(exist_ok=True)
         (tmp_path / "plugin" / "libnccl-net.so").touch()

@@ -255,7 +255,7 @@ def test_planning_has_no_effects() -> None:
     try:
         for made in environments:
             plan(made).to_json()
-            plan(made, "algo-2").to_json() if made.resource_config else None
+            plan(made, "algo-2").to_json() if made.hosts.document else None
     finally:
         listening.clear()
     assert heard == []

@@ -14,6 +14,7 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.entry_point import Code
+from trainworks_launcher.environment.resource_config import read_hosts
 from trainworks_launcher.job.starters import starter_of
 from trainworks_launcher.plan.plan import NodePlan
 
@@ -132,7 +133,7 @@ def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -
     found = platforms.describe(platforms.Given(given, hostname="p-master-0"))
     changes = {
         "platform": found,
-        "resource_config": found.resource_config,
+        "hosts": found.hosts,
         "hostname": "p-master-0",
     }
     with pytest.raises(
@@ -171,13 +172,13 @@ def test_several_gpus_and_one_process_are_said() -> None:
 
 
 def test_hosts_that_each_run_the_whole_program_are_said_by_the_first() -> None:
-    config = {"hosts": ["a", "b"], "current_host": "a"}
-    assert said(planned(("train.py",), "none", resource_config=config)) == [
+    config: dict[str, Json] = {"hosts": ["a", "b"], "current_host": "a"}
+    assert said(planned(("train.py",), "none", hosts=read_hosts(config))) == [
         "runs the whole program"
     ]
     config = {"hosts": ["a", "b"], "current_host": "b"}
-    assert said(planned(("train.py",), "none", resource_config=config)) == []
-    assert said(planned(("train.py",), resource_config=config)) == []
+    assert said(planned(("train.py",), "none", hosts=read_hosts(config))) == []
+    assert said(planned(("train.py",), hosts=read_hosts(config))) == []
 
 
 @pytest.mark.parametrize(

@@ -252,11 +252,10 @@ def _environment(parsed: Parsed, groups: Sequence[Group], files: _Files) -> Envi
     first = _row(facts, manifest, groups[0].instance_type).instance
     instances = {name: row.instance for name, row in facts.instances.items()}
     instances.update(manifest.instances)
-    resource_config = {**read.resource_config, "network_interface_name": names.INTERFACE}
     return read._replace(
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
-        resource_config=MappingProxyType(resource_config),
+        hosts=read.hosts.with_interface(names.INTERFACE),
         manifest=manifest._replace(instances=MappingProxyType(instances), families=families),
         devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
         code=code,

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
 
 if TYPE_CHECKING:
     from trainworks_launcher.command.options import Parsed
-    from trainworks_launcher.contract.stop_signals import EarlyStops
+    from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.environment.command_line import Invocation
+    from trainworks_launcher.environment.environment import Environment
+    from trainworks_launcher.job.job import Job
+    from trainworks_launcher.plan.plan import NodePlan
+    from trainworks_launcher.supervise.outcome.outcome import Outcome
 
 _HELP = """\
 usage: train                        run this host's part of the training job
@@ -277,10 +281,16 @@ def _train(asked: Invocation | None = None, measures: bool = False) -> int:
 
     with EarlyStops() as stops:
         try:
-            return _run(stops, asked, measures)
+            from trainworks_launcher.supervise.supervisor import run_plan
+
+            start = _plan_start(asked, measures)
+            if isinstance(start, int):
+                return start
+            stops.hold()
         except StoppedError as stopped:
             stops.hold()
             return _stopped(stopped.number, asked)
+        return run_plan(start.plan, start.environment, start.refusal, stops.numbers)
 
 
 def _stopped(number: int, asked: Invocation | None) -> int:
@@ -303,20 +313,28 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     return outcome.status
 
 
-def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
-    """Read the job, plan this host's part, and run it."""
+class _Start(NamedTuple):
+    """What is run on this host. refusal: why it cannot take part; None if it can."""
+
+    plan: NodePlan
+    environment: Environment
+    refusal: Outcome | None = None
+
+
+def _plan_start(asked: Invocation | None, measures: bool) -> _Start | int:
+    """Read the job and plan this host's part.
+
+    Returns the exit status of a job that is refused, where no other host has to be told.
+    """
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.redaction import Redactor
     from trainworks_launcher.environment.command_line import NOTHING_ASKED
     from trainworks_launcher.environment.patience import read_patiently
     from trainworks_launcher.environment.secret import take_variables
-    from trainworks_launcher.job.job import Job, JobRefusedError, make_job
+    from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
-    from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
-    from trainworks_launcher.supervise.attribution import outcome_files
-    from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+    from trainworks_launcher.plan.plan import first_lines
     from trainworks_launcher.supervise.processes import output
-    from trainworks_launcher.supervise.supervisor import run_plan
 
     try:
         environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
@@ -325,25 +343,12 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
         output.log(str(refusal))
         return refusal.status
     redactor = Redactor(environment.variables, environment.hyperparameters)
-    known: Job | JobRefusedError | None = None
+    known: Job | None = None
     try:
         known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
-        text = redactor.text(str(refusal))
-        output.log(text)
-        known = refusal if isinstance(refusal, JobRefusedError) else known
-        outcome = Outcome(
-            FAILED, refusal.status, known.placement.host if known else environment.hostname, text
-        )
-        directory = environment.base_directory
-        telling = plan_of_refusal(known.placement, known.network, directory) if known else None
-        if telling is not None:
-            stops.hold()
-            return run_plan(telling, environment, outcome, stops.numbers)
-        outcome_files.clear(environment.output)
-        outcome_files.write(environment.refusals, outcome, redactor, manifest=environment.manifest)
-        return refusal.status
+        return _start_of_refusal(refusal, environment, known)
     if measures:
         from trainworks_launcher.plan.bandwidth import measured
 
@@ -359,5 +364,39 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
         ranks = rank_map(job.placement, environment.devices)
         for line in explain.to_table(shown, rows, _columns(), ranks).splitlines():
             output.log(line)
-    stops.hold()
-    return run_plan(plan, environment, stopped=stops.numbers)
+    return _Start(plan, environment)
+
+
+def _start_of_refusal(
+    refusal: RefusalError, environment: Environment, job: Job | None
+) -> _Start | int:
+    """Return a start that only tells the other hosts of a refusal.
+
+    Returns the exit status where there are none. Then the report is written here.
+
+    Args:
+        refusal: Why the job is refused.
+        environment: What was read on this host.
+        job: The job; None if it was refused before it was known.
+    """
+    from trainworks_launcher.contract.redaction import Redactor
+    from trainworks_launcher.job.job import JobRefusedError
+    from trainworks_launcher.plan.plan import plan_of_refusal
+    from trainworks_launcher.supervise.attribution import outcome_files
+    from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+    from trainworks_launcher.supervise.processes import output
+
+    redactor = Redactor(environment.variables, environment.hyperparameters)
+    text = redactor.text(str(refusal))
+    output.log(text)
+    known = refusal if isinstance(refusal, JobRefusedError) else job
+    host, plan = environment.hostname, None
+    if known is not None:
+        host = known.placement.host
+        plan = plan_of_refusal(known.placement, known.network, environment.base_directory)
+    outcome = Outcome(FAILED, refusal.status, host, text)
+    if plan is not None:
+        return _Start(plan, environment, outcome)
+    outcome_files.clear(environment.output)
+    outcome_files.write(environment.refusals, outcome, redactor, manifest=environment.manifest)
+    return refusal.status

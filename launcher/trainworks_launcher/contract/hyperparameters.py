@@ -6,10 +6,10 @@ The rules are sagemaker-training's, on which scripts rely.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping
+from typing import Iterator, Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.json_values import Json, decode
+from trainworks_launcher.contract.json_values import Json, decode, text
 
 
 def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -35,13 +35,38 @@ def is_reserved(name: str) -> bool:
     return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
 
 
-def split_reserved(
-    hyperparameters: Mapping[str, Json],
-) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+class Reserved(Mapping[str, Json]):
+    """The reserved hyperparameters, which are meant for the launcher."""
+
+    def __init__(self, hyperparameters: Mapping[str, Json]) -> None:
+        """Take the reserved ones of all hyperparameters."""
+        self._values = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
+
+    def __getitem__(self, name: str) -> Json:
+        """Return a value as it was given."""
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._values)
+
+    def is_on(self, name: str) -> bool:
+        """Return whether a switch is on."""
+        return truth(self.get(name))
+
+    def text(self, name: str) -> str:
+        """Return a text; "" if it is absent, or is none."""
+        return text(self.get(name))
+
+
+def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Reserved]:
     """Return the user's hyperparameters, and the reserved ones."""
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
-    reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
-    return MappingProxyType(user), MappingProxyType(reserved)
+    return MappingProxyType(user), Reserved(hyperparameters)
 
 
 def truth(value: Json) -> bool:

@@ -191,16 +191,15 @@ def keeps(path: str, table: str) -> bool:
         return True
     if mount.kind in _IN_MEMORY or _ENDS_WITH_IT.search(mount.root):
         return False
+    if mount.point != "/":
+        return True
     # A container's root is made of layers, or it is a directory of the host (only btrfs has such
     # roots on hosts), or the engine has mounted the container's own name over the image's.
-    of_container = (
-        "overlay" in mount.kind
-        or mount.kind == "aufs"
-        or (mount.root != "/" and mount.kind != "btrfs")
-    )
-    return mount.point != "/" or not (
-        of_container or any(each.point == "/etc/hostname" for each in mounts)
-    )
+    if "overlay" in mount.kind or mount.kind == "aufs":
+        return False
+    if mount.root != "/" and mount.kind != "btrfs":
+        return False
+    return all(other.point != "/etc/hostname" for other in mounts)
 
 
 def kind_of_mount(path: str, table: str) -> str:
@@ -220,12 +219,15 @@ def kind_of_mount(path: str, table: str) -> str:
 
 
 def _mount(line: str) -> _Mount:
+    """Return a row of the table, such as ``36 35 98:0 / /data rw,noatime - ext4 /dev/sda1 rw``."""
     before, _, after = line.partition(" - ")
-    number, parent, _, root, point = (
-        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word)
-        for word in before.split(" ")[:5]
-    )
+    number, parent, _, root, point = map(_unescaped, before.split(" ")[:5])
     return _Mount(number, parent, root, point, after.split(" ")[0])
+
+
+def _unescaped(word: str) -> str:
+    """Return a word of the table as it is: a space is written as ``\\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
 def _mount_of(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
@@ -258,9 +260,11 @@ def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
         if reason:
             reasons.setdefault(reason, []).append(variable)
     for reason, variables in reasons.items():
-        checkpoints = variables == [names.CHECKPOINT_DIRECTORY_VARIABLE]
+        advice = _ADVICE
+        if variables == [names.CHECKPOINT_DIRECTORY_VARIABLE]:
+            advice = _CHECKPOINT_ADVICE
         problem = f"nothing can be written to {', '.join(variables)}: {reason}"
-        yield Problem(problem, places[variables[0]], _CHECKPOINT_ADVICE if checkpoints else _ADVICE)
+        yield Problem(problem, places[variables[0]], advice)
 
 
 def why_not_writable(path: str) -> str:
@@ -313,20 +317,12 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     # Compiled kernels are in caches, too: where files cannot be executed is the last resort.
     for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
         chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
-        if (
-            place
-            and Path(place).is_dir()
-            and not why_not_writable(chosen)
-            and _is_free_or_ours(chosen)
-        ):
+        if not Path(place).is_dir() or why_not_writable(chosen):
+            continue
+        if _is_free_or_ours(chosen):
             return chosen, f"{problem}: the job's processes get HOME={chosen}, for their caches"
-    return (
-        "",
-        (
-            f"{problem}, and no temporary directory can be written:"
-            " caches of libraries cannot be kept; set HOME"
-        ),
-    )
+    advice = "caches of libraries cannot be kept; set HOME"
+    return "", f"{problem}, and no temporary directory can be written: {advice}"
 
 
 def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
@@ -339,21 +335,23 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
     Args:
         variables: The process's environment.
     """
-    usable = [
-        place
-        for place in dict.fromkeys((*_temporary(variables), *TEMPORARY))
-        if Path(place).is_dir() and not why_not_writable(place)
-    ]
-    if not usable or not (_forbids_execution(usable[0]) or is_too_long(usable[0])):
+    candidates = dict.fromkeys((*_temporary(variables), *TEMPORARY))
+    present = [place for place in candidates if Path(place).is_dir()]
+    usable = [place for place in present if not why_not_writable(place)]
+    if not usable:
         return "", ""
-    advice = f"mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
-    problem = (
-        f"files in {usable[0]} cannot be executed (it is mounted noexec),"
-        " which torch.compile and Triton do"
-    )
-    if is_too_long(usable[0]):
-        problem = f"the name of {usable[0]} is too long for the sockets that programs make in it"
+    usual = usable[0]
+    if is_too_long(usual):
+        problem = f"the name of {usual} is too long for the sockets that programs make in it"
         advice = f"set TMPDIR to a directory whose name has at most {_NAME_BYTES} bytes"
+    elif _forbids_execution(usual):
+        problem = (
+            f"files in {usual} cannot be executed (it is mounted noexec),"
+            " which torch.compile and Triton do"
+        )
+        advice = f"mount it with exec, for example docker run --tmpfs {usual}:exec, or set TMPDIR"
+    else:
+        return "", ""
     for place in usable:
         if not _forbids_execution(place) and not is_too_long(place):
             return place, f"{problem}: the job's processes get TMPDIR={place}"
@@ -385,16 +383,11 @@ def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     Args:
         variables: The process's environment.
     """
-    named = [
-        name
-        for name, value in variables.items()
-        if value and (name == "LANG" or name.startswith("LC_"))
-    ]
-    missing = [
-        name
-        for name in named
-        if variables[name] not in _LOCALES and not _has_locale(variables[name])
-    ]
+    missing = []
+    for name, value in variables.items():
+        is_locale = name == "LANG" or name.startswith("LC_")
+        if is_locale and value and value not in _LOCALES and not _has_locale(value):
+            missing.append(name)
     if not missing:
         return {}, ""
     listed = ", ".join(f"{name}={variables[name]}" for name in missing)
@@ -420,7 +413,8 @@ def _has_locale(name: str) -> bool:
 
 def _temporary(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the temporary directories that the environment names."""
-    return tuple(filter(None, (variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))))
+    places = [variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    return tuple(place for place in places if place)
 
 
 def _forbids_execution(place: str) -> bool:
@@ -475,7 +469,10 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
         raise RefusalError(problems)
     made: list[str] = []
     try:
-        for path in (*places.values(), *((home,) if home else ())):
+        wanted = [*places.values()]
+        if home:
+            wanted.append(home)
+        for path in wanted:
             for parent in reversed((Path(path), *Path(path).parents)):
                 with contextlib.suppress(FileExistsError):
                     parent.mkdir(mode=0o700 if path == home else 0o777)

@@ -19,7 +19,11 @@ from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import files, names, suggestions
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
+from trainworks_launcher.contract.hyperparameters import (
+    Reserved,
+    decode_values,
+    split_reserved,
+)
 from trainworks_launcher.contract.inspection import inspecting
 from trainworks_launcher.contract.json_values import (
     NOTHING,
@@ -27,7 +31,6 @@ from trainworks_launcher.contract.json_values import (
     decode,
     kind,
     text,
-    texts,
     without_brackets,
 )
 from trainworks_launcher.contract.modes import MODES, SWITCHES, Mode
@@ -49,6 +52,7 @@ from trainworks_launcher.environment.devices import (
     nodes_of_gpus,
 )
 from trainworks_launcher.environment.manifest import Manifest, Missing, parse_manifest
+from trainworks_launcher.environment.resource_config import Hosts
 from trainworks_launcher.environment.source_dir import look_at_code, look_at_program
 
 BOTO3 = "boto3"
@@ -120,8 +124,8 @@ class Environment(NamedTuple):
         base_directory: Root of the platform's directories.
         variables: The process's environment, without the job's secret.
         hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
-        resource_config: The job's hosts: the platform's file of that name, or
-            what ``platform`` says in its form.
+        hosts: The job's hosts: by the platform's resource config, or by what
+            ``platform`` says.
         input_data_config: The platform's file of that name.
         manifest: The image's manifest.
         devices: What this host has.
@@ -160,7 +164,7 @@ class Environment(NamedTuple):
     base_directory: str
     variables: Mapping[str, str]
     hyperparameters: Mapping[str, Json]
-    resource_config: Mapping[str, Json]
+    hosts: Hosts
     input_data_config: Mapping[str, Json]
     manifest: Manifest
     devices: Devices
@@ -185,6 +189,16 @@ class Environment(NamedTuple):
     contained: bool = True
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def reserved(self) -> Reserved:
+        """The hyperparameters that are meant for the launcher."""
+        return Reserved(self.hyperparameters)
+
+    @property
+    def user_hyperparameters(self) -> Mapping[str, Json]:
+        """The hyperparameters that are meant for the script."""
+        return split_reserved(self.hyperparameters)[0]
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -222,55 +236,67 @@ def read_environment(
     base = base_directory(variables, bool(invocation.program))
     documents = _Documents(base, are_needed=not invocation.program)
     trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
-    reserved = split_reserved(hyperparameters)[1]
+    reserved = Reserved(hyperparameters)
     hostname = os.uname().nodename
     platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
-    job_secret, of_secret = secret.read_secret(variables)
-    program = Path(invocation.program[0]).name if invocation.program else ""
-    given = platforms.Given(variables, platform_file, hostname, _read_text, _own_address, program)
-    platform = platforms.describe(given)
-    resource_config = platform.resource_config
+    job_secret, secret_problems = secret.read_secret(variables)
+    platform = platforms.describe(
+        platforms.Given(
+            variables=variables,
+            resource_config=platform_file,
+            hostname=hostname,
+            read=_read_text,
+            address=_own_address,
+            program=Path(invocation.program[0]).name if invocation.program else "",
+        )
+    )
+    hosts = platform.hosts
     input_data_config = documents.read(names.INPUT_DATA_CONFIG_FILE)
     checkpoints = _checkpoint_directory(documents, variables)
-    manifest, of_manifest = read_manifest(variables)
+    manifest, manifest_problems = read_manifest(variables)
     programs = _find_programs(manifest, variables)
-    invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
-    home, said_of_home = directories.home_of(variables)
-    temporary, said_of_temporary = directories.temporary_of(variables)
+    invocation, code, code_problems = _look_for_code(base, variables, reserved, invocation, trainer)
+
+    # Where the job's processes write.
+    home, home_line = directories.home_of(variables)
+    temporary, temporary_line = directories.temporary_of(variables)
     with inspecting("the directory of the results", base):
         results, refusals = _results(base, variables, platform, checkpoints)
-    locale, said_of_locale = directories.locale_of(variables)
-    warnings = [
-        line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line
-    ]
-    warnings += [*_misspelt(variables), *_more_hosts(variables, platform), *platform.warnings]
-    has_pmi = any(name.startswith(("PMI_", "PMIX_")) for name in variables)
-    if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not has_pmi:
-        warnings += _worlds_of_one(
-            code, invocation.program or (entry_point.program_name(variables, reserved),)
-        )
-    asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
-    if not asked and platform.mode:
-        asked = [MODES[platform.mode]]
-    packages = tuple(name for row in asked for name in row.packages)
+    locale, locale_line = directories.locale_of(variables)
+    lines = (home_line, temporary_line, locale_line, results.warning)
+    warnings = [line for line in lines if line]
+    warnings += _misspelt(variables)
+    warnings += _more_hosts(variables, platform)
+    warnings += platform.warnings
+    if _starts_tasks_without_pmi(variables, platform):
+        words = invocation.program or (entry_point.program_name(variables, reserved),)
+        warnings += _worlds_of_one(code, words)
+
+    # The image.
+    modes = _modes_asked_for(reserved, platform)
+    packages = tuple(name for mode in modes for name in mode.packages)
     if not manifest.document:
         manifest, programs, line = _observe_image(programs, variables, packages)
         warnings.append(line)
-    manifest = _complete(manifest, asked, packages, programs)
-    shim = manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else ""
-    own_name = (
-        text(resource_config.get("current_host")) if shim and platform.names_resolve else hostname
-    )
+    manifest = _complete(manifest, modes, packages, programs)
+    shim = ""
+    if manifest.hostname_shim and Path(manifest.hostname_shim).is_file():
+        shim = manifest.hostname_shim
+
+    # The host itself.
+    own_name = hosts.current if shim and platform.names_resolve else hostname
+    devices = _probe(variables, platform, own_name, modes)
+    needs_aws = code.remote or bool(variables.get(names.REPOSITORY_VARIABLE))
+    without_secret = dict(variables)
+    without_secret.pop(names.JOB_SECRET_VARIABLE, None)
     return Environment(
         base_directory=base,
-        variables=MappingProxyType(
-            {name: value for name, value in variables.items() if name != names.JOB_SECRET_VARIABLE}
-        ),
+        variables=MappingProxyType(without_secret),
         hyperparameters=hyperparameters,
-        resource_config=MappingProxyType(dict(resource_config)),
+        hosts=hosts,
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
-        devices=_probe(variables, platform, own_name, asked),
+        devices=devices,
         code=code,
         hostname=hostname,
         programs=programs,
@@ -281,9 +307,7 @@ def read_environment(
         platform=platform,
         invocation=invocation,
         job_secret=job_secret,
-        aws_client=_find_aws_client(
-            code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs
-        ),
+        aws_client=_find_aws_client(needs_aws, programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
         results=results,
@@ -297,11 +321,28 @@ def read_environment(
             *documents.problems,
             *trainer.problems,
             *platform.problems,
-            *of_manifest,
-            *of_code,
-            *of_secret,
+            *manifest_problems,
+            *code_problems,
+            *secret_problems,
         ),
     )
+
+
+def _modes_asked_for(reserved: Reserved, platform: platforms.Description) -> list[Mode]:
+    """Return the modes that a hyperparameter switches on, else the platform's own."""
+    modes = [MODES[mode] for switch, mode in SWITCHES.items() if reserved.is_on(switch)]
+    if not modes and platform.mode:
+        modes = [MODES[platform.mode]]
+    return modes
+
+
+def _starts_tasks_without_pmi(
+    variables: Mapping[str, str], platform: platforms.Description
+) -> bool:
+    """Return whether the platform starts several ranks, and tells them nothing of each other."""
+    if platform.tasks is None or sum(platform.tasks.counts) < 2:
+        return False
+    return not any(name.startswith(("PMI_", "PMIX_")) for name in variables)
 
 
 def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
@@ -379,7 +420,7 @@ def _read_hyperparameters(
         documents.read(names.SOURCE_CODE_FILE),
         documents.read(names.DISTRIBUTED_FILE),
         given,
-        entry_point.program_name(variables, split_reserved(given)[1]),
+        entry_point.program_name(variables, Reserved(given)),
         documents.base,
         names.RUNTIME_DIRECTORY_VARIABLE in variables,
     )
@@ -391,7 +432,7 @@ def _read_hyperparameters(
 def _look_for_code(
     base: str,
     variables: Mapping[str, str],
-    reserved: Mapping[str, Json],
+    reserved: Reserved,
     invocation: Invocation,
     trainer: sdk_drivers.Drivers,
 ) -> tuple[Invocation, entry_point.Code, list[Problem]]:
@@ -487,7 +528,7 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
 
     A person who has named the hosts, or started a job of one process among others, needs none.
     """
-    is_several = len(texts(platform.resource_config.get("hosts"))) > 1
+    is_several = len(platform.hosts.names) > 1
     if is_several or platform.ranks_elsewhere or platform.served or platform.problems:
         return []
     if platform.platform in ("hosts", "sagemaker", "hyperpod"):
@@ -604,19 +645,17 @@ def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]
 def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the absolute path of each program that exists and can be executed."""
     search = variables.get("PATH", os.defpath)
-    found: dict[str, str] = {}
+    programs: dict[str, str] = {}
     for name in PROGRAMS:
-        candidates = (
-            [manifest.programs[name]]
-            if name in manifest.programs
-            else _GENERIC_NAMES.get(name, (name,))
-        )
+        candidates = _GENERIC_NAMES.get(name, (name,))
+        if name in manifest.programs:
+            candidates = (manifest.programs[name],)
         for candidate in candidates:
             path = shutil.which(candidate, path=search)
             if path:
-                found[name] = path
+                programs[name] = path
                 break
-    return MappingProxyType(found)
+    return MappingProxyType(programs)
 
 
 def _observe_image(
@@ -654,32 +693,29 @@ def _observe_image(
 
 
 def _complete(
-    manifest: Manifest, asked: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
+    manifest: Manifest, modes: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
 ) -> Manifest:
-    """Complete the manifest with what the modes that are asked for need to
-    know, and it does not say.
+    """Return the manifest with the versions that the modes need and that it lacks.
 
     A user may have installed more into an image of ours. Of another image its
     Python was asked already.
     """
-    found: dict[str, str] = {}
-    if (
-        any(row.options for row in asked)
-        and "mpirun" in programs
-        and names.OPEN_MPI not in manifest.components
-    ):
-        found[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
+    versions: dict[str, str] = {}
+    takes_mpi_options = any(mode.options for mode in modes)
+    is_unknown = names.OPEN_MPI not in manifest.components
+    if takes_mpi_options and is_unknown and "mpirun" in programs:
+        versions[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
     unknown = [name for name in packages if name not in manifest.components]
     if unknown and manifest.document and "python" in programs:
         from trainworks_launcher.environment.observed import observe
 
         components = observe(programs["python"], unknown).components
-        found.update({name: components[name] for name in unknown if name in components})
-    return (
-        manifest._replace(components=MappingProxyType({**manifest.components, **found}))
-        if found
-        else manifest
-    )
+        for name in unknown:
+            if name in components:
+                versions[name] = components[name]
+    if not versions:
+        return manifest
+    return manifest._replace(components=MappingProxyType({**manifest.components, **versions}))
 
 
 def _open_mpi_version(mpirun: str) -> str:
@@ -713,8 +749,7 @@ def _can_be_path(location: str) -> bool:
 def look_again(environment: Environment) -> Environment:
     """Return the environment with the code that has been fetched and unpacked meanwhile."""
     directory = environment.code.directory
-    reserved = split_reserved(environment.hyperparameters)[1]
-    program = entry_point.program_name(environment.variables, reserved)
+    program = entry_point.program_name(environment.variables, environment.reserved)
     code, problems = look_at_code(environment.base_directory, directory, program)
     code = code._replace(requirements=environment.code.requirements)
     return environment._replace(code=code, problems=tuple(problems))
@@ -724,27 +759,25 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     """Return how AWS can be asked, looked up only where the job needs it: see
     ``Environment.aws_client``.
     """
-    if needed and "python" in programs:
+    if not needed:
+        return ""
+    if "python" in programs:
         import subprocess
 
         question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('boto3') is None)"
         words = (programs["python"], "-I", "-c", question)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if (
-                subprocess.run(
-                    words, capture_output=True, timeout=_PROBE_SECONDS, check=False
-                ).returncode
-                == 0
-            ):
+            done = subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False)
+            if done.returncode == 0:
                 return BOTO3
-    return programs.get("aws", "") if needed else ""
+    return programs.get("aws", "")
 
 
 def _probe(
     variables: Mapping[str, str],
     platform: platforms.Description,
     own_name: str,
-    asked: Sequence[Mode],
+    modes: Sequence[Mode],
 ) -> Devices:
     """Count and list what the host has, by the kernel's own files.
 
@@ -752,33 +785,19 @@ def _probe(
         variables: The process's environment.
         platform: Who started this host.
         own_name: What gethostname() answers a program.
-        asked: The modes that the job asks for.
+        modes: The modes that the job asks for.
     """
-    config, allowed = platform.resource_config, platform.gpus
-    hosts = texts(config.get("hosts"))
     interfaces = names_in("/sys/class/net")
-    # Sockets are not loaded for a plain script on one host.
-    reaching = own_address = routed = own_route = ""
-    if len(hosts) > 1:
-        from trainworks_launcher.environment import network_routes
-
-        with inspecting(
-            f"the look-up of host names (DNS) for {', '.join(dict.fromkeys((hosts[0], own_name)))}"
-        ):
-            reaching, own_address, routed, own_route = network_routes.look_at_network(
-                platform, own_name, interfaces
-            )
-    elif text(config.get("network_interface_name")) not in ("", *interfaces):
-        from trainworks_launcher.environment import network_routes
-
-        reaching = network_routes.interface_that_reaches(*hosts[:2])
-    alone_with_torchrun = len(hosts) < 2 and any("torchrun" in row.programs for row in asked)
-    counted = count_gpus(variables)
-    visible = platforms.visible_gpus(variables, counted)
-    gpus = counted if visible is None else len(visible)
-    gpus = gpus if allowed is None else min(gpus, allowed)
-    usable, closed = efa_devices()
+    network = _look_at_network(platform, own_name, interfaces)
+    present = count_gpus(variables)
+    visible = platforms.visible_gpus(variables, present)
+    gpus = present if visible is None else len(visible)
+    if platform.gpus is not None:
+        gpus = min(gpus, platform.gpus)
+    usable_efa, closed_efa = efa_devices()
     cpus, limit = _count_cpus(), cgroups.cpu_quota()
+    is_one_host = len(platform.hosts.names) < 2
+    starts_torchrun = any("torchrun" in mode.programs for mode in modes)
     return Devices(
         gpus=gpus,
         gpu_nodes=nodes_of_gpus(gpus, visible, variables),
@@ -786,17 +805,35 @@ def _probe(
         neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
         cpus=min(cpus, limit or cpus),
         cpus_limited=limit is not None and limit < cpus,
-        efa=usable,
-        closed_efa=closed,
-        locked_memory=locked_memory() if usable else None,
+        efa=usable_efa,
+        closed_efa=closed_efa,
+        locked_memory=locked_memory() if usable_efa else None,
         interfaces=interfaces,
         shared_memory=_free_bytes("/dev/shm"),  # noqa: S108  (the kernel's own)
-        reaching=reaching,
-        own_address=own_address,
-        routed=routed,
-        own_route=own_route,
-        free_port=_free_port() if alone_with_torchrun else 0,
+        free_port=_free_port() if is_one_host and starts_torchrun else 0,
+        **network,
     )
+
+
+def _look_at_network(
+    platform: platforms.Description, own_name: str, interfaces: Sequence[str]
+) -> Mapping[str, str]:
+    """Return the fields of ``Devices`` that say how this host reaches the others.
+
+    Sockets are not loaded for a plain script on one host.
+    """
+    hosts = platform.hosts
+    if len(hosts.names) > 1:
+        from trainworks_launcher.environment import network_routes
+
+        looked_up = ", ".join(dict.fromkeys((hosts.names[0], own_name)))
+        with inspecting(f"the look-up of host names (DNS) for {looked_up}"):
+            return network_routes.look_at_network(platform, own_name, interfaces)._asdict()
+    if hosts.interface not in ("", *interfaces):
+        from trainworks_launcher.environment import network_routes
+
+        return {"reaching": network_routes.interface_that_reaches(*hosts.names)}
+    return {}
 
 
 def _count_cpus() -> int:

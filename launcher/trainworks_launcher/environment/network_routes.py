@@ -10,7 +10,6 @@ import socket
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract import files, names
-from trainworks_launcher.contract.json_values import text, texts
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.devices import names_in
 
@@ -30,12 +29,13 @@ def look_at_network(
     platform: platforms.Description, own_name: str, interfaces: Sequence[str]
 ) -> Network:
     """Look up how this host of several reaches the leader, and where its own name leads."""
-    config = platform.resource_config
-    given, hosts = text(config.get("network_interface_name")), texts(config.get("hosts"))
-    leader = platform.leader_address or hosts[0]
+    hosts = platform.hosts
+    given = hosts.interface
+    first, second = hosts.names[:2]
+    leader = platform.leader_address or first
     # The leader's own programs look for rank 0's store by the leader's name, too.
-    leads = text(config.get("current_host")) == hosts[0]
-    way = _way_from_leader(leader, hosts[1]) if leads else interface_that_reaches(leader, hosts[1])
+    leads = hosts.current == first
+    way = _way_from_leader(leader, second) if leads else interface_that_reaches(leader, second)
     routed = "" if way == "lo" else way
     own_route = ""
     if leads and routed and not _leads_here(leader):

@@ -7,14 +7,18 @@ called ``homogeneousCluster``.
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.json_values import Json, kind, mapping, text, texts
+from trainworks_launcher.contract.json_values import NOTHING, Json, kind, mapping, text, texts
 
 HOMOGENEOUS = "homogeneousCluster"
 """The platform's name of the only group of a cluster without groups (as sagemaker-training)."""
+
+LOCAL = "local"
+"""Instance type of a host whose platform names none: what the SDK's local mode says."""
 
 _TEXTS = ("current_host", "current_instance_type", "current_group_name", "network_interface_name")
 
@@ -29,49 +33,96 @@ class Group(NamedTuple):
     hosts: tuple[str, ...]
 
 
-def instance_groups(config: Mapping[str, Json]) -> tuple[Group, ...]:
-    """Return the groups in the platform's order; empty for a cluster without groups."""
+class Hosts(NamedTuple):
+    """The hosts of a job, as seen from one of them.
+
+    Attributes:
+        names: All hosts, in the platform's order; () if the platform does not list them.
+        current: The host from which they are seen; "" if the platform does not name it.
+        groups: The instance groups in the platform's order; () for a cluster without groups.
+        current_group: Name of the current host's group; "" if the platform does not name it.
+        current_type: Instance type of the current host; "" if the platform does not name it.
+        interface: The network interface that the platform names, or several with commas between
+            them; "" for none.
+        document: The resource config itself, for the script; empty if there is none.
+    """
+
+    names: tuple[str, ...] = ()
+    current: str = ""
+    groups: tuple[Group, ...] = ()
+    current_group: str = ""
+    current_type: str = ""
+    interface: str = ""
+    document: Mapping[str, Json] = NOTHING
+
+    def group_of(self, host: str) -> Group | None:
+        """Return the group of a host.
+
+        None for a cluster without groups, or a host that is in none.
+
+        ``current_group`` decides for the current host only if it is one of the groups and does not
+        contradict them: the lists of hosts are the same on every host, the name is not.
+        """
+        holding = [group for group in self.groups if host in group.hosts]
+        named = self.current_group if host == self.current else ""
+        for group in holding or self.groups:
+            if group.name == named:
+                return group
+        return holding[0] if holding else None
+
+    def instance_type_of(self, host: str) -> str:
+        """Return the instance type of a host: its group's, else the current one."""
+        group = self.group_of(host)
+        own = group.instance_type if group is not None else ""
+        return own or self.current_type or LOCAL
+
+    def instance_types(self, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Return the instance type of each host. The groups are read once for all hosts."""
+        by_host = {}
+        for group in self.groups:
+            for host in group.hosts:
+                by_host[host] = group.instance_type
+        default = self.current_type or LOCAL
+        return {host: by_host.get(host) or default for host in hosts}
+
+    def seen_from(self, host: str) -> Hosts:
+        """Return the same hosts as another one of them sees them.
+
+        Of what the platform says of the current host, only that changes which is there.
+        """
+        document: dict[str, Json] = {**self.document, "current_host": host}
+        if "current_instance_type" in document:
+            document["current_instance_type"] = self.instance_type_of(host)
+        group = self.group_of(host)
+        if group is not None and "current_group_name" in document:
+            document["current_group_name"] = group.name
+        return read_hosts(document)
+
+    def with_interface(self, name: str) -> Hosts:
+        """Return the same hosts where the platform names a network interface."""
+        return read_hosts({**self.document, "network_interface_name": name})
+
+
+def read_hosts(config: Mapping[str, Json]) -> Hosts:
+    """Return the hosts of a resource config.
+
+    A value of a wrong type counts as absent; ``check_resource_config`` refuses it.
+    """
     listed = config.get("instance_groups")
-    rows = [mapping(row) for row in listed] if isinstance(listed, list) else []
-    return tuple(
-        Group(
-            text(row.get("instance_group_name")),
-            text(row.get("instance_type")),
-            texts(row.get("hosts")),
-        )
-        for row in rows
-    )
-
-
-def group_of(config: Mapping[str, Json], host: str) -> Group | None:
-    """Return the group that ``host`` is in.
-
-    None for a cluster without groups, or a host that is in none.
-
-    ``current_group_name`` decides for the current host only if it is one of the groups and does not
-    contradict them: the lists of hosts are the same on every host, the name is not.
-    """
-    groups = instance_groups(config)
-    holding = [group for group in groups if host in group.hosts]
-    said = (
-        text(config.get("current_group_name")) if host == text(config.get("current_host")) else ""
-    )
-    for group in holding or groups:
-        if group.name == said:
-            return group
-    return holding[0] if holding else None
-
-
-def instance_type_of(config: Mapping[str, Json], host: str) -> str:
-    """Return the instance type of a host: its group's, else the current one.
-
-    "local" is what the SDK's local mode says.
-    """
-    group = group_of(config, host)
-    return (
-        (group.instance_type if group else "")
-        or text(config.get("current_instance_type"))
-        or "local"
+    groups = []
+    for entry in listed if isinstance(listed, list) else []:
+        row = mapping(entry)
+        name = text(row.get("instance_group_name"))
+        instance_type = text(row.get("instance_type"))
+        groups.append(Group(name, instance_type, texts(row.get("hosts"))))
+    return Hosts(
+        names=texts(config.get("hosts")),
+        current=text(config.get("current_host")),
+        groups=tuple(groups),
+        current_group=text(config.get("current_group_name")),
+        current_type=text(config.get("current_instance_type")),
+        interface=text(config.get("network_interface_name")),
+        document=MappingProxyType(dict(config)),
     )
 
 

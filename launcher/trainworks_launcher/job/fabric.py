@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Instance, Manifest
 
 LOCKED_BYTES = 128 << 20
@@ -52,78 +53,83 @@ class Fabric(NamedTuple):
 
 def choose_fabric(
     manifest: Manifest,
-    devices: Sequence[str] | None,
+    devices: Devices,
     instance_type: str,
     hosts: int,
     inherited: Mapping[str, str],
-    closed: Sequence[str] = (),
-    locked: int | None = None,
 ) -> Fabric:
     """Decide for one host.
 
     Args:
         manifest: The image's manifest.
-        devices: EFA devices that can be opened on the host; None if they cannot be known.
+        devices: What the host has; its EFA devices are None if they cannot be known.
         instance_type: Instance type of the host.
         hosts: Number of hosts of the distribution.
         inherited: The container's environment; a value in it is the user's
             choice, if this host can keep it.
-        closed: EFA devices of the host that cannot be opened.
-        locked: Bytes of memory that may be locked; None: any.
     """
     row = manifest.instances.get(instance_type)
-    warnings = []
-    efa = True
-    if devices is None:
-        if not row or not row.efa:
+    has_efa = row is not None and row.efa
+    if devices.efa is None:
+        if not has_efa:
             return Fabric()
         origin = f"the image's instance table says that {instance_type} has EFA"
-    elif devices:
-        origin = f"EFA devices on this host: {', '.join(devices)}"
+    elif devices.efa:
+        origin = f"EFA devices on this host: {', '.join(devices.efa)}"
+        locked = devices.locked_memory
         if locked is not None and locked < LOCKED_BYTES:
-            efa = False
-            limit = f"{locked >> 10} KiB of memory may be locked"
-            advice = "start the container with --ulimit memlock=-1 (Slurm: ulimit -l unlimited)"
-            warnings.append(
-                f"{origin}, but only {limit}: traffic between hosts goes over TCP; {advice}"
+            warning = (
+                f"{origin}, but only {locked >> 10} KiB of memory may be locked: traffic between"
+                " hosts goes over TCP; start the container with --ulimit memlock=-1 (Slurm: ulimit"
+                " -l unlimited)"
             )
-    elif closed:
-        efa = False
-        advice = "pass /dev/infiniband into the container, and the right to open it"
-        listed = ", ".join(closed)
-        warnings.append(
-            f"this host has EFA ({listed}), but the container can open none of its devices: traffic"
-            f" between hosts goes over TCP; {advice}"
+            return _without("this container cannot use EFA", inherited, [warning])
+    elif devices.closed_efa:
+        closed = ", ".join(devices.closed_efa)
+        warning = (
+            f"this host has EFA ({closed}), but the container can open none of its"
+            " devices: traffic between hosts goes over TCP; pass /dev/infiniband into the"
+            " container, and the right to open it"
         )
-    elif row and row.efa:
-        efa = False
-        origin = f"{instance_type} has EFA, but no EFA device is in this container"
-        if hosts > 1:
-            warnings.append(
-                f"{origin}: traffic between hosts goes over TCP;"
-                " pass the EFA devices into the container"
-            )
+        return _without("this container cannot use EFA", inherited, [warning])
+    elif has_efa:
+        warning = (
+            f"{instance_type} has EFA, but no EFA device is in this container: traffic between"
+            " hosts goes over TCP; pass the EFA devices into the container"
+        )
+        warnings = [warning] if hosts > 1 else []
+        return _without("this container cannot use EFA", inherited, warnings)
     else:
         return _without("this host has no EFA device", inherited)
-    if not efa:
-        return _without("this container cannot use EFA", inherited, warnings)
-    wanted = [
-        variable for variable in manifest.fabric if not variable.rdma or (row and row.efa_rdma)
-    ]
-    warnings.extend(
-        f"this host has EFA, but the image has no {names.NCCL_PLUGIN}: {missing.cost}"
-        for missing in manifest.missing
-        if missing.component == names.NCCL_PLUGIN and hosts > 1
-    )
-    variables = {
-        variable.name: variable.value for variable in wanted if variable.name not in inherited
-    }
-    unusable = MappingProxyType(dict(_without_rdma(manifest, row, instance_type)))
-    kept = "kept as the container's environment has it"
+    return _with_efa(manifest, instance_type, hosts, inherited, origin)
+
+
+def _with_efa(
+    manifest: Manifest,
+    instance_type: str,
+    hosts: int,
+    inherited: Mapping[str, str],
+    origin: str,
+) -> Fabric:
+    """Return the fabric of a host that uses EFA. origin: how it is known that the host has EFA."""
+    row = manifest.instances.get(instance_type)
+    has_rdma = row is not None and row.efa_rdma
+    variables: dict[str, str] = {}
     reasons = [("EFA", origin)]
-    reasons += [
-        (variable.name, variable.why if variable.name in variables else kept) for variable in wanted
-    ]
+    for variable in manifest.fabric:
+        if variable.rdma and not has_rdma:
+            continue
+        if variable.name in inherited:
+            reasons.append((variable.name, "kept as the container's environment has it"))
+        else:
+            variables[variable.name] = variable.value
+            reasons.append((variable.name, variable.why))
+    warnings = []
+    if hosts > 1:
+        plugin = names.NCCL_PLUGIN
+        costs = [missing.cost for missing in manifest.missing if missing.component == plugin]
+        warnings = [f"this host has EFA, but the image has no {plugin}: {cost}" for cost in costs]
+    unusable = MappingProxyType(dict(_without_rdma(manifest, row, instance_type)))
     made = Fabric(True, MappingProxyType(variables), tuple(reasons), unusable=unusable)
     return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
 

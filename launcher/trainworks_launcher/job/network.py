@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.job.fabric import Fabric, choose_fabric
 from trainworks_launcher.job.placement import Placement, is_type_of_this_host
 
@@ -69,15 +68,15 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
     reader = Reader({}, environment.variables)
     interface, interface_why = _interface(environment, reader)
     reader.warnings += _absent(environment)
-    here = is_type_of_this_host(environment, placement.instance_type)
+    devices = Devices(efa=None)
+    if is_type_of_this_host(environment, placement.instance_type):
+        devices = environment.devices
     fabric = choose_fabric(
         environment.manifest,
-        environment.devices.efa if here else None,
+        devices,
         placement.instance_type,
         len(placement.distribution_hosts),
         environment.variables,
-        environment.devices.closed_efa if here else (),
-        environment.devices.locked_memory if here else None,
     )
     platform = environment.platform
     hang = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
@@ -162,7 +161,7 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
         The interface and where it comes from; both ``""`` if none is known. A
         replacement is a warning.
     """
-    given = text(environment.resource_config.get("network_interface_name"))
+    given = environment.hosts.interface
     devices = environment.devices
     if not given:
         leads = (

@@ -8,10 +8,6 @@ table and stays this host's.
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from trainworks_launcher.contract.json_values import Json, text, texts
-from trainworks_launcher.environment import resource_config
 from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.environment.manifest import Instance
 
@@ -21,20 +17,12 @@ def environment_of(environment: Environment, host: str) -> Environment:
 
     Unchanged for this host, and for a name that is none of the job's.
     """
-    config = environment.resource_config
-    current = text(config.get("current_host"))
-    if not host or host == current or host not in texts(config.get("hosts")):
+    hosts = environment.hosts
+    if not host or host == hosts.current or host not in hosts.names:
         return environment
-    own = resource_config.instance_type_of(config, current)
-    kind = resource_config.instance_type_of(config, host)
-    group = resource_config.group_of(config, host)
-    changed: dict[str, Json] = {"current_host": host}
-    if "current_instance_type" in config:
-        changed["current_instance_type"] = kind
-    if group and "current_group_name" in config:
-        changed["current_group_name"] = group.name
+    kind = hosts.instance_type_of(host)
     devices = environment.devices
-    if kind != own:
+    if kind != hosts.instance_type_of(hosts.current):
         row = environment.manifest.instances.get(kind, Instance())
         devices = devices._replace(
             gpus=row.gpus,
@@ -46,14 +34,14 @@ def environment_of(environment: Environment, host: str) -> Environment:
         )
     platform = environment.platform
     if platform.tasks is not None:  # its first task
-        counts, number = platform.tasks.counts, texts(config.get("hosts")).index(host)
+        counts, number = platform.tasks.counts, hosts.names.index(host)
         platform = platform._replace(
             tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0)
         )
     return environment._replace(
         platform=platform,
-        resource_config=MappingProxyType({**config, **changed}),
+        hosts=hosts.seen_from(host),
         devices=devices,
         # A platform that names its hosts does so everywhere.
-        hostname=host if environment.hostname == current else environment.hostname,
+        hostname=host if environment.hostname == hosts.current else environment.hostname,
     )

@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.hyperparameters import split_reserved, truth
-from trainworks_launcher.contract.json_values import text, texts, without_brackets
+from trainworks_launcher.contract.json_values import texts, without_brackets
 from trainworks_launcher.contract.modes import MINIMUM_SOURCE, MODES, SWITCHES, Mode
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.environment import resource_config
 from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.environment.manifest import Instance
-from trainworks_launcher.environment.platforms import Tasks
+from trainworks_launcher.environment.platforms import Description, Tasks
+from trainworks_launcher.environment.resource_config import LOCAL, check_resource_config
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.elastic import MODE as ELASTIC
 from trainworks_launcher.job.elastic import Elastic, read_elastic
@@ -144,9 +143,8 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     Returns:
         The placement, and everything that is wrong with it.
     """
-    reserved = split_reserved(environment.hyperparameters)[1]
-    reader = Reader(reserved, environment.variables)
-    reader.problems += resource_config.check_resource_config(environment.resource_config)
+    reader = Reader(environment.reserved, environment.variables)
+    reader.problems += check_resource_config(environment.hosts.document)
     hosts, host = _hosts(environment, asked, reader)
     mode = _choose_mode(environment, reader)
     part = _hosts_of(environment, mode, hosts, reader)
@@ -155,34 +153,21 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     counts, why = _slots(environment, mode, part, per_host, reader)
     processes = _processes(reader, mode, counts)
     if mode.name == MODEL_PARALLEL:
-        parameters, where = model_parallel.parameters(
-            environment.hyperparameters, environment.variables
-        )
-        reader.problems += model_parallel.check_processes(parameters, where, processes)
-        reader.problems += model_parallel.check_library(
-            parameters, where, environment.manifest.protected
-        )
-        reader.warnings += model_parallel.unknown(parameters)
+        _check_model_parallel(environment, processes, reader)
     reader.warnings += _unknown_types(environment, hosts)
-    if mode.name not in _IPV6_MODES and any(":" in name for name in hosts):
-        problem = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
-        reader.refuse(
-            problem,
-            f"{environment.platform.where}: hosts",
-            "give them names, for example in /etc/hosts",
-        )
+    _check_addresses(environment, mode, hosts, reader)
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
-    if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
-        problem = (
-            f"restarts need the hosts' names, and {environment.platform.platform} does not say"
-            " where they are"
-        )
-        reader.refuse(
-            problem, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
-        )
-    # The leader's name may lead elsewhere on the leader itself: there its
-    # programs take its address.
-    own_route = environment.devices.own_route if host == part[0] else ""
+    _check_restarts(environment, mode, elastic, reader)
+    platform = environment.platform
+    leader = part[0]
+    leader_address = platform.leader_address or leader
+    if host == leader and environment.devices.own_route:
+        # The leader's name may lead elsewhere on the leader itself: there its programs take its
+        # address.
+        leader_address = environment.devices.own_route
+    origin = Origin.PLATFORM
+    if per_host and not mode.one_per_host:
+        origin = Origin.USER
     placement = Placement(
         mode=mode.name,
         hosts=hosts,
@@ -190,18 +175,51 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         distribution_hosts=part,
         slots=counts,
         processes=processes,
-        processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
+        processes_origin=origin,
         processes_why=why,
-        instance_type=resource_config.instance_type_of(environment.resource_config, host),
+        instance_type=environment.hosts.instance_type_of(host),
         mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
-        leader_address=own_route or environment.platform.leader_address or part[0],
-        served=bool(environment.platform.served),
-        tasks=environment.platform.tasks,
+        leader_address=leader_address,
+        served=bool(platform.served),
+        tasks=platform.tasks,
         elastic=elastic,
         warnings=tuple(reader.warnings),
     )
     return placement, reader.problems
+
+
+def _check_model_parallel(environment: Environment, processes: int, reader: Reader) -> None:
+    """Refuse parameters of model parallelism that do not fit the processes or the library."""
+    parameters, where = model_parallel.parameters(
+        environment.hyperparameters, environment.variables
+    )
+    protected = environment.manifest.protected
+    reader.problems += model_parallel.check_processes(parameters, where, processes)
+    reader.problems += model_parallel.check_library(parameters, where, protected)
+    reader.warnings += model_parallel.unknown(parameters)
+
+
+def _check_addresses(
+    environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
+) -> None:
+    """Refuse hosts with IPv6 addresses for names, where a mode cannot take them."""
+    if mode.name in _IPV6_MODES or not any(":" in name for name in hosts):
+        return
+    problem = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
+    where = f"{environment.platform.where}: hosts"
+    reader.refuse(problem, where, "give them names, for example in /etc/hosts")
+
+
+def _check_restarts(environment: Environment, mode: Mode, elastic: Elastic, reader: Reader) -> None:
+    """Refuse restarts by torchrun where the hosts have no names that lead to them."""
+    platform = environment.platform
+    if elastic.asked and mode.name == ELASTIC and not platform.names_resolve:
+        problem = (
+            f"restarts need the hosts' names, and {platform.platform} does not say where they are"
+        )
+        where = f"variable {names.MAX_RESTARTS_VARIABLE}"
+        reader.refuse(problem, where, "leave restarts to the platform")
 
 
 def _is_ipv6(name: str) -> bool:
@@ -222,10 +240,8 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
     Without a resource config the job is one host: this one.
     """
     where = environment.platform.where
-    config = environment.resource_config
-    hosts = texts(config.get("hosts"))
-    current = text(config.get("current_host"))
-    if not config:
+    hosts, current = environment.hosts.names, environment.hosts.current
+    if not environment.hosts.document:
         hosts, current = (environment.hostname,), environment.hostname
     elif not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
@@ -258,8 +274,8 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     that reads them. smddp beside torch_distributed
     is a library too: torchrun starts the processes.
     """
-    reserved = reader.reserved
-    asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
+    reserved = environment.reserved
+    asked = {mode: switch for switch, mode in SWITCHES.items() if reserved.is_on(switch)}
     parameters, where = model_parallel.parameters(
         environment.hyperparameters, environment.variables
     )
@@ -288,20 +304,27 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
             )
         reader.refuse(f"{both} are both switched on", ", ".join(asked.values()), advice)
     for name in reserved:
-        if (
-            name.startswith(names.RESERVED_PREFIX)
-            and name.endswith("_enabled")
-            and truth(reserved.get(name))
-            and name not in (*SWITCHES, *_NOT_A_MODE)
-        ):
+        is_switch = name.startswith(names.RESERVED_PREFIX) and name.endswith("_enabled")
+        is_known = name in SWITCHES or name in _NOT_A_MODE
+        if is_switch and not is_known and reserved.is_on(name):
             problem = "switches on a mode that this launcher does not know"
             reader.refuse(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES)))
     platform = environment.platform
-    usual = "none" if environment.invocation.mode else platform.mode or "none"
+    usual = "none"
+    if platform.mode and not environment.invocation.mode:
+        usual = platform.mode
     mode = MODES[next(iter(asked), usual)]
     if platform.tasks is not None:
         mode = _mode_of_tasks(environment, mode, reader)
-    elif platform.served and not mode.by_mpirun:
+    else:
+        _check_platform(platform, mode, reader)
+    _check_version(environment, mode, reader)
+    return mode
+
+
+def _check_platform(platform: Description, mode: Mode, reader: Reader) -> None:
+    """Refuse a mode that needs more than the platform gives."""
+    if platform.served and not mode.by_mpirun:
         what = (
             f"{mode.name} needs a launcher on every host,"
             f" and {platform.platform} has one on this host only"
@@ -323,8 +346,6 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
             " where they are"
         )
         reader.refuse(what, platform.where, "use torch_distributed or mpi")
-    _check_version(environment, mode, reader)
-    return mode
 
 
 def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode:
@@ -367,21 +388,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in match.group().split(".")) if match else ()
 
 
-def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
-    """Return the instance type of each host, as ``resource_config`` tells that of one.
-
-    The groups are read once for all hosts.
-    """
-    config = environment.resource_config
-    grouped = {
-        host: group.instance_type
-        for group in resource_config.instance_groups(config)
-        for host in group.hosts
-    }
-    default = text(config.get("current_instance_type")) or "local"
-    return {host: grouped.get(host) or default for host in hosts}
-
-
 def _hosts_of(
     environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
 ) -> tuple[str, ...]:
@@ -392,19 +398,16 @@ def _hosts_of(
     not exist or has no host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
-    groups = {
-        group.name: group.hosts
-        for group in resource_config.instance_groups(environment.resource_config)
-    }
+    groups = {group.name: group.hosts for group in environment.hosts.groups}
     value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
-    asked = (value,) if isinstance(value, str) and value else texts(value)
+    asked = texts(value)
+    if isinstance(value, str) and value:
+        asked = (value,)
     for name in asked:
         if name not in groups:
-            advice = (
-                nearest(name, tuple(groups))
-                if groups
-                else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
-            )
+            advice = f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            if groups:
+                advice = nearest(name, tuple(groups))
             reader.refuse(f"instance group {name!r} does not exist", where, advice)
         elif not groups[name]:
             advice = "give the group at least one host"
@@ -423,8 +426,11 @@ def _hosts_of(
             )
         return tuple(hosts)
     known = frozenset(hosts)
-    part = tuple(host for name, members in groups.items() if name in asked for host in members)
-    return tuple(host for host in part if host in known) or tuple(hosts)
+    part: list[str] = []
+    for name, members in groups.items():
+        if name in asked:
+            part += [host for host in members if host in known]
+    return tuple(part or hosts)
 
 
 def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
@@ -438,14 +444,11 @@ def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
     """Return the refusal of a job that needs a program that is not there."""
     declared = environment.manifest.programs.get(name)
-    place = f"image {environment.manifest.name!r}" + (
-        f", which declares it at {declared}" if declared else ", PATH"
-    )
-    return Problem(
-        f"{name} is not installed, and {reason}",
-        place,
-        f"use an image that has {name}, or install it",
-    )
+    place = f"image {environment.manifest.name!r}, PATH"
+    if declared:
+        place = f"image {environment.manifest.name!r}, which declares it at {declared}"
+    advice = f"use an image that has {name}, or install it"
+    return Problem(f"{name} is not installed, and {reason}", place, advice)
 
 
 def _slots(
@@ -461,37 +464,27 @@ def _slots(
     if platform.tasks is not None:
         return platform.tasks.counts, f"{platform.platform} starts every rank as a task"
     given = asked
-    asked = 1 if mode.one_per_host else asked or platform.processes_per_host or None
+    if mode.one_per_host:
+        asked = 1
+    elif not asked:
+        asked = platform.processes_per_host or None
     if mode.needs_count and asked is None:
         advice = "set processes_per_host, normally the number of GPUs of one host"
         where = f"hyperparameter {names.PROCESSES_PER_HOST}"
         reader.refuse(f"{mode.name} needs the processes per host", where, advice)
-    type_of = instance_types(environment, hosts)
+    type_of = environment.hosts.instance_types(hosts)
     counts: dict[str, int] = {}
     why = ""
     for kind in dict.fromkeys(type_of[host] for host in hosts):
         gpus, neuron_cores = accelerators(environment, kind)
         if not mode.one_per_host:
             reader.warnings += _uncounted(environment, kind)
-        if neuron_cores and mode.name == ELASTIC and _lacks_neuron(environment):
-            advice = "use an image for Neuron, or an instance type with GPUs or CPUs alone"
-            reader.refuse(
-                f"{kind} has Neuron cores, and the image has no Neuron",
-                f"instance type {kind}",
-                advice,
-            )
-        if neuron_cores and not mode.trainium:
-            advice = "use torch_distributed"
-            reader.refuse(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice)
-        for number, noun in ((gpus, "GPU"), (neuron_cores, "Neuron core")):
-            if asked and number and asked > number:
-                there = f" of {kind}" if kind != "local" else ""
-                reader.refuse(
-                    f"{asked} processes per host on {number} {noun}(s){there}",
-                    f"hyperparameter {names.PROCESSES_PER_HOST}",
-                    f"give at most {number}: one process per {noun}",
-                )
-                break
+        if neuron_cores:
+            _check_neuron(environment, mode, kind, reader)
+        if asked and gpus and asked > gpus:
+            _refuse_processes(asked, gpus, "GPU", kind, reader)
+        elif asked and neuron_cores and asked > neuron_cores:
+            _refuse_processes(asked, neuron_cores, "Neuron core", kind, reader)
         counts[kind] = asked or gpus or neuron_cores or 1
         if not why:
             why = _default_count(gpus, neuron_cores)
@@ -504,6 +497,24 @@ def _slots(
     elif asked:
         why = platform.processes_why
     return tuple(counts[type_of[host]] for host in hosts), why
+
+
+def _check_neuron(environment: Environment, mode: Mode, kind: str, reader: Reader) -> None:
+    """Refuse a mode or an image that cannot use the Neuron cores of an instance type."""
+    where = f"instance type {kind}"
+    if mode.name == ELASTIC and _lacks_neuron(environment):
+        advice = "use an image for Neuron, or an instance type with GPUs or CPUs alone"
+        reader.refuse(f"{kind} has Neuron cores, and the image has no Neuron", where, advice)
+    if not mode.trainium:
+        reader.refuse(f"{mode.name} does not run on Trainium", where, "use torch_distributed")
+
+
+def _refuse_processes(asked: int, count: int, noun: str, kind: str, reader: Reader) -> None:
+    """Refuse more processes per host than a host has accelerators. noun: ``GPU``."""
+    of_type = f" of {kind}" if kind != LOCAL else ""
+    problem = f"{asked} processes per host on {count} {noun}(s){of_type}"
+    where = f"hyperparameter {names.PROCESSES_PER_HOST}"
+    reader.refuse(problem, where, f"give at most {count}: one process per {noun}")
 
 
 def _default_count(gpus: int, neuron_cores: int) -> str:
@@ -569,7 +580,7 @@ def _uncounted(environment: Environment, kind: str) -> list[str]:
 def _unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
     """Return a warning for each instance type of the job that the image's table does not have."""
     manifest = environment.manifest
-    kinds = dict.fromkeys(instance_types(environment, hosts).values())
+    kinds = dict.fromkeys(environment.hosts.instance_types(hosts).values())
     return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
 
 
@@ -588,8 +599,8 @@ def is_type_of_this_host(environment: Environment, kind: str) -> bool:
     """Return whether hosts of an instance type are like the one that the
     environment was read on.
     """
-    config = environment.resource_config
-    return resource_config.instance_type_of(config, text(config.get("current_host"))) == kind
+    hosts = environment.hosts
+    return hosts.instance_type_of(hosts.current) == kind
 
 
 def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:

@@ -9,10 +9,9 @@ from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.hyperparameters import split_reserved
+from trainworks_launcher.contract.hyperparameters import Reserved
 from trainworks_launcher.contract.json_values import Json, text, text_form, texts, unusable
 from trainworks_launcher.contract.settings import LEVELS, Reader, log_level
-from trainworks_launcher.environment import resource_config
 from trainworks_launcher.environment.entry_point import (
     Code,
     EntryPoint,
@@ -60,7 +59,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
     Returns:
         The program, and everything that is wrong with it.
     """
-    user, reserved = split_reserved(environment.hyperparameters)
+    user, reserved = environment.user_hyperparameters, environment.reserved
     reader = Reader(reserved, environment.variables)
     style, order = choose_style(reader), choose_order(reader)
     reader.problems += _check_texts(environment, user, reserved, style)
@@ -94,7 +93,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
 
 
 def _check_texts(
-    environment: Environment, user: Mapping[str, Json], reserved: Mapping[str, Json], style: str
+    environment: Environment, user: Mapping[str, Json], reserved: Reserved, style: str
 ) -> list[Problem]:
     """Find what cannot become a variable, or an argument in this style."""
     problems: list[Problem] = []
@@ -115,11 +114,11 @@ def _check_texts(
         bad = unusable(value) if isinstance(value, str) else ""
         if bad:
             problems.append(Problem(f"its value {bad}", f"hyperparameter {name}", "leave it out"))
-    for name, value in environment.resource_config.items():
+    for name, value in environment.hosts.document.items():
         bad = _first_unusable(text(value), *texts(value))
         if bad:
             problems.append(Problem(f"{name!r} {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
-    for group in resource_config.instance_groups(environment.resource_config):
+    for group in environment.hosts.groups:
         bad = unusable(group.name) or unusable(group.instance_type)
         if bad:
             problems.append(
@@ -161,11 +160,11 @@ def _check_name(name: str, what: str, where: str) -> list[Problem]:
     return [Problem(problem, where, "use letters, digits, . _ -")]
 
 
-def _warnings(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[str]:
+def _warnings(user: Mapping[str, Json], reserved: Reserved) -> list[str]:
     """Warn of hyperparameters that share one variable, and of what is asked for and not done."""
     held: dict[str, str] = {}
     warnings: list[str] = []
-    if text(reserved.get(names.S3_OUTPUT)).startswith("s3://"):
+    if reserved.text(names.S3_OUTPUT).startswith("s3://"):
         warnings.append(
             f"{names.S3_OUTPUT} is set, but this launcher uploads nothing while the job runs: what"
             " is in output/intermediate stays there; write checkpoints to the checkpoint directory"

@@ -162,26 +162,38 @@ class NodePlan(NamedTuple):
 
     def redacted(self, redactor: Redactor) -> NodePlan:
         """Return the plan with its secrets hidden: to be shown, not to be run."""
+        auxiliaries = []
+        for auxiliary in self.auxiliaries:
+            argv = redactor.words(auxiliary.argv)
+            env = redactor.variables(auxiliary.env)
+            auxiliaries.append(auxiliary._replace(argv=argv, env=env))
+        reasons = []
+        for reason in self.why:
+            why = redactor.text(reason.why)
+            reasons.append(reason._replace(why=why, words=redactor.words(reason.words)))
         return self._replace(
             argv=redactor.words(self.argv),
             env=MappingProxyType(redactor.variables(self.env)),
             code=self.code._replace(fetch=redactor.words(self.code.fetch)),
             requirements=redactor.words(self.requirements),
-            auxiliaries=tuple(
-                beside._replace(
-                    argv=redactor.words(beside.argv), env=redactor.variables(beside.env)
-                )
-                for beside in self.auxiliaries
-            ),
-            why=tuple(
-                reason._replace(why=redactor.text(reason.why), words=redactor.words(reason.words))
-                for reason in self.why
-            ),
+            auxiliaries=tuple(auxiliaries),
+            why=tuple(reasons),
             warnings=tuple(redactor.text(warning) for warning in self.warnings),
         )
 
     def document(self) -> dict[str, Json]:
         """Return the plan as a JSON object."""
+        auxiliaries: list[Json] = []
+        for row in self.auxiliaries:
+            env: dict[str, Json] = dict(sorted(row.env.items()))
+            auxiliaries.append({"name": row.name, "argv": list(row.argv), "env": env})
+        reasons: list[Json] = []
+        for reason in self.why:
+            origin = reason.origin.word
+            reasons.append({"subject": reason.subject, "origin": origin, "why": reason.why})
+        control: Json = None
+        if self.control is not None:
+            control = {**self.control._asdict(), "hosts": list(self.control.hosts)}
         return {
             "platform": self.platform or None,
             "mode": self.mode,
@@ -199,21 +211,13 @@ class NodePlan(NamedTuple):
             "member": self.member or self.host,
             "rank": self.rank if self.rank >= 0 else None,
             "hidden": list(self.hidden),
-            "auxiliaries": [
-                {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
-                for row in self.auxiliaries
-            ],
-            "control": {**self.control._asdict(), "hosts": list(self.control.hosts)}
-            if self.control
-            else None,
-            "shell": self.shell._asdict() if self.shell else None,
+            "auxiliaries": auxiliaries,
+            "control": control,
+            "shell": None if self.shell is None else self.shell._asdict(),
             "restarts": self.restarts,
             "limits_seconds": self.limits._asdict(),
             "checks": QUICK if self.checks else OFF,
-            "why": [
-                {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why}
-                for reason in self.why
-            ],
+            "why": reasons,
             "warnings": list(self.warnings),
         }
 
@@ -236,15 +240,14 @@ def control_of(job: Job) -> Control | None:
 
 def _control(placement: Placement, network: Network) -> Control | None:
     members = placement.members
+    leader = members[0]
     if len(members) == 1:
         return None
-    return Control(
-        members[0],
-        members,
-        network.control_port,
-        placement.elastic.minimum_hosts,
-        placement.leader_address if placement.leader_address != members[0] else "",
-    )
+    address = placement.leader_address
+    if address == leader:
+        address = ""
+    minimum = placement.elastic.minimum_hosts
+    return Control(leader, members, network.control_port, minimum, address)
 
 
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
@@ -275,25 +278,33 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     """Return what the job's log begins with: what is started, how the hosts
     talk to each other, and the warnings.
     """
-    platform = job.environment.platform
-    # A job that is taken for another platform's, and a platform that a person
-    # did not know of, are seen at once.
-    lines = (
-        [f"platform {platform.platform}: {platform.why}"]
-        if platform.platform not in ("", "sagemaker")
-        else []
-    )
+    environment = job.environment
+    platform = environment.platform
+    lines = []
+    if platform.platform not in ("", "sagemaker"):
+        # A job that is taken for another platform's, and a platform that a person did not know of,
+        # are seen at once.
+        lines.append(f"platform {platform.platform}: {platform.why}")
     lines.append(describe(job))
-    if job.environment.results.note:
-        lines.append(job.environment.results.note)
+    if environment.results.note:
+        lines.append(environment.results.note)
     if len(job.placement.hosts) > 1:
-        fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
-        lines.append(
-            f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}"
-        )
-    if job.environment.resume_from:
-        lines.append(f"goes on from the checkpoint {job.environment.resume_from}")
-    return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
+        lines.append(f"between hosts: {_transport(plan)}")
+    if environment.resume_from:
+        lines.append(f"goes on from the checkpoint {environment.resume_from}")
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    return tuple(lines)
+
+
+def _transport(plan: NodePlan) -> str:
+    """Return the transport between hosts, and why, such as ``EFA (EFA devices on this host: ...)``.
+
+    The plan has a reason for EFA where it is used.
+    """
+    for reason in plan.why:
+        if reason.subject == "EFA" and reason.why:
+            return f"EFA ({reason.why})"
+    return "TCP, because this host has no EFA"
 
 
 _THREADS = "OMP_NUM_THREADS"
@@ -307,17 +318,22 @@ def _threads(job: Job) -> tuple[int, str]:
     Not where the platform starts the ranks and shares the CPUs out, and not for
     a program that may start ranks itself.
     """
-    devices, ranks = job.environment.devices, job.placement.processes_per_host
+    devices = job.environment.devices
+    ranks = job.placement.processes_per_host
     if job.placement.mode == "ray":
         return 0, ""  # Ray sets it in each of its processes, by the CPUs that this one asked for
-    alone = ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python)
-    if alone or devices.efa is None or job.environment.platform.tasks is not None:
-        # Without devices.efa the host is not known.
+    if ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python):
         return 0, ""
+    is_known = devices.efa is not None
+    if not is_known or job.environment.platform.tasks is not None:
+        return 0, ""
+    threads = max(1, devices.cpus // ranks)
     limited = ", by its limit of CPU time," if devices.cpus_limited else ""
-    return max(
-        1, devices.cpus // ranks
-    ), f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
+    return threads, f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
+
+
+_INTERFACE_VARIABLES = {"NCCL_SOCKET_IFNAME": "NCCL", "GLOO_SOCKET_IFNAME": "gloo"}
+"""Variable that names the interface of a library -> the library."""
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
@@ -325,35 +341,29 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
 
     What the container already sets is kept.
     """
-    variables: dict[str, str] = dict(job.network.fabric.variables)
-    why = [Reason(subject, text, Origin.FABRIC) for subject, text in job.network.fabric.reasons]
-    if job.network.interface:
-        for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
+    network = job.network
+    variables: dict[str, str] = dict(network.fabric.variables)
+    reasons = []
+    for subject, why in network.fabric.reasons:
+        reasons.append(Reason(subject, why, Origin.FABRIC))
+    if network.interface:
+        for name, library in _INTERFACE_VARIABLES.items():
             if name not in job.inherited:
-                variables[name] = job.network.interface
-                why.append(
-                    Reason(
-                        name,
-                        f"{library} uses this interface: {job.network.interface_why}",
-                        Origin.PLATFORM,
-                    )
-                )
+                variables[name] = network.interface
+                why = f"{library} uses this interface: {network.interface_why}"
+                reasons.append(Reason(name, why, Origin.PLATFORM))
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
-        why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
-    why += [
-        Reason(name, text, Origin.PLATFORM) for name, text in job.environment.results.why.items()
-    ]
-    threads, of = _threads(job)
+        why = "warnings only; INFO prints hundreds of lines per process"
+        reasons.append(Reason("NCCL_DEBUG", why))
+    for name, why in job.environment.results.why.items():
+        reasons.append(Reason(name, why, Origin.PLATFORM))
+    threads, why = _threads(job)
     if threads and _THREADS not in job.inherited:
         variables[_THREADS] = str(threads)
-        why.append(Reason(_THREADS, of))
-    recorder = recorder_variables(job)
-    variables.update(recorder)
-    why += [
-        Reason(
-            name, "torch writes down each rank's last collectives when NCCL's time-out ends the job"
-        )
-        for name in recorder
-    ]
-    return MappingProxyType(variables), tuple(why)
+        reasons.append(Reason(_THREADS, why))
+    for name, value in recorder_variables(job).items():
+        variables[name] = value
+        why = "torch writes down each rank's last collectives when NCCL's time-out ends the job"
+        reasons.append(Reason(name, why))
+    return MappingProxyType(variables), tuple(reasons)

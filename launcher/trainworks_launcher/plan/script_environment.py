@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.hyperparameters import split_reserved, truth
-from trainworks_launcher.contract.json_values import Json, compact, mapping, text, text_form, texts
+from trainworks_launcher.contract.hyperparameters import Reserved, truth
+from trainworks_launcher.contract.json_values import Json, compact, mapping, text_form, texts
 from trainworks_launcher.contract.modes import MODES, SWITCHES
 from trainworks_launcher.contract.settings import log_level, region_of
-from trainworks_launcher.environment import resource_config
 from trainworks_launcher.environment.directories import OUTPUT
 from trainworks_launcher.environment.environment import Environment
+from trainworks_launcher.environment.resource_config import HOMOGENEOUS
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import MODEL_PARALLEL
@@ -51,7 +51,7 @@ A user's ``-x`` of one of them would copy the leader's.
 def exported_variables(job: Job) -> Mapping[str, str]:
     """Return all variables for the job's host."""
     environment = job.environment
-    user, reserved = split_reserved(environment.hyperparameters)
+    user, reserved = environment.user_hyperparameters, environment.reserved
     exported = {
         f"SM_{name.upper()}": text_form(value)
         for name, value in _sm_values(job, user, reserved).items()
@@ -65,9 +65,7 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(exported.items())))
 
 
-def _sm_values(
-    job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
-) -> Mapping[str, Json]:
+def _sm_values(job: Job, user: Mapping[str, Json], reserved: Reserved) -> Mapping[str, Json]:
     """Return the values of the variables that begin with SM_, by the rest of their names."""
     properties = _properties(job, user, reserved)
     all_hosts, channels = texts(properties["hosts"]), mapping(properties["channel_input_dirs"])
@@ -75,7 +73,7 @@ def _sm_values(
     master: dict[str, Json] = {"master_addr": _master(job), "master_port": job.network.master_port}
     job_name = (
         job.environment.variables.get(names.JOB_NAME_VARIABLE)
-        or text(reserved.get(names.JOB_NAME))
+        or reserved.text(names.JOB_NAME)
         or None
     )
     training_environment: dict[str, Json] = {**properties, "job_name": job_name, **master}
@@ -93,7 +91,7 @@ def _sm_values(
         "training_env": training_environment,
         "user_args": [*job.program.arguments],
     }
-    topology = job.environment.resource_config.get("topology")
+    topology = job.environment.hosts.document.get("topology")
     if topology:
         values["topology"] = topology
     for prefix, rows in (("channel", channels), ("hp", user)):
@@ -115,7 +113,7 @@ def _master(job: Job) -> str:
     return job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
 
 
-def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
+def _of_job(job: Job, reserved: Reserved) -> dict[str, str]:
     """Return the other variables that tell about the job: the same on every host, but for the
     leader's own address.
     """
@@ -124,7 +122,7 @@ def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
     exported = {
         "MASTER_ADDR": _master(job),
         "MASTER_PORT": str(job.network.master_port),
-        "SAGEMAKER_JOB_NAME": text(reserved.get(names.JOB_NAME)) or platform_job_name,
+        "SAGEMAKER_JOB_NAME": reserved.text(names.JOB_NAME) or platform_job_name,
         "SAGEMAKER_REGION": region_of(environment.variables, reserved),
         names.RESTARTS_VARIABLE: str(environment.platform.restarts),
         names.SUBMIT_DIRECTORY_VARIABLE: environment.code.directory,
@@ -185,9 +183,7 @@ one by another name.
 """
 
 
-def _properties(
-    job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
-) -> dict[str, Json]:
+def _properties(job: Job, user: Mapping[str, Json], reserved: Reserved) -> dict[str, Json]:
     """Return what SM_TRAINING_ENV tells about the job: the properties of
     sagemaker-training's Environment.
     """
@@ -197,7 +193,7 @@ def _properties(
     if instance is not None and environment.devices.neuron_devices:
         neurons = instance.neuron_cores
     interface = job.network.interface
-    if not interface and not environment.resource_config.get("network_interface_name"):
+    if not interface and not environment.hosts.document.get("network_interface_name"):
         # The platform's usual one, if it exists on this host.
         interfaces = environment.devices.interfaces
         if not interfaces or names.INTERFACE in interfaces:
@@ -249,20 +245,19 @@ def _directories(environment: Environment) -> dict[str, Json]:
     }
 
 
-def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Json]:
+def _properties_of_hosts(job: Job, reserved: Reserved) -> dict[str, Json]:
     """Return the properties that say which hosts there are, in which groups,
     and which one this is.
     """
-    placement, config = job.placement, job.environment.resource_config
+    placement, hosts = job.placement, job.environment.hosts
     mode, host = placement.mode, placement.host
-    all_hosts = texts(config.get("hosts")) or placement.hosts
-    groups, group = resource_config.instance_groups(config), resource_config.group_of(config, host)
+    all_hosts = hosts.names or placement.hosts
+    groups, group = hosts.groups, hosts.group_of(host)
     if group is not None:
         group_name, group_hosts = group.name, group.hosts
     else:
-        group_name = text(config.get("current_group_name")) or resource_config.HOMOGENEOUS
-        group_hosts = all_hosts
-    rows = config.get("instance_groups")
+        group_name, group_hosts = hosts.current_group or HOMOGENEOUS, all_hosts
+    rows = hosts.document.get("instance_groups")
     group_names: list[Json] = [row.name for row in groups]
     by_name: dict[str, Json] = {}
     if isinstance(rows, list):
@@ -281,7 +276,7 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
     else:
         taking_part += all_hosts
     master = taking_part[0] if taking_part else all_hosts[0]
-    own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
+    own_config: dict[str, Json] = {**hosts.document, "current_host": host, "hosts": [*all_hosts]}
     return {
         "current_host": host,
         "current_instance_group": group_name,
@@ -296,7 +291,7 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
         "is_master": host == master,
         "master_hostname": master,
         "resource_config": own_config,
-        "topology": config.get("topology", []),
+        "topology": hosts.document.get("topology", []),
     }
 
 

@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
-from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.attribution.failure import Verdict, name_of_program
+from trainworks_launcher.supervise.attribution.failure import name_of_program
 from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
-from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome
 from trainworks_launcher.supervise.phase import Phase
-from trainworks_launcher.supervise.processes.command import HostCommand
 from trainworks_launcher.supervise.processes.stopped_starters import (
     StoppedStarters,
     have_left_the_script,
 )
 
 if TYPE_CHECKING:
+    from trainworks_launcher.contract.json_values import Json
+    from trainworks_launcher.supervise.attempt import Attempt
     from trainworks_launcher.supervise.processes.ranks import Rank
 
 _LOOK_SECONDS = 0.5
@@ -45,60 +43,28 @@ Decides nothing but how soon they end.
 
 
 class Events(NamedTuple):
-    """What a stop asks of the run.
+    """What a stop tells the supervisor.
 
     Attributes:
-        phase: Returns how far the run is.
-        report: This host's end.
-        begun: The job is being stopped.
         saving: The ranks have been told; the outcome, as far as it is known now.
-        tell: Tells the leader, or the leader all hosts.
-        abandoned: The command hangs in the kernel, and the run goes on without it.
-        log: Prints a line.
+        abandoned: The command hangs in the kernel, and the attempt goes on without it.
     """
 
-    phase: Callable[[], Phase]
-    report: Callable[[Outcome], None]
-    begun: Callable[[], None]
     saving: Callable[[Outcome], None]
-    tell: Callable[..., None]
     abandoned: Callable[[], None]
-    log: Callable[[str], None]
 
 
 class Stopping:
-    """The stops of one run. Every method runs in the loop's thread.
+    """The stops of one attempt. Every method runs in the loop's thread."""
 
-    Attributes:
-        signal: The stop signal that came first; 0: the job was not stopped.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        plan: NodePlan,
-        running: HostCommand,
-        verdict: Verdict,
-        runtime: Path,
-        events: Events,
-    ) -> None:
-        """Nothing is stopped yet.
-
-        Args:
-            loop: The loop of the run.
-            plan: The plan of the host.
-            running: What runs on the host.
-            verdict: Is told that KILL was needed.
-            runtime: The directory in which Pythons note their ends.
-            events: What a stop asks of the run.
-        """
-        self.signal = 0
-        self._loop = loop
-        self._plan = plan
-        self._running = running
-        self._verdict = verdict
-        self._runtime = runtime
+    def __init__(self, attempt: Attempt, events: Events) -> None:
+        """Nothing is stopped yet."""
+        self._attempt = attempt
+        self._plan = attempt.plan
+        self._running = attempt.running
         self._events = events
+        attempt.handlers[HOLD] = self._told_to_hold
+        attempt.handlers[NO_MORE_TIME] = self._told_of_no_more_time
         self._is_begun = False  # the signal may be known before: then nothing is started
         self._only_told = False
         self._interrupts = 0
@@ -109,12 +75,14 @@ class Stopping:
     @property
     def leaves_time(self) -> bool:
         """Whether the ranks have the time that this host's own platform leaves."""
-        return bool(self.signal) and not self._only_told and not self._killing
+        is_stopped = bool(self._attempt.stop_signal)
+        return is_stopped and not self._only_told and not self._killing
 
     def instead_of(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a job that another one would end while it is being stopped."""
-        by = f"stopped by {signal.Signals(self.signal).name}"
-        return outcome._replace(kind=STOPPED, status=128 + self.signal, stopped=by)
+        number = self._attempt.stop_signal
+        by = f"stopped by {signal.Signals(number).name}"
+        return outcome._replace(kind=STOPPED, status=128 + number, stopped=by)
 
     # --- signals that come ------------------------------------------------------------------------
     def from_platform(self, number: int) -> None:
@@ -129,11 +97,11 @@ class Stopping:
         if not self._is_begun:
             self._stop(number)
         elif self._interrupts > 1 and number == signal.SIGINT and has_terminal():
-            self._events.log("SIGINT again: the ranks of all hosts are ended now")
-            self._events.tell(NO_MORE_TIME, all=True)
+            self._attempt.log("SIGINT again: the ranks of all hosts are ended now")
+            self._attempt.tell(NO_MORE_TIME, all=True)
             self.kill()
-        elif self._events.phase() < Phase.ENDING:
-            self._events.log(
+        elif self._attempt.phase < Phase.ENDING:
+            self._attempt.log(
                 f"{signal.Signals(number).name} again: it changes nothing, the ranks have theirs"
             )
 
@@ -146,33 +114,37 @@ class Stopping:
             self._only_told = True
             self._stop(signal.SIGTERM)
 
-    def no_more_time(self, *, of_all: bool) -> None:
+    def _told_of_no_more_time(self, _: str, message: Mapping[str, Json]) -> None:
         """A host that was stopped is gone, so its platform leaves no more time.
 
-        Of_all: a person has ended the wait.
+        With ``all`` a person has ended the wait of all hosts.
         """
+        of_all = message.get("all") is True
+        if self._attempt.plan.role == "leader":
+            self._attempt.tell(NO_MORE_TIME, all=of_all)
         if of_all or self._only_told:
             self.kill()
 
     def _stop(self, number: int) -> None:
         """Hand a stop signal on."""
-        if self._events.phase() >= Phase.ENDING:
+        if self._attempt.phase >= Phase.ENDING:
             return
         self._is_begun = True
-        self._events.begun()
-        self.signal = number
+        for part in self._attempt.parts:
+            part.stopping()
+        self._attempt.stop_signal = number
         name, sent = signal.Signals(number).name, STOP_SIGNALS[number]
         as_what = f" as {sent.name}" if sent.name != name else ""
-        self._events.log(f"{name}: passed on{as_what}; {self._who_kills()}")
+        self._attempt.log(f"{name}: passed on{as_what}; {self._who_kills()}")
         self._running.send(sent)
-        before = self._events.phase() < Phase.RUNNING
+        before = self._attempt.phase < Phase.RUNNING
         text = " before the program was started" if before else ", the ranks are saving"
         known = Outcome(STOPPED, 128 + number, self._plan.host, f"stopped by {name}{text}")
         if before and not self._running.is_active:
-            self._events.report(known)
+            self._attempt.report(known)
             return
         if self._plan.limits.stop_grace is not None:
-            self._loop.after(self._plan.limits.stop_grace, self._grace_is_over)
+            self._attempt.loop.after(self._plan.limits.stop_grace, self._grace_is_over)
         # Now: where the platform sends KILL before the ranks have saved, this
         # is what is left of the job.
         self._events.saving(known)
@@ -196,17 +168,23 @@ class Stopping:
 
         If that is a failure for its starter, all starters are held.
         """
-        if rank.status == 0 or self._killing or self._events.phase() >= Phase.ENDING:
+        if rank.status == 0 or self._killing or self._attempt.phase >= Phase.ENDING:
             self._maybe_release()
             return
         if not self._has_told:
             self._has_told = True
-            self._events.tell(HOLD)
+            self._attempt.tell(HOLD)
+        self.hold()
+
+    def _told_to_hold(self, _: str, __: Mapping[str, Json]) -> None:
+        """A rank of another host has ended badly in a stop."""
+        if self._attempt.plan.role == "leader":
+            self._attempt.tell(HOLD)
         self.hold()
 
     def hold(self) -> None:
         """Hold the starter of the ranks of this host, until they have ended or are done."""
-        if self.signal and not self._killing and self._events.phase() < Phase.ENDING:
+        if self._attempt.stop_signal and not self._killing and self._attempt.phase < Phase.ENDING:
             held = self._held.any
             self._held.hold(self._running.rank_pids())
             if not held:
@@ -215,11 +193,13 @@ class Stopping:
     def _look(self) -> None:
         self._maybe_release()
         if self._held.any:
-            self._loop.after(_LOOK_SECONDS, self._look)
+            self._attempt.loop.after(_LOOK_SECONDS, self._look)
 
     def _maybe_release(self) -> None:
         ranks = self._running.rank_pids()
-        if self._held.any and (not ranks or have_left_the_script(ranks, self._runtime)):
+        if self._held.any and (
+            not ranks or have_left_the_script(ranks, self._attempt.runtime.path)
+        ):
             self._held.release()
 
     # --- KILL -------------------------------------------------------------------------------------
@@ -227,7 +207,7 @@ class Stopping:
         command = self._running.command
         if command is not None and command.running:
             grace = self._plan.limits.stop_grace
-            self._events.log(f"{names.STOP_GRACE_VARIABLE}={grace:g} is over: KILL")
+            self._attempt.log(f"{names.STOP_GRACE_VARIABLE}={grace:g} is over: KILL")
         self.kill()
 
     def kill(self) -> None:
@@ -236,30 +216,30 @@ class Stopping:
         self._held.release()
         command = self._running.command
         if command is not None and command.running:
-            self._verdict.killed = True
-            if self._plan.ranks_by and self._events.phase() < Phase.ENDING:
+            self._attempt.verdict.killed = True
+            if self._plan.ranks_by and self._attempt.phase < Phase.ENDING:
                 # It is told first, so that mpirun's daemons on the other hosts end too. With an
                 # outcome it was told.
                 command.signal(signal.SIGTERM)
-                self._loop.after(
+                self._attempt.loop.after(
                     names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL)
                 )
             else:
                 command.signal_group(signal.SIGKILL)
         self._running.send_to_ranks(signal.SIGKILL)
-        self._loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
+        self._attempt.loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
 
     def _abandon(self) -> None:
         """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
         command = self._running.command
         if command is not None and command.running:
-            self._events.log(f"process {command.pid} does not end after KILL; leaving without it")
+            self._attempt.log(f"process {command.pid} does not end after KILL; leaving without it")
             self._running.command = None
             text = (
                 f"{name_of_program(self._plan)} did not end"
                 f" {names.KILL_LIMIT_SECONDS:g} s after KILL"
             )
-            self._events.report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
+            self._attempt.report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
             self._events.abandoned()
 
 

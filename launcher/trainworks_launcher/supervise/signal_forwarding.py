@@ -8,14 +8,14 @@ one. One that never has a handler never gets it.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import TYPE_CHECKING
 
 from trainworks_launcher.contract.stop_signals import name_of
-from trainworks_launcher.plan.plan import NodePlan
-from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.processes import processes
-from trainworks_launcher.supervise.processes.command import HostCommand
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.attempt import Attempt
 
 _LOOK_SECONDS = 0.5
 
@@ -26,20 +26,10 @@ class PassingOn:
     Every method runs in the loop's thread.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        plan: NodePlan,
-        running: HostCommand,
-        phase: Callable[[], Phase],
-        log: Callable[[str], None],
-    ) -> None:
-        """None has come yet. phase: returns how far the run is. log: prints a line."""
-        self._loop = loop
-        self._running = running
-        self._phase = phase
-        self._log = log
-        self._by_mpirun = plan.shell is not None  # the other hosts have no launcher
+    def __init__(self, attempt: Attempt) -> None:
+        """None has come yet."""
+        self._attempt = attempt
+        self._by_mpirun = attempt.plan.shell is not None  # the other hosts have no launcher
         self._given: dict[int, set[int]] = {}  # signal -> ranks, or commands, that have it
 
     def came(self, number: int) -> None:
@@ -47,11 +37,11 @@ class PassingOn:
 
         One that is still kept is the same one, as for any process (signal(7)).
         """
-        if number not in self._given and self._phase() < Phase.ENDING:
+        if number not in self._given and self._attempt.phase < Phase.ENDING:
             self._given[number] = set()
             self._hand_on(number)
             if number in self._given:
-                self._log(
+                self._attempt.log(
                     f"{name_of(number)}: kept until each rank of this host has a handler for it"
                 )
 
@@ -68,11 +58,13 @@ class PassingOn:
                 given.add(rank)
             sent += takers
         if sent:
-            self._log(f"{name_of(number)}: passed on to process {', '.join(map(str, sent))}")
+            self._attempt.log(
+                f"{name_of(number)}: passed on to process {', '.join(map(str, sent))}"
+            )
         if ranks and given.issuperset(ranks):
             del self._given[number]
         else:
-            self._loop.after(_LOOK_SECONDS, lambda: self._hand_on(number))
+            self._attempt.loop.after(_LOOK_SECONDS, lambda: self._hand_on(number))
 
     def _ranks(self) -> tuple[int, ...]:
         """Process ids of the ranks.
@@ -80,9 +72,10 @@ class PassingOn:
         Of the command where they do not report, or where mpirun has them on hosts without a
         launcher: it passes signals on itself.
         """
-        if self._phase() is not Phase.RUNNING:
+        if self._attempt.phase is not Phase.RUNNING:
             return ()
-        if self._running.ranks is not None and not self._by_mpirun:
-            return self._running.ranks.running()
-        command = self._running.command
+        running = self._attempt.running
+        if running.ranks is not None and not self._by_mpirun:
+            return running.ranks.running()
+        command = running.command
         return (command.pid,) if command is not None and command.running else ()

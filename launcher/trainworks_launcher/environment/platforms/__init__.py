@@ -17,8 +17,9 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.json_values import NOTHING, Json, texts, without_brackets
+from trainworks_launcher.contract.json_values import NOTHING, Json, without_brackets
 from trainworks_launcher.environment import cluster_hosts
+from trainworks_launcher.environment.resource_config import Hosts, read_hosts
 
 
 class Platform(NamedTuple):
@@ -297,6 +298,11 @@ class Description(NamedTuple):
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def hosts(self) -> Hosts:
+        """The job's hosts."""
+        return read_hosts(self.resource_config)
+
 
 def job_name(platform: str, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return what names the job on a platform, the same on all of its hosts.
@@ -453,7 +459,7 @@ def _check_counts(
 
 
 def _count_of(made: Description) -> int:
-    return max(1, len(texts(made.resource_config.get("hosts"))))
+    return max(1, len(made.hosts.names))
 
 
 def _is_own(name: str, row: Platform) -> bool:

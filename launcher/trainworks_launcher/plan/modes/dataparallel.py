@@ -10,7 +10,6 @@ slots.
 from __future__ import annotations
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.plan.modes import common
@@ -25,10 +24,7 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
     environment = job.environment
     if len(job.placement.distribution_hosts) > 1:
-        kind = (
-            text(environment.hyperparameters.get(names.INSTANCE_TYPE))
-            or job.placement.instance_type
-        )
+        kind = environment.reserved.text(names.INSTANCE_TYPE) or job.placement.instance_type
         rows = [
             Variable(
                 "SMDATAPARALLEL_USE_HOMOGENEOUS",

@@ -21,7 +21,6 @@ from typing import Collection, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.json_values import text
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.environment.entry_point import program_words
 from trainworks_launcher.job.job import Job
@@ -165,7 +164,7 @@ def _interface_of_host(job: Job, user: UserOptions, dialect: Dialect) -> tuple[V
     may have other names. What the platform names is on the command line.
     """
     devices = job.environment.devices
-    named = text(job.environment.resource_config.get("network_interface_name"))
+    named = job.environment.hosts.interface
     chosen = {dialect.canonical(name) for name, *_ in user.parameters}
     chosen |= {name for name in _INTERFACES if f"OMPI_MCA_{name}" in job.inherited}
     one = len([name for name in devices.interfaces if name != "lo"]) < 2

@@ -101,7 +101,7 @@ def _mxnet(job: Job) -> NodePlan:
     """
     python = common.program(job, "python", "MXNet's servers need it")
     count = str(len(job.placement.distribution_hosts))
-    user = job.environment.hyperparameters
+    user = job.environment.user_hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise RefusalError(

@@ -17,7 +17,6 @@ from typing import Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.hyperparameters import truth
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.job.job import Job
@@ -215,7 +214,7 @@ def _hosts(job: Job) -> Reason:
 def _warnings(job: Job) -> tuple[str, ...]:
     """Return what a job for smddp lacks, and what a job that may restart has to know."""
     found: list[str] = []
-    if truth(job.environment.hyperparameters.get(names.DATA_PARALLEL_ENABLED)):
+    if job.environment.reserved.is_on(names.DATA_PARALLEL_ENABLED):
         found += common.warn_of_library(job, DATA_PARALLEL)
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if _is_dynamic(job) and leader != first:

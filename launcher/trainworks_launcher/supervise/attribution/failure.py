@@ -88,7 +88,9 @@ class Verdict:
         runtime: the directory in which Pythons note their ends; None: there is
         none. oom_kills: the kernel's count.
         """
-        self._ends = runtime and runtime / "ends"  # records.FILE, which only a failure needs
+        self._ends: Path | None = None
+        if runtime is not None:
+            self._ends = runtime / "ends"  # records.FILE, which only a failure needs
         self.ranks: Ranks | None = None
         self.killed = False
         self.overdue = False
@@ -334,7 +336,8 @@ class Verdict:
         starter does not end.
         """
         self.overdue = True
-        if all(row.outcome.kind == SUCCEEDED and not row.outcome.status for row in self._suspects):
+        ends = [suspect.outcome for suspect in self._suspects]
+        if all(end.kind == SUCCEEDED and end.status == 0 for end in ends):
             return Outcome(SUCCEEDED, 0, self._plan.host)
         return self.of_command(name_of_program(self._plan), 1, tail)
 
@@ -506,7 +509,8 @@ class Verdict:
         first = self._first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
             reported = of_command(outcome)
-            first = First(left_before(reported, self._suspects) or reported, reported)
+            cause = left_before(reported, self._suspects)
+            first = First(cause or reported, reported)
         failed, seen = outcome, first.failed.outcome
         is_same_rank = self.ranks is None or seen.rank == outcome.rank
         if seen.host != outcome.host or not is_same_rank:
@@ -576,11 +580,10 @@ class Verdict:
         if self._plan.shell is not None:
             # No launcher on the other hosts can tell of their ranks.
             host = mpirun_host(said.output) or host
-        oom_kills = self._count_oom_kills()
-        if oom_kills is not None and self._oom_kills is not None:
-            oom_kills -= self._oom_kills
-        else:
-            oom_kills = None
+        oom_kills: int | None = None
+        count = self._count_oom_kills()
+        if count is not None and self._oom_kills is not None:
+            oom_kills = count - self._oom_kills
         return failure_of(
             program=what or name_of_program(self._plan),
             host=host,

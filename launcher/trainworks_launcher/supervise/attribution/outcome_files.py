@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from pathlib import Path
+from typing import Callable
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import files, names
+from trainworks_launcher.contract.inspection import Inspection
 from trainworks_launcher.contract.json_values import decode, mapping, printable
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment.manifest import Manifest
@@ -132,3 +135,38 @@ def write(
             files.write_text(failure, f"{text}\n")
     except OSError as error:
         log(f"cannot write below {failure.parent}: {error}")
+
+
+class OutcomeWriter:
+    """Writes the files of one attempt, on a file system that may never answer."""
+
+    def __init__(
+        self,
+        output: str,
+        redactor: Redactor,
+        manifest: Manifest | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """Nothing is written yet; the arguments are those of ``write``. log: prints a line."""
+        self._output = output
+        self._redactor = redactor
+        self._manifest = manifest
+        self._log = log
+        self._lock = threading.Lock()
+
+    def write(self, outcome: Outcome, mode: str, seconds: float) -> None:
+        """Write the files, and wait no longer for it than so many seconds."""
+
+        def write_files() -> None:
+            with self._lock:  # one that was slow must not come after a later one
+                write(self._output, outcome, self._redactor, mode, self._manifest)
+
+        try:
+            look = Inspection(write_files)
+        except RuntimeError:  # no further thread may be started
+            write_files()
+            return
+        if not look.wait(seconds):
+            self._log(f"cannot write below {self._output}: the file system does not answer")
+        if look.errors:
+            raise look.errors[0]

@@ -16,8 +16,7 @@ from typing import Mapping
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.hyperparameters import split_reserved
-from trainworks_launcher.contract.json_values import Json, compact, mapping, text
+from trainworks_launcher.contract.json_values import Json, compact, mapping
 from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import entry_point, platforms
 from trainworks_launcher.environment.environment import Environment
@@ -46,7 +45,7 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
 
 def _parts_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
     """Return the parts of a job's identity; parts that this host lacks are left out."""
-    _, reserved = split_reserved(environment.hyperparameters)
+    reserved = environment.reserved
     program = entry_point.program_name(environment.variables, reserved)
     command_line = environment.invocation.program
     code = ""
@@ -56,7 +55,7 @@ def _parts_of(environment: Environment, control: Control, mode: str) -> dict[str
         # Not the arguments, which may be a host's own: train -- train.py --node "$SLURM_NODEID".
         count = 2 if command_line[0] == "-m" else 1
         program = " ".join(command_line[:count]) or program
-    name = environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME))
+    name = environment.variables.get(names.JOB_NAME_VARIABLE) or reserved.text(names.JOB_NAME)
     attempt = platforms.job_name(environment.platform.platform, environment.variables)
     redacted = Redactor(environment.hyperparameters).json(dict(environment.hyperparameters))
     parts: dict[str, Json] = {

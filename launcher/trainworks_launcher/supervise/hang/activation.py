@@ -6,7 +6,6 @@ Most jobs print something before, and a short job never needs the code.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
@@ -20,12 +19,11 @@ from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.control import Role
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import Outcome
-from trainworks_launcher.supervise.processes.processes import Child
+from trainworks_launcher.supervise.processes.command import HostCommand
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.hang.detector import HangDetector
     from trainworks_launcher.supervise.hang.rendezvous_monitor import RendezvousMonitor
-    from trainworks_launcher.supervise.processes.ranks import Ranks
 
 MESSAGE = "hang"
 """The kind of this room's messages on the control channel; ``detector`` has a table of them."""
@@ -39,18 +37,14 @@ def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
 
 
 class HangActivation:
-    """Starts the detector when it may be needed. Every method runs in the loop's thread.
-
-    Attributes:
-        ranks: The ranks of this host; None where there are none.
-        command: The command that runs on this host; None before and after.
-    """
+    """Starts the detector when it may be needed. Every method runs in the loop's thread."""
 
     def __init__(
         self,
         loop: Loop,
         plan: NodePlan,
         environment: Environment,
+        running: HostCommand,
         job_variables: Mapping[str, str],
         report: Callable[[Outcome], None],
         log: Callable[[str], None],
@@ -62,13 +56,13 @@ class HangActivation:
             loop: Runs the detector.
             plan: The plan of this host.
             environment: The environment of the launcher.
+            running: The command and the ranks of this host.
             job_variables: Variables of the job's processes.
             report: Ends the job.
             log: Prints a line.
             redact: Hides secrets in a text.
         """
-        self.ranks: Ranks | None = None
-        self.command: Child | None = None
+        self._running = running
         self._loop = loop
         self._plan = plan
         self._environment = environment
@@ -84,17 +78,11 @@ class HangActivation:
     def begin(self, role: Role) -> None:
         """Begin with the job, also on a host for which another host starts the ranks."""
         self._started = time.monotonic()
-        for name in names.RECORDER_FILES:
-            if name in self._plan.env:
-                with contextlib.suppress(OSError):
-                    # torch does not make the directory itself.
-                    Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)
-        if self._plan.limits.hang:
-            self._role = role
-            self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._activate)
-            several = self._plan.processes > 1 or self._plan.control is not None
-            if several and self._plan.role != "worker":
-                self._loop.after(names.START_LOOK_SECONDS, self._check_rendezvous)
+        self._role = role
+        self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._activate)
+        several = self._plan.processes > 1 or self._plan.control is not None
+        if several and self._plan.role != "worker":
+            self._loop.after(names.START_LOOK_SECONDS, self._check_rendezvous)
 
     def end(self) -> None:
         """Stop: the job ends, or is being stopped."""
@@ -115,10 +103,8 @@ class HangActivation:
         return self._rendezvous.last_words
 
     @property
-    def idle(self) -> float | None:
-        """Seconds between two samples without progress, in all; None without a detector."""
-        if not self._plan.limits.hang:
-            return None
+    def idle(self) -> float:
+        """Seconds between two samples without progress, in all."""
         if self._detector is None:
             return 0.0
         return self._detector.idle
@@ -187,20 +173,18 @@ class HangActivation:
 
     def _running_roots(self) -> list[tuple[int, int]]:
         """Return (rank, process id) of the ranks of this host, or of its only program."""
-        ranks = self.ranks.all if self.ranks is not None else ()
+        ranks = self._running.ranks.all if self._running.ranks is not None else ()
         running = [(rank.number, rank.pid) for rank in ranks if rank.is_running()]
-        if not running and self.command is not None and self.command.running:
-            return [(self._plan.rank, self.command.pid)]
+        if not running and self._running.is_active:
+            return [(self._plan.rank, self._running.pid)]
         return running
 
     def _printed(self) -> float:
         """Return the time of the last output of this host."""
-        tails = []
-        if self.ranks is not None:
-            tails = [rank.tail for rank in self.ranks.all]
-        if self.command is not None:
-            tails.append(self.command.tail)
-        return max((tail.added_at for tail in tails), default=0.0)
+        ranks = self._running.ranks.all if self._running.ranks is not None else ()
+        tails = [rank.tail for rank in ranks]
+        tails.append(self._running.tail)
+        return max(tail.added_at for tail in tails)
 
 
 def _py_spy_of(environment: Environment) -> str:

@@ -19,12 +19,16 @@ class HostCommand:
         command: The command that was started last: a step of the preparation, or the job's
             command. None before the first one.
         ranks: The ranks that report to this launcher; None where none do.
+        restarts: How often torchrun has started the ranks of this host again.
+        is_copy: Whether the command waits in its mpirun for the leader's copy of the program.
     """
 
     def __init__(self, ranks_by: str) -> None:
         """Start nothing. ranks_by: starter of the job's ranks, ``""`` if the job has no ranks."""
         self.command: Child | None = None
         self.ranks: Ranks | None = None
+        self.restarts = 0
+        self.is_copy = False
         self._ranks_by = ranks_by
 
     @property

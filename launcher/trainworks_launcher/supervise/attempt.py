@@ -1,0 +1,212 @@
+"""One attempt to run the job on this host: the state that the supervisor and its parts share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.supervise.attribution.failure import Verdict
+from trainworks_launcher.supervise.event_loop import Loop
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+from trainworks_launcher.supervise.phase import Phase
+from trainworks_launcher.supervise.processes import processes
+from trainworks_launcher.supervise.processes.command import HostCommand
+from trainworks_launcher.supervise.processes.guard import Guard
+from trainworks_launcher.supervise.processes.processes import Child
+
+if TYPE_CHECKING:
+    from trainworks_launcher.contract.errors import RefusalError
+    from trainworks_launcher.contract.json_values import Json
+    from trainworks_launcher.environment.environment import Environment
+    from trainworks_launcher.plan.plan import NodePlan
+    from trainworks_launcher.supervise.control import Role
+    from trainworks_launcher.supervise.outcome.evidence import Suspect
+    from trainworks_launcher.supervise.part import Part
+    from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
+    from trainworks_launcher.supervise.processes.output import Output
+    from trainworks_launcher.supervise.restart import Tries
+
+MessageHandler = Callable[[str, "Mapping[str, Json]"], None]
+"""Takes a message of another host: the host's name, and the fields."""
+
+STARTERS = ("mpirun", "torchrun")
+"""What starts each rank through rank.py, so that it reports to the launcher."""
+
+
+class Command(NamedTuple):
+    """A command to start.
+
+    Attributes:
+        argv: Its command line.
+        cwd: The directory in which it starts.
+        env: Its environment.
+        status: Exit status of the job if it cannot be started.
+        prefix: What each line of its output begins with; None: the output is copied as it is.
+    """
+
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    status: int = names.EXIT_PREPARATION
+    prefix: bytes | None = None
+
+
+class Attempt:
+    """The state of one attempt. Every method runs in the loop's thread.
+
+    Attributes:
+        plan: What this host does. Another plan replaces it once the code is on this host.
+        environment: What was read on this host.
+        tries: What this host knows of all attempts of the job.
+        runtime: The job's directory, and the environment of its processes.
+        output: Copies the output of processes, and writes the log.
+        loop: Waits for everything at once.
+        role: This host's side of the control connection.
+        handlers: Takes a message of another host, by the kind of the message.
+        parts: The optional parts of this attempt.
+        phase: How far the attempt is.
+        stop_signal: The stop signal that came first; 0: the job was not stopped.
+        outcome: The job's outcome; None as long as it is not known.
+        running: The command and the ranks of this host.
+        when_ended: Called with the return code of the command.
+        family: Takes the status of the job's orphans, and ends what is left of the job.
+        awaits_checkpoint: Whether the program waits until its checkpoint is found.
+        verdict: Gathers what is known of a failure.
+        redactor: Hides the secrets of the job.
+        guardian: Ends the job's processes if the launcher is killed.
+    """
+
+    role: Role
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        environment: Environment,
+        tries: Tries,
+        runtime: JobDirectory | NoJobDirectory,
+        output: Output,
+    ) -> None:
+        """Nothing runs yet. The supervisor sets the role."""
+        self.plan = plan
+        self.environment = environment
+        self.tries = tries
+        self.runtime = runtime
+        self.output = output
+        self.loop = Loop()
+        self.family = processes.Orphans()
+        self.guardian = Guard()
+        self.redactor = Redactor(environment.variables, plan.env, environment.hyperparameters)
+        self.running = HostCommand(plan.ranks_by)
+        self.verdict = Verdict(plan, environment.output, self.redactor, runtime.path)
+        self.handlers: dict[str, MessageHandler] = {}
+        self.parts: list[Part] = []
+        self.phase = Phase.JOINING
+        self.stop_signal = 0
+        self.outcome: Outcome | None = None
+        self.when_ended: Callable[[int], None] = lambda _: None
+        self.awaits_checkpoint = False
+        several = plan.control is not None or plan.processes > 1
+        is_off = environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() == "off"
+        self._prefix = f"[{plan.host} rank %d] " if several and not is_off else ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is being stopped, or its outcome is known: nothing new begins."""
+        return bool(self.stop_signal) or self.phase >= Phase.ENDING
+
+    @property
+    def may_start(self) -> bool:
+        """Whether processes of the program may start now."""
+        return self.phase is Phase.RUNNING and not self.stop_signal
+
+    def log(self, message: str) -> None:
+        """Write one line of the launcher, without secrets; never blocks."""
+        self.output.log(self.redactor.text(message))
+
+    def prefix_of(self, rank: int) -> bytes:
+        """Return what the lines of a rank begin with."""
+        return (self._prefix % rank).encode() if self._prefix else b""
+
+    # --- what the other hosts are told ------------------------------------------------------------
+    def report(self, outcome: Outcome) -> None:
+        """Report this host's end to the role, which decides the job's."""
+        self.role.ended(outcome)
+
+    def refuse(self, refusal: RefusalError) -> None:
+        """Report a refusal as this host's failure."""
+        self.report(Outcome(FAILED, refusal.status, self.plan.host, str(refusal)))
+
+    def suspect(self, suspect: Suspect) -> None:
+        """Tell the leader what is known of a rank of this host.
+
+        A worker keeps it too, because the leader may be lost.
+        """
+        if self.plan.role == "worker":
+            self.verdict.add(suspect)
+        self.role.suspect(suspect)
+
+    def tell(self, kind: str, **fields: Json) -> None:
+        """Send a message: to the leader, or as the leader to all hosts."""
+        self.role.tell(kind, "", **fields)
+
+    def told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
+        """Hand a message of another host to the part that knows its kind."""
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            handler(host, message)
+
+    # --- processes --------------------------------------------------------------------------------
+    def environment_of_program(self) -> Mapping[str, str]:
+        """Return the environment of the job's command.
+
+        mpirun's own files go to the runtime directory and are removed with it. What a killed job
+        leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The
+        ranks keep the user's TMPDIR (rank.py).
+        """
+        hidden = self.plan.hidden
+        visible = {
+            name: value for name, value in self.runtime.env.items() if not name.startswith(hidden)
+        }
+        if self.plan.ranks_by != "mpirun":
+            return visible
+        # mpirun writes the command of its daemons in the words of this shell where the user has
+        # none: sh runs it.
+        return {**visible, "SHELL": "/bin/sh", "TMPDIR": str(self.runtime.path)}
+
+    def own_pids(self) -> tuple[int, ...]:
+        """Return the children of this process whose status is taken elsewhere."""
+        pids = [*self.guardian.pids]
+        if self.running.command is not None:
+            pids.append(self.running.command.pid)
+        for part in self.parts:
+            pids += part.pids
+        return tuple(pids)
+
+    def start_child(self, command: Command) -> Child:
+        """Start a process of the job. Raises OSError if it cannot be started."""
+        child = Child(command.argv, command.env, command.cwd, self.output, command.prefix)
+        self.guardian.tell(child.pid)
+        return child
+
+    def start_command(self, command: Command, when_ended: Callable[[int], None]) -> None:
+        """Start the command that this host waits for. If that fails, it is this host's failure."""
+        self.when_ended = when_ended
+        argv, cwd = command.argv, command.cwd
+        try:
+            child = Child(argv, command.env, cwd, self.output, command.prefix)
+            self.running.command = child
+            self.guardian.tell(child.pid)
+        except OSError as error:
+            reason = processes.why_not_started(argv[0], cwd, error)
+            text = f"cannot start {argv[0]} in {cwd}: {reason}"
+            self.report(Outcome(FAILED, command.status, self.plan.host, text))
+
+    def clean_up_shared_memory(self, until: float = 0.0) -> None:
+        """Remove what dead ranks have left in /dev/shm.
+
+        until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
+        """
+        line = self.tries.clean_up_shared_memory(until)
+        if line:
+            self.log(line)

@@ -1,0 +1,1 @@
+"""The optional parts of an attempt; ``part`` has their interface, ``supervisor`` chooses them."""

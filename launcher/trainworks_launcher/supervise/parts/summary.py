@@ -1,0 +1,56 @@
+"""Counts what the job took, for the summary at its end (``summary``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Sequence
+
+from trainworks_launcher.supervise import job_summary
+from trainworks_launcher.supervise.part import Part
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.attempt import Attempt
+
+
+class Summary(Part):
+    """Present once the program has started, unless a person has switched it off."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        """What the job takes is counted from now on."""
+        self._attempt = attempt
+        plan, environment = attempt.plan, attempt.environment
+        member = plan.member or plan.host
+        hosts = plan.control.hosts if plan.control is not None else (member,)
+        self._account = job_summary.JobSummary(attempt.loop, member, hosts, attempt.log)
+        attempt.handlers[job_summary.MESSAGE] = self._account.receive
+
+        devices = environment.devices
+        if devices.gpus > 0 and devices.visible_gpus != ():
+            file = f"{environment.launcher_directory}/programs/gpu_use.py"
+            program = (environment.launcher_python, "-I", file)
+            self._account.watch_gpus(program, devices.visible_gpus or ())
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The program that asks for the use of the GPUs."""
+        return self._account.pids
+
+    def leaving(self) -> None:
+        """Tell the leader what this host took."""
+        attempt, running = self._attempt, self._attempt.running
+        if running.ranks is None:
+            tails = [running.tail]
+        else:
+            tails = [rank.tail for rank in running.ranks.all]
+        restarts = attempt.tries.restarts + running.restarts
+        idle = None
+        for part in attempt.parts:
+            if part.idle_seconds is not None:
+                idle = part.idle_seconds
+        attempt.tell(job_summary.MESSAGE, **self._account.close(tails, restarts, idle))
+
+    def left(self) -> None:
+        """Write the summary of all hosts, which the leader knows now."""
+        attempt = self._attempt
+        again = attempt.outcome is not None and attempt.outcome.again
+        if attempt.plan.role != "worker" and not again:
+            self._account.write()

@@ -1,0 +1,143 @@
+"""The job's program on this host: its command is started, and its end is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.supervise.attempt import STARTERS, Attempt, Command
+from trainworks_launcher.supervise.attribution.failure import name_of_program
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
+from trainworks_launcher.supervise.part import CannotStartError
+from trainworks_launcher.supervise.phase import Phase
+
+if TYPE_CHECKING:
+    from trainworks_launcher.plan.plan import NodePlan
+
+
+class Program:
+    """The program of one attempt. Every method runs in the loop's thread."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        """Nothing is started yet."""
+        self._attempt = attempt
+        self._reported: Outcome | None = None
+        self._reported_code = 0
+
+    def start(self) -> None:
+        """Start the command of this host, and before it what it needs.
+
+        A host without a command, whose mpirun daemons may still fail, waits for the job's outcome.
+        """
+        attempt = self._attempt
+        if not attempt.may_start:
+            return
+        plan = attempt.plan
+        if plan.ranks_by in STARTERS:
+            attempt.runtime.write_rank_environment(plan.cwd, plan.hidden_from_ranks)
+        _make_recorder_directories(plan)
+        attempt.loop.after(0.0, self._begin_summary)
+        try:
+            for part in attempt.parts:
+                part.starting()
+        except CannotStartError as error:
+            attempt.report(Outcome(FAILED, names.EXIT_PREPARATION, plan.host, str(error)))
+            return
+        if not plan.argv:
+            attempt.report(Outcome(SUCCEEDED, 0, plan.host))
+            return
+        command = Command(
+            plan.argv, plan.cwd, attempt.environment_of_program(), prefix=self._prefix()
+        )
+        attempt.start_command(command, self._ended)
+
+    def _begin_summary(self) -> None:
+        """Add the summary, for which the program has the first milliseconds."""
+        attempt = self._attempt
+        if attempt.environment.variables.get(names.SUMMARY_VARIABLE, "").strip() != "off":
+            from trainworks_launcher.supervise.parts.summary import Summary
+
+            attempt.parts.append(Summary(attempt))
+
+    def _prefix(self) -> bytes | None:
+        """Return what the lines of the command begin with; None: its output is copied as it is."""
+        plan = self._attempt.plan
+        if plan.rank >= 0:
+            return self._attempt.prefix_of(plan.rank)
+        has_others = self._attempt.running.ranks is not None or plan.auxiliaries
+        return b"" if has_others else None
+
+    # --- the end of the command -------------------------------------------------------------------
+    def _ended(self, code: int) -> None:
+        attempt = self._attempt
+        host, running, verdict = attempt.plan.host, attempt.running, attempt.verdict
+        if running.is_copy and attempt.phase < Phase.ENDING:
+            return  # the first host's copy decides
+        if attempt.stop_signal:
+            if code == 0:
+                text = "stopped by a signal; the program ended with status 0"
+                self._report_success(Outcome(STOPPED, 0, host, text))
+            else:
+                self._report_failure(code)
+            return
+        if code == 0 and not verdict.lost_daemon(running.tail):
+            death = verdict.unheard(running.pid)
+            if death:
+                advice = "in a shell, `set -o pipefail` lets a pipe fail with any part of it"
+                attempt.log(
+                    f"warning: the status is 0, and the last Python died of {death}; {advice}"
+                )
+            self._report_success(Outcome(SUCCEEDED, 0, host, ""))
+            return
+        seconds = verdict.seconds_for_daemon(self._outcome_of(code))
+        if seconds:
+            attempt.loop.after(seconds, lambda: self._report_failure(code))
+        else:
+            self._report_failure(code)
+
+    def _report_success(self, outcome: Outcome) -> None:
+        """Report an end with status 0."""
+        self._attempt.report(outcome)
+        if self._attempt.phase < Phase.ENDING:
+            self._attempt.log("this host has finished; it waits for the others")
+
+    def _report_failure(self, code: int) -> None:
+        """Report an end with another status."""
+        attempt = self._attempt
+        if attempt.phase >= Phase.ENDING:
+            return
+        self._reported = outcome = self._outcome_of(code)
+        self._reported_code = code
+        running = attempt.running
+        has_peers = attempt.plan.control is not None
+        if running.ranks is None and has_peers and not attempt.stop_signal:
+            attempt.suspect(attempt.verdict.of_program(outcome, code, running.tail, running.pid))
+        attempt.report(outcome)
+
+    def _outcome_of(self, code: int) -> Outcome:
+        """Return the end of the command, by what is known of its ranks now."""
+        attempt, running = self._attempt, self._attempt.running
+        name = name_of_program(attempt.plan)
+        return attempt.verdict.of_command(
+            name, code, running.tail, attempt.stop_signal, running.pid
+        )
+
+    def reconsider(self, outcome: Outcome) -> Outcome:
+        """Return an outcome that this host has reported as it is known now.
+
+        Other hosts may have sent evidence since. Any other outcome is returned as it is.
+        """
+        if outcome is self._reported and not self._attempt.stop_signal:
+            return self._outcome_of(self._reported_code)
+        return outcome
+
+
+def _make_recorder_directories(plan: NodePlan) -> None:
+    """Make the directories of torch's flight recorder: torch does not make them itself."""
+    for name in names.RECORDER_FILES:
+        if name in plan.env:
+            try:
+                Path(plan.env[name]).parent.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                continue
