@@ -40,8 +40,8 @@ from .partitioning.tracing import (
 from .pipeline import own_passes
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
-from .sharding.gradient_reduction import Passes
-from .sharding.misuse import whole
+from .sharding.gradient_reduction import GradientReduction
+from .sharding.misuse import check_unsharded
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
 from .training.precision import LossScaler
@@ -133,7 +133,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             "overlap": overlapping_allreduce,
         }
         self._reducer: Reducer | None = None
-        self._passes: Passes | None = None  # of sharded data parallelism
+        self._passes: GradientReduction | None = None  # of sharded data parallelism
         self._unused = find_unused_parameters
         self._comm_hook: tuple[Any, CommHook] | None = None
         self._preset: dict[str, int] | None = None
@@ -248,7 +248,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             if runtime is not None:
                 runtime.backward(roots, grads)
             else:
-                whole(roots)
+                check_unsharded(roots)
                 torch.autograd.backward(roots, grads)
 
     @property
@@ -499,7 +499,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             data_parallel.broadcast(tensor for _, tensor in named)
 
         placement.compare(self.module, owner)
-        self._passes = Passes(
+        self._passes = GradientReduction(
             self.module, wrap.shard(self.module, ready, half=self._half, unused=self._unused)
         )
         self._parameter_owner = dict.fromkeys(map(id, self.module.parameters()), 0)

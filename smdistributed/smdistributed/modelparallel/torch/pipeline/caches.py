@@ -22,10 +22,10 @@ from smdistributed.modelparallel.torch.transport.pytrees import is_cache_class
 _AWAY = "_smp_away"
 """The attribute of a layer's entry that another rank has written."""
 
-__all__ = ["hollow", "is_cache", "trimmed"]
+__all__ = ["is_cache", "trim_caches", "without_values"]
 
 
-def trimmed(
+def trim_caches(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a remote call, with copies of caches that have
@@ -44,7 +44,7 @@ def trimmed(
     }
 
 
-def hollow(outputs: Any) -> Any:
+def without_values(outputs: Any) -> Any:
     """Return what the model returned, with copies of caches that have no values."""
     if (
         not torch.is_grad_enabled()

@@ -26,7 +26,7 @@ from smdistributed.modelparallel.torch.transport import containers
 
 from . import enclosed
 
-__all__ = ["HOOKS", "Outside", "package"]
+__all__ = ["HOOKS", "GlobalState", "package"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that have its hooks."""
@@ -69,7 +69,7 @@ def _nothing() -> _Code:
     return _Code({}, stored, {}, set(), set(), set(), set(), [], {}, set(), set())
 
 
-class Outside:
+class GlobalState:
     """What the modules of a model write outside of them.
 
     Attributes:

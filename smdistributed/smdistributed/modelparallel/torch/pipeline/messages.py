@@ -15,8 +15,8 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import Tree
 
 from .caches import is_cache
-from .module_state import NOTHING, Notes
-from .recompute import Again
+from .module_state import EMPTY_HEADER, StateHeader
+from .recompute import Recomputation
 from .threadstate import Flags
 
 CallId = tuple[int, int]
@@ -40,7 +40,7 @@ class Forward(NamedTuple):
         microbatch: The microbatch that the call belongs to.
         place: The place of the call in the step, for random numbers.
         flags: Modes of the caller's thread.
-        arguments: Positional and keyword arguments, and `Beside` or None, without tensors.
+        arguments: Positional and keyword arguments, and `AttachedState` or None, without tensors.
         needs: For each tensor whether the caller wants its gradient.
         before: The rank and segment that gets these gradients.
         tail: If the result is the model's own: the number of the model call; else None.
@@ -61,21 +61,21 @@ class Forward(NamedTuple):
     needs: tuple[bool, ...]
     before: tuple[int, int | None]
     tail: int | None
-    checkpoint: Again | None
-    notes: Notes | None = None
+    checkpoint: Recomputation | None
+    notes: StateHeader | None = None
 
 
 class Result(NamedTuple):
-    """What a remote call returned, for the caller, with `Beside`. Tensors: those of both."""
+    """What a remote call returned, for the caller, with `AttachedState`. Tensors: those of both."""
 
     step: int
     call: CallId
     value: Tree
     differentiable: tuple[bool, ...]
-    notes: Notes | None = None
+    notes: StateHeader | None = None
 
 
-class Beside(NamedTuple):
+class AttachedState(NamedTuple):
     """What goes along with arguments or a result.
 
     Attributes:
@@ -91,7 +91,7 @@ class Beside(NamedTuple):
     cells: list[tuple[int, Any]]
 
 
-class Mode(NamedTuple):
+class BackwardMode(NamedTuple):
     """What a backward pass leaves.
 
     Attributes:
@@ -111,7 +111,7 @@ class Backward(NamedTuple):
     module: int
     segment: int | None
     microbatch: int
-    mode: Mode = Mode()
+    mode: BackwardMode = BackwardMode()
 
 
 class Gradients(NamedTuple):
@@ -157,7 +157,7 @@ class Outputs(NamedTuple):
     sources: tuple[tuple[Hop, int] | None, ...]
     differentiable: tuple[bool, ...]
     tail: tuple[Hop, int] | None
-    notes: Notes | None = None
+    notes: StateHeader | None = None
 
 
 class Pick(NamedTuple):
@@ -202,17 +202,17 @@ class Abort(NamedTuple):
     trace: str
 
 
-def beside(
-    notes: Notes,
+def attach(
+    notes: StateHeader,
     written: list[Any],
     variables: list[Any] | None = None,
     tensors: Any = (),
     cells: Any = (),
-) -> tuple[Notes, Beside] | tuple[None, None]:
+) -> tuple[StateHeader, AttachedState] | tuple[None, None]:
     """Return what goes along; None and None if nothing does."""
-    if notes is NOTHING and not (variables or tensors or cells):
+    if notes is EMPTY_HEADER and not (variables or tensors or cells):
         return None, None
-    return notes, Beside(written, variables or [], list(tensors), list(cells))
+    return notes, AttachedState(written, variables or [], list(tensors), list(cells))
 
 
 class Arguments:
@@ -224,7 +224,7 @@ class Arguments:
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        along: Beside | None,
+        along: AttachedState | None,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         inside = (*args, *kwargs.values(), *(() if along is None else along.variables))
@@ -277,7 +277,7 @@ class Arguments:
                 cells.append((number, containers.value(leaf)))
         return tensors, cells
 
-    def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
+    def take(self, tensors: Sequence[torch.Tensor], back: AttachedState, where: str) -> None:
         """Write what the owner wrote.
 
         Args:

@@ -18,7 +18,7 @@ from .threadstate import Flags
 Key = tuple[Any, ...]
 
 
-class Seat:
+class Runner:
     """A thread that contexts run on.
 
     Attributes:
@@ -54,8 +54,8 @@ class Context:
         body: What it runs.
         flags: Modes of torch that hold in it.
         inline: It cannot wait for another rank, so it may run on the thread of a waiting context.
-        seat: The thread it runs on; None before its start.
-        buried: Another context runs on its thread, above it, so it cannot go on.
+        runner: The thread it runs on; None before its start.
+        is_blocked: Another context runs on its thread, above it, so it cannot go on.
         calls: Number of model calls so far.
         produced: Results of remote calls of this context, by identity: the
             tensor, the rank, its hop, the position.
@@ -66,16 +66,16 @@ class Context:
 
     __slots__ = (
         "body",
-        "buried",
         "calls",
         "flags",
         "in_model",
         "inline",
+        "is_blocked",
         "key",
         "microbatch",
         "place",
         "produced",
-        "seat",
+        "runner",
         "tail",
     )
 
@@ -97,8 +97,8 @@ class Context:
             inline,
         )
         self.place = place
-        self.seat: Seat | None = None
-        self.buried = self.in_model = False
+        self.runner: Runner | None = None
+        self.is_blocked = self.in_model = False
         self.calls = 0
         self.produced: dict[int, tuple[Any, int, Any, int]] = {}
         self.tail: list[Any] | None = None
@@ -107,19 +107,19 @@ class Context:
 class Worker(threading.Thread):
     """A pooled thread for contexts."""
 
-    def __init__(self, seat_taken: Callable[[Seat], None]) -> None:
+    def __init__(self, run_contexts: Callable[[Runner], None]) -> None:
         super().__init__(name="smp-context", daemon=True)
-        self._seat_taken = seat_taken
-        self.seat = Seat()
+        self._run_contexts = run_contexts
+        self.runner = Runner()
         self.start()
 
     def run(self) -> None:
         """Wait for the first context, and run contexts until the end."""
-        self.seat.ident = threading.get_ident()
+        self.runner.ident = threading.get_ident()
         # The question gives this thread what torch.set_num_threads said. Without it the first
         # parallel loop would, and a product of matrices is none: it would use as many threads as
         # OMP_NUM_THREADS says, or as there are cores.
         torch.get_num_threads()
-        self.seat.sleep()
-        if not self.seat.closed:
-            self._seat_taken(self.seat)
+        self.runner.sleep()
+        if not self.runner.closed:
+            self._run_contexts(self.runner)

@@ -12,18 +12,18 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, tensors_in, unflatten
 
 from . import own_passes, variables
-from .messages import Arguments, Backward, Forward, Gradients, Hop, Outputs, Result, beside
+from .messages import Arguments, Backward, Forward, Gradients, Hop, Outputs, Result, attach
 from .microbatch_threads import Context
-from .module_state import NOTHING, Notes
+from .module_state import EMPTY_HEADER, StateHeader
 from .modules import run_children
 from .randomness import place
-from .rank_state import TWICE, Port
+from .rank_state import TWICE, PipelineRank
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
 from .threadstate import capture
 
 
-class Fresh(torch.autograd.Function):
+class NonLeaf(torch.autograd.Function):
     """The identity, whose result is not a leaf: modules that work in place may
     get it, and scripts may write to it.
     """
@@ -39,7 +39,7 @@ class Fresh(torch.autograd.Function):
         return grad
 
 
-def leaves_of(tensors: Sequence[torch.Tensor]) -> set[int]:
+def find_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
     """Return the identities of the leaves that gradients of tensors go to."""
     found: set[int] = set()
     seen: set[Any] = set()
@@ -56,7 +56,7 @@ def leaves_of(tensors: Sequence[torch.Tensor]) -> set[int]:
     return found
 
 
-def unused_of(
+def find_unused(
     inputs: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor],
     came: set[int],
@@ -73,7 +73,7 @@ def unused_of(
     """
     if not came:
         return ()
-    reached = leaves_of(sent)
+    reached = find_leaves(sent)
     unused: list[int] = []
     for number, (leaf, seen) in enumerate(zip(inputs, given, strict=True)):
         if id(seen) in came and id(leaf) not in reached:
@@ -81,9 +81,9 @@ def unused_of(
     return tuple(unused)
 
 
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
+def non_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is not a leaf, and whose gradient goes to the given one."""
-    result: torch.Tensor = Fresh.apply(tensor)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = NonLeaf.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -105,8 +105,8 @@ class Server:
         results: For each microbatch the results that its model outputs may refer to.
     """
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
+    def __init__(self, pipeline: PipelineRank) -> None:
+        self.pipeline = pipeline
         self._saved: dict[Hop, _Saved] = {}
         self.results: dict[int, dict[Hop, list[torch.Tensor]]] = {}
 
@@ -117,13 +117,13 @@ class Server:
 
     def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
         """Make a request for a forward ready to run."""
-        self.port.scheduler.make_ready(
+        self.pipeline.scheduler.make_ready(
             Context(
                 ("F", message.call, message.segment),
                 message.microbatch,
                 lambda: self._alone(self._forward, message, tensors),
                 message.flags,
-                inline=self.port.modules.is_inline(message.module, message.segment),
+                inline=self.pipeline.modules.is_inline(message.module, message.segment),
                 place=message.place,
             ),
             FORWARD,
@@ -131,7 +131,7 @@ class Server:
 
     def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
         """Make a request for a backward ready to run."""
-        self.port.scheduler.make_ready(self.backward_context(message, grads), "B")
+        self.pipeline.scheduler.make_ready(self.backward_context(message, grads), "B")
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
         """Return the context of a backward."""
@@ -141,7 +141,7 @@ class Server:
             message.microbatch,
             lambda: self._alone(self._backward, message, grads),
             BACKWARD_FLAGS,
-            inline=self.port.modules.is_inline(message.module, message.segment),
+            inline=self.pipeline.modules.is_inline(message.module, message.segment),
             place=0 if saved is None else place(saved.place, -1),
         )
 
@@ -158,21 +158,25 @@ class Server:
         return hop in self._saved
 
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        port, views = self.port, self.port.scheduler.views
-        port.order.append(("F", message.microbatch))
-        port.arrived(tensors)
+        pipeline, module_state = self.pipeline, self.pipeline.scheduler.module_state
+        pipeline.order.append(("F", message.microbatch))
+        pipeline.arrived(tensors)
         inputs = [
             t.requires_grad_() if needed else t
             for t, needed in zip(tensors, message.needs, strict=True)
         ]
-        given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
+        given = [
+            non_leaf(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)
+        ]
         args, kwargs, along = unflatten(message.arguments, given)
-        turn, notes = (message.microbatch, False), message.notes or NOTHING
+        turn, notes = (message.microbatch, False), message.notes or EMPTY_HEADER
         if along is not None:
-            views.unpack(turn, notes, along.written, message.before[0])
-            views.enter(turn)
+            module_state.unpack(turn, notes, along.written, message.before[0])
+            module_state.enter(turn)
             variables.put(
-                notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked]
+                notes.variables,
+                along.variables,
+                [pipeline.modules.modules[n] for n in notes.hooked],
             )
         before = Arguments(args, kwargs, along, given)
         context = contextvars.copy_context()
@@ -181,45 +185,45 @@ class Server:
         result, following = self._run(message, args, kwargs)
         if capture() != flags:
             raise StepError(
-                f"module {port.modules.title(message.module)} left another gradient mode,"
+                f"module {pipeline.modules.title(message.module)} left another gradient mode,"
                 " inference mode or autocast than it was called in,"
                 " which its caller on another partition would not see\n"
                 "Use `with`, or place the module with its caller with smp.set_partition."
             )
-        views.leave(turn)
+        module_state.leave(turn)
         if message.before[1] is None:
-            wrote = before.written(port.modules.title(message.module))
+            wrote = before.written(pipeline.modules.title(message.module))
         else:  # what came before in the chain is nobody's argument
             wrote = ([], []) if along is None else (along.tensors, along.cells)
         if following is None:
             # What the caller gave is the caller's own object again, also in the result.
             own = before.known() if message.before[1] is None and message.tail is None else None
             held = notes.held if message.tail is None else frozenset()
-            news, written = views.pack(message.microbatch, message.call[0], held=held)
+            news, written = module_state.pack(message.microbatch, message.call[0], held=held)
             # A chain's earlier segments may have set some, too: then what came here says it.
             names, values = variables.since(
-                context if message.segment is None else port.scheduler.home.variables
+                context if message.segment is None else pipeline.scheduler.caller_thread.variables
             )
             if along is not None and message.segment is None:
-                unread = views.unread(turn, notes, along.written, asked)
+                unread = module_state.unread(turn, notes, along.written, asked)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
             if along is not None and message.before[1] is None:
                 came = {id(t) for t in tensors_in(along.written) if t.requires_grad}
                 sent = tensors_in((result, written, values, wrote))
-                news = news._replace(unused=unused_of(inputs, given, came, sent))
-            if own is not None and (lent := views.lent(result)):
+                news = news._replace(unused=find_unused(inputs, given, came, sent))
+            if own is not None and (lent := module_state.lent(result)):
                 news = news._replace(lent=lent)
             if names:
                 news = news._replace(variables=names)
-            note, back = beside(news, written, values, *wrote)
+            note, back = attach(news, written, values, *wrote)
             value, results = flatten(result if back is None else (result, back), own)
         else:
-            owner = port.modules.chains[message.module][following].owner
-            news, onward = views.pack(message.microbatch, owner)
-            names, values = variables.since(port.scheduler.home.variables)
+            owner = pipeline.modules.chains[message.module][following].owner
+            news, onward = module_state.pack(message.microbatch, owner)
+            names, values = variables.since(pipeline.scheduler.caller_thread.variables)
             if message.notes is not None or names:
                 news = news._replace(variables=names, hooked=notes.hooked, held=notes.held)
-            note, back = beside(news, onward, values, *wrote)
+            note, back = attach(news, onward, values, *wrote)
             value, results = flatten(((result,), {}, back))
         differentiable = tuple(bool(t.requires_grad) for t in results)
         if any(differentiable):
@@ -230,18 +234,18 @@ class Server:
         if following is None:
             self._answer(message, value, results, differentiable, note)
             return
-        port.post(
+        pipeline.post(
             owner,
             message._replace(
                 segment=following,
                 place=place(message.place, following),
                 arguments=value,
                 needs=differentiable,
-                before=(port.me, message.segment),
+                before=(pipeline.me, message.segment),
                 notes=note,
             ),
             results,
-            f"result of module {port.modules.title(message.module)}",
+            f"result of module {pipeline.modules.title(message.module)}",
         )
 
     def _run(
@@ -251,7 +255,7 @@ class Server:
 
         Return its result, and the segment that has to follow it.
         """
-        modules = self.port.modules
+        modules = self.pipeline.modules
         module = modules.modules[message.module]
         if message.segment is None:
             if message.checkpoint is not None and modules.local[message.module]:
@@ -272,19 +276,22 @@ class Server:
         value: Tree,
         results: list[torch.Tensor],
         differentiable: tuple[bool, ...],
-        notes: Notes | None,
+        notes: StateHeader | None,
     ) -> None:
         """Send a result to the caller; if it is the model's, also to every other rank."""
-        port, caller = self.port, message.call[0]
+        pipeline, caller = self.pipeline, message.call[0]
         hop = (message.call, message.segment)
-        title = f"result of module {port.modules.title(message.module)}"
-        port.post(
-            caller, Result(port.number, message.call, value, differentiable, notes), results, title
+        title = f"result of module {pipeline.modules.title(message.module)}"
+        pipeline.post(
+            caller,
+            Result(pipeline.number, message.call, value, differentiable, notes),
+            results,
+            title,
         )
         if message.tail is not None:
             outputs = Outputs(
-                port.number,
-                port.function,
+                pipeline.number,
+                pipeline.function,
                 message.microbatch,
                 message.tail,
                 value,
@@ -293,24 +300,26 @@ class Server:
                 None,
                 notes,
             )
-            for peer in range(port.n):
-                if peer == port.me:
-                    port.post(peer, outputs._replace(tail=(hop, message.module)), results, title)
+            for peer in range(pipeline.n):
+                if peer == pipeline.me:
+                    pipeline.post(
+                        peer, outputs._replace(tail=(hop, message.module)), results, title
+                    )
                 elif peer != caller:
-                    port.post(peer, outputs, results, title)
-        elif caller == port.root_rank and port.me != caller:
+                    pipeline.post(peer, outputs, results, title)
+        elif caller == pipeline.root_rank and pipeline.me != caller:
             self.results.setdefault(message.microbatch, {})[hop] = [t.detach() for t in results]
 
     def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        port = self.port
-        port.order.append(("B", message.microbatch))
-        port.arrived(grads)
+        pipeline = self.pipeline
+        pipeline.order.append(("B", message.microbatch))
+        pipeline.arrived(grads)
         hop, mode = (message.call, message.segment), message.mode
         saved = self._saved.get(hop) if mode.keeps else self._saved.pop(hop, None)
         if saved is None:
             raise StepError(
                 "a second backward pass through one call of module"
-                f" {port.modules.title(message.module)}\n{TWICE}"
+                f" {pipeline.modules.title(message.module)}\n{TWICE}"
             )
         pairs = [
             (result, grad)
@@ -322,7 +331,7 @@ class Server:
         if pairs and (mode.adds or wanted):
             outputs, given = zip(*pairs, strict=True)
             if mode.adds:
-                with port.scheduler.views.explained():
+                with pipeline.scheduler.module_state.explained():
                     torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
             else:
                 gradients = torch.autograd.grad(
@@ -336,9 +345,9 @@ class Server:
         inputs = [found.get(id(t)) for t in saved.inputs]
         rank, segment = saved.before
         if segment is None:
-            port.post(rank, Gradients(port.number, message.call), inputs, "gradients")
+            pipeline.post(rank, Gradients(pipeline.number, message.call), inputs, "gradients")
         else:
             following = Backward(
-                port.number, message.call, message.module, segment, message.microbatch, mode
+                pipeline.number, message.call, message.module, segment, message.microbatch, mode
             )
-            port.post(rank, following, inputs, "gradients")
+            pipeline.post(rank, following, inputs, "gradients")

@@ -36,9 +36,9 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import flatten, tensors_in
 
 from . import running, variables
-from .global_state import HOOKS, Outside, hooks_of, package
+from .global_state import HOOKS, GlobalState, hooks_of, package
 
-__all__ = ["NOTHING", "Notes", "Turn", "Views"]
+__all__ = ["EMPTY_HEADER", "ModuleState", "StateHeader", "Turn"]
 
 _FIRST_STEPS = 3
 """Steps of each step function in which all that modules write travels.
@@ -82,7 +82,7 @@ Stamp = tuple[int, int]
 """The rank that wrote, and the number of the write on it."""
 
 
-class Notes(NamedTuple):
+class StateHeader(NamedTuple):
     """What is said of the writes that go to another rank. Their values go beside it.
 
     Attributes:
@@ -110,7 +110,7 @@ class Notes(NamedTuple):
     unused: tuple[int, ...] = ()
 
 
-NOTHING = Notes()
+EMPTY_HEADER = StateHeader()
 
 
 _AFTER: Turn = (1 << 60, False)
@@ -310,7 +310,7 @@ class _Attribute(containers.StandIn):
 
 _slots: dict[tuple[int, str], _Slot] = {}
 """The attributes that were written in the present step, by module and name."""
-_views: Views | None = None
+_views: ModuleState | None = None
 _setattr, _delattr = nn.Module.__setattr__, nn.Module.__delattr__
 _register_buffer = nn.Module.register_buffer
 
@@ -346,7 +346,7 @@ def _delete(module: nn.Module, name: str) -> None:
     before.note(slot, MISSING)
 
 
-class Views:
+class ModuleState:
     """The views of a rank's microbatches.
 
     Attributes:
@@ -372,7 +372,7 @@ class Views:
         """
         self.me, self.turn, self.here, self.title = me, turn, here, title
         self._modules: list[nn.Module] = []
-        self._outside = Outside()
+        self._global_state = GlobalState()
         self._numbers: dict[int, int] = {}
         self._owner: list[int] = []
         self._time = itertools.count(1)
@@ -445,11 +445,11 @@ class Views:
 
     def _look_at_code(self) -> None:
         """Look at the code of the modules, and of the hooks that they have."""
-        self._outside = Outside(self._modules)
+        self._global_state = GlobalState(self._modules)
         self._all_hooks = self._hooks_now()
         # Reads of these are seen from the first step on, whenever they are first written.
         for number, module in enumerate(self._modules):
-            for name in self._outside.written & module.__dict__.keys() - _PRIVATE:
+            for name in self._global_state.written & module.__dict__.keys() - _PRIVATE:
                 if not hasattr(getattr(type(module), name, None), "__set__"):
                     self._hot.add((number, name))
 
@@ -458,7 +458,7 @@ class Views:
 
     def draws(self) -> set[str]:
         """Return the packages whose generators the code of the modules names."""
-        return set(self._outside.draws)
+        return set(self._global_state.draws)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -529,7 +529,7 @@ class Views:
             roots = (
                 (n, *root)
                 for n, module in enumerate(self._modules)
-                for root in _roots(module, self._outside)
+                for root in _roots(module, self._global_state)
             )
             self._weak = [root for root in roots if isinstance(root[2], _WEAK)]
         _views = self
@@ -789,7 +789,7 @@ class Views:
         """
         if self._in_turn or slot.turns or slot.key in self._hot or not self._is_overlapped(turn):
             return
-        if self._outside.reads(slot.key[1]):
+        if self._global_state.reads(slot.key[1]):
             raise StepError(f"{self._where(slot)}\n{_REMEDY}")
 
     def _change(self, slot: _Slot, turn: Turn, before: Any, now: Any, *, backward: bool) -> None:
@@ -1122,7 +1122,7 @@ class Views:
         *,
         copy: bool = False,
         held: frozenset[Stamp] | None = None,
-    ) -> tuple[Notes, list[Any]]:
+    ) -> tuple[StateHeader, list[Any]]:
         """Return what another rank has to know of a microbatch.
 
         Args:
@@ -1139,7 +1139,9 @@ class Views:
             self._told[peer], wanted = len(self._wanted), tuple(self._wanted)
         late = max(len(self._changed_in), self._told_changed)
         if not self._log:
-            return NOTHING._replace(wanted=wanted, late=late) if wanted or late else NOTHING, []
+            return EMPTY_HEADER._replace(
+                wanted=wanted, late=late
+            ) if wanted or late else EMPTY_HEADER, []
         known = self._known.setdefault((peer, copy), set())
         writes, values = [], []
         for number in (
@@ -1168,8 +1170,8 @@ class Views:
                 sent = self._named(key, value)
                 values.append(UNSENT if idle or not _sendable(sent) else sent)
         if not writes and not wanted and not late and held is None and microbatch not in self._log:
-            return NOTHING, []
-        return Notes(tuple(writes), self.held(microbatch), wanted, late=late), values
+            return EMPTY_HEADER, []
+        return StateHeader(tuple(writes), self.held(microbatch), wanted, late=late), values
 
     def _named(self, key: Key, value: Any) -> Any:
         """Return what was written, with a name for each container in it that
@@ -1234,7 +1236,7 @@ class Views:
                 self._note(slot, turn, slot.installed)
                 slot.turns[turn].sent = slot.installed
 
-    def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
+    def unpack(self, turn: Turn, notes: StateHeader, values: Sequence[Any], peer: int) -> None:
         """Note what another rank wrote."""
         self._wanted.update(notes.wanted)
         if notes.late:
@@ -1323,7 +1325,7 @@ class Views:
                 else:
                     containers.assign(where, value)
 
-    def unread(self, turn: Turn, notes: Notes, values: Sequence[Any], used: Any) -> set[int]:
+    def unread(self, turn: Turn, notes: StateHeader, values: Sequence[Any], used: Any) -> set[int]:
         """Return the identities of the tensors in values that came from another
         rank, and were not read since.
 
@@ -1365,7 +1367,9 @@ class Views:
             (title, inside[number], containers.before(inside[number])) for number in numbers
         ]
 
-    def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
+    def forward(
+        self, turn: Turn, notes: StateHeader, values: Sequence[Any], idle: set[int]
+    ) -> None:
         """Note what another rank has read of what was sent to it."""
         for (key, _, _), value in zip(notes.writes, values, strict=True):
             slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 else None
@@ -1385,7 +1389,7 @@ class Views:
             return module
         if key in self._places:
             return self._places[key]
-        for name, value in _roots(module, self._outside):
+        for name, value in _roots(module, self._global_state):
             if name == key[1] and key[-1] == _LEAF:
                 leaf = next(
                     itertools.islice(containers.leaves(value, package(type(module))), key[2], None),
@@ -1410,7 +1414,7 @@ class Views:
         for number, module in enumerate(self._modules):
             mine = self._owner[number] == self.me
             own = module.__dict__
-            named = list(_roots(module, self._outside))
+            named = list(_roots(module, self._global_state))
             if mine and self._in_turn:
                 named += [*own["_parameters"].items(), *own["_buffers"].items()]
             for name, value in named:
@@ -1425,7 +1429,7 @@ class Views:
                     held.elsewhere |= not mine
                     held.direct |= each is value and (name in own or name in own["_buffers"])
         # torch counts no write to a tensor's `data`, or to an array of its memory.
-        uncounted = any(map(self._outside.reads, ("data", "numpy")))
+        uncounted = any(map(self._global_state.reads, ("data", "numpy")))
         for leaf in found.values():
             self._warn_of_size(leaf)
             leaf.by_values = self._in_turn or (uncounted and leaf.travels())
@@ -1454,7 +1458,7 @@ class Views:
         """Yield the containers that modules hold, each once."""
         seen: dict[int, tuple[int, Key]] = {}
         for number, module in enumerate(self._modules):
-            for name, value in _roots(module, self._outside):
+            for name, value in _roots(module, self._global_state):
                 for place, cell in enumerate(containers.cells(value, package(type(module)))):
                     owner, key = seen.setdefault(
                         id(cell), (self._owner[number], (number, name, place))
@@ -1580,7 +1584,7 @@ def _held(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
+def _roots(module: nn.Module, outside: GlobalState) -> Iterator[tuple[str, Any]]:
     """Yield what a module holds, with names: its attributes, and what its hooks have in hand."""
     for name, value in list(module.__dict__.items()):
         if type(value) in containers.ATOMS or name in _PRIVATE or name.startswith("_smp"):

@@ -10,10 +10,10 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import flatten, unflatten
 
-from .caches import hollow
-from .messages import Backward, Hop, NotStarted, Outputs, beside
-from .module_server import Server, fresh
-from .rank_state import Port
+from .caches import without_values
+from .messages import Backward, Hop, NotStarted, Outputs, attach
+from .module_server import Server, non_leaf
+from .rank_state import PipelineRank
 from .scheduler import FORWARD
 
 
@@ -24,8 +24,8 @@ class Model:
     computed is not sent back to it. After a tail call the last owner has sent the outputs already.
     """
 
-    def __init__(self, port: Port, server: Server) -> None:
-        self.port, self.server = port, server
+    def __init__(self, pipeline: PipelineRank, server: Server) -> None:
+        self.pipeline, self.server = pipeline, server
         self._leaves: dict[tuple[int, int], tuple[Hop, int, list[torch.Tensor]]] = {}
 
     def begin(self) -> None:
@@ -34,21 +34,21 @@ class Model:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the root module returns."""
-        port = self.port
-        context = port.context()
+        pipeline = self.pipeline
+        context = pipeline.context()
         number = context.calls
         context.calls += 1
-        if port.me != port.root_rank:
-            message, tensors = port.scheduler.wait(("O", context.microbatch, number), FORWARD)
-            port.arrived(tensors)
+        if pipeline.me != pipeline.root_rank:
+            message, tensors = pipeline.scheduler.wait(("O", context.microbatch, number), FORWARD)
+            pipeline.arrived(tensors)
             return self._take(message, tensors)
-        port.order.append(("F", context.microbatch))
+        pipeline.order.append(("F", context.microbatch))
         context.in_model = True
         try:
-            result = port.modules.root(*args, **kwargs)
+            result = pipeline.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
-        given = hollow(result)
+        given = without_values(result)
         value, tensors = flatten(given)
         if context.tail is not None:
             sent, context.tail = context.tail, None
@@ -60,12 +60,12 @@ class Model:
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
                 )
             return result
-        views, own = port.scheduler.views, {id(tensor) for tensor in tensors}
-        views.leave((context.microbatch, False))
-        for peer in range(port.n):
-            if peer == port.me:
+        module_state, own = pipeline.scheduler.module_state, {id(tensor) for tensor in tensors}
+        module_state.leave((context.microbatch, False))
+        for peer in range(pipeline.n):
+            if peer == pipeline.me:
                 continue
-            notes, along = beside(*views.pack(context.microbatch, peer, copy=True))
+            notes, along = attach(*module_state.pack(context.microbatch, peer, copy=True))
             whole, parts = (value, tensors) if along is None else flatten((given, along))
             made = [context.produced.get(id(tensor)) for tensor in parts]
             sources = tuple(
@@ -75,8 +75,8 @@ class Model:
                 for entry, t in zip(made, parts, strict=True)
             )
             outputs = Outputs(
-                port.number,
-                port.function,
+                pipeline.number,
+                pipeline.function,
                 context.microbatch,
                 number,
                 whole,
@@ -86,7 +86,7 @@ class Model:
                 notes,
             )
             sent = [tensor for tensor, source in zip(parts, sources, strict=True) if source is None]
-            port.post(peer, outputs, sent, "outputs of the model")
+            pipeline.post(peer, outputs, sent, "outputs of the model")
         return result
 
     def backward(
@@ -97,16 +97,16 @@ class Model:
         The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after
         a tail call the last owner starts at once.
         """
-        port = self.port
-        context = port.context()
-        if port.me == port.root_rank:
-            port.scheduler.wait_at_gate()
-            port.order.append(("B", context.microbatch))
-            views = port.scheduler.views
-            views.leave((context.microbatch, False))
-            with views.explained():
+        pipeline = self.pipeline
+        context = pipeline.context()
+        if pipeline.me == pipeline.root_rank:
+            pipeline.scheduler.wait_at_gate()
+            pipeline.order.append(("B", context.microbatch))
+            module_state = pipeline.scheduler.module_state
+            module_state.leave((context.microbatch, False))
+            with module_state.explained():
                 torch.autograd.backward(tensors, grads)
-            views.leave((context.microbatch, False), backward=True)
+            module_state.leave((context.microbatch, False), backward=True)
             return
         own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]
         if not own:
@@ -117,17 +117,17 @@ class Model:
             if all(grad is None for grad in found) or not self.server.has_graph(hop):
                 continue
             del self._leaves[key]
-            message = Backward(port.number, hop[0], module, hop[1], context.microbatch)
-            port.scheduler.hold_at_gate(self.server.backward_context(message, found))
+            message = Backward(pipeline.number, hop[0], module, hop[1], context.microbatch)
+            pipeline.scheduler.hold_at_gate(self.server.backward_context(message, found))
 
     def finish(self, microbatch: int) -> None:
         """Clear up when the step function has returned for a microbatch."""
-        port = self.port
+        pipeline = self.pipeline
         self.server.results.pop(microbatch, None)
         for key in [key for key in self._leaves if key[0] == microbatch]:
             hop, _, _ = self._leaves.pop(key)
             if self.server.has_graph(hop):
-                port.post(port.root_rank, NotStarted(port.number, hop[0]), (), "")
+                pipeline.post(pipeline.root_rank, NotStarted(pipeline.number, hop[0]), (), "")
 
     def _take(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
         given, outputs, leaves = iter(received), [], []
@@ -137,7 +137,7 @@ class Model:
             if differentiable:
                 with torch.inference_mode(False), torch.enable_grad():
                     tensor = tensor.detach().requires_grad_()
-                    outputs.append(fresh(tensor))
+                    outputs.append(non_leaf(tensor))
             else:
                 outputs.append(tensor)
             leaves.append(tensor)
@@ -148,7 +148,7 @@ class Model:
         if message.notes is not None:
             result, along = result
             turn = (message.microbatch, True)
-            port_views = self.port.scheduler.views
-            port_views.unpack(turn, message.notes, along.written, self.port.root_rank)
-            port_views.enter(turn)
+            module_state = self.pipeline.scheduler.module_state
+            module_state.unpack(turn, message.notes, along.written, self.pipeline.root_rank)
+            module_state.enter(turn)
         return result

@@ -17,7 +17,7 @@ from .microbatch_threads import Context
 from .modules import Modules
 from .scheduler import Scheduler
 
-__all__ = ["GONE", "TWICE", "Port"]
+__all__ = ["GONE", "TWICE", "PipelineRank"]
 
 GONE = "it ended, was killed, or its connection was lost"
 TWICE = (
@@ -26,7 +26,7 @@ TWICE = (
 )
 
 
-class Port:
+class PipelineRank:
     """A rank's place in its pipeline. Calls, served requests and the model's outputs go through it.
 
     Attributes:
@@ -55,8 +55,8 @@ class Port:
         context = self.scheduler.current
         return (
             context is not None
-            and context.seat is not None
-            and context.seat.ident == threading.get_ident()
+            and context.runner is not None
+            and context.runner.ident == threading.get_ident()
         )
 
     def context(self) -> Context:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Again", "in_turn", "run"]
+__all__ = ["Recomputation", "in_turn", "run"]
 
 WITHOUT_CACHE: Mapping[str, Any] = {
     "use_cache": False,
@@ -24,7 +24,7 @@ checkpointing gives them too.
 """
 
 
-class Again(NamedTuple):
+class Recomputation(NamedTuple):
     """How modules run again.
 
     Attributes:
@@ -58,7 +58,10 @@ def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
 
 
 def run(
-    again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    again: Recomputation,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     """Call a function that is run again in the backward pass, in whichever thread that runs.
 

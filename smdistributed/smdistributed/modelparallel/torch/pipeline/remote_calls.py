@@ -16,13 +16,13 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, tensors_in, unflatten
 
 from . import variables
-from .caches import trimmed
-from .messages import Arguments, Backward, CallId, Forward, Mode, beside
+from .caches import trim_caches
+from .messages import Arguments, Backward, BackwardMode, CallId, Forward, attach
 from .microbatch_threads import Context
-from .module_state import Notes
+from .module_state import StateHeader
 from .modules import run_children
 from .randomness import draw
-from .rank_state import TWICE, Port
+from .rank_state import TWICE, PipelineRank
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
 
@@ -45,7 +45,7 @@ class RemoteCall:
         segment: int | None,
         tail: int | None,
     ) -> None:
-        modules = caller.port.modules
+        modules = caller.pipeline.modules
         self.caller, self.id, self.number, self.segment, self.tail = (
             caller,
             id,
@@ -64,7 +64,7 @@ class RemoteCall:
                 len(segments) - 1,
             )
         self.value: Tree | None = None
-        self.notes: Notes | None = None
+        self.notes: StateHeader | None = None
         self.differentiable: tuple[bool, ...] = ()
         self.count = 0
         self.asked = False
@@ -72,19 +72,19 @@ class RemoteCall:
     @property
     def title(self) -> str:
         """Words for the module."""
-        return self.caller.port.modules.title(self.number)
+        return self.caller.pipeline.modules.title(self.number)
 
     def forward(
-        self, arguments: Tree, notes: Notes | None, tensors: list[torch.Tensor], flags: Flags
+        self, arguments: Tree, notes: StateHeader | None, tensors: list[torch.Tensor], flags: Flags
     ) -> list[torch.Tensor]:
         """Send the arguments, and wait for the result."""
-        port = self.caller.port
-        context = port.context()
+        pipeline = self.caller.pipeline
+        context = pipeline.context()
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
-            port.number,
-            port.function,
+            pipeline.number,
+            pipeline.function,
             self.id,
             self.number,
             self.segment,
@@ -93,19 +93,21 @@ class RemoteCall:
             flags,
             arguments,
             needs,
-            (port.me, None),
+            (pipeline.me, None),
             self.tail,
-            port.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
+            pipeline.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
             notes,
         )
-        port.post(self.first, message, tensors, f"arguments of module {self.title}")
-        self.value, self.differentiable, self.notes, results = port.scheduler.wait(
+        pipeline.post(self.first, message, tensors, f"arguments of module {self.title}")
+        self.value, self.differentiable, self.notes, results = pipeline.scheduler.wait(
             ("R", self.id), FORWARD
         )
-        port.arrived(results)
+        pipeline.arrived(results)
         return list(results)
 
-    def backward(self, grads: list[torch.Tensor | None], mode: Mode) -> list[torch.Tensor | None]:
+    def backward(
+        self, grads: list[torch.Tensor | None], mode: BackwardMode
+    ) -> list[torch.Tensor | None]:
         """Send the gradients of the result, and wait for those of the arguments.
 
         After a tail call the last owner has the loss too, and starts by itself.
@@ -119,18 +121,20 @@ class RemoteCall:
             self.ask(grads, mode)
         else:
             self.caller.expect(self, grads)
-        gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(
+        gradients: list[torch.Tensor | None] = self.caller.pipeline.scheduler.wait(
             ("B", self.id), BACKWARD
         )
-        self.caller.port.arrived(gradients)
+        self.caller.pipeline.arrived(gradients)
         return gradients
 
-    def ask(self, grads: list[torch.Tensor | None], mode: Mode = Mode()) -> None:  # noqa: B008  it never changes
+    def ask(self, grads: list[torch.Tensor | None], mode: BackwardMode = BackwardMode()) -> None:  # noqa: B008  it never changes
         """Send the gradients of the result to the last owner."""
-        port = self.caller.port
-        microbatch = port.context().microbatch if port.scheduler.current else 0
-        message = Backward(port.number, self.id, self.number, self.last_segment, microbatch, mode)
-        port.post(self.last, message, grads, "gradients")
+        pipeline = self.caller.pipeline
+        microbatch = pipeline.context().microbatch if pipeline.scheduler.current else 0
+        message = Backward(
+            pipeline.number, self.id, self.number, self.last_segment, microbatch, mode
+        )
+        pipeline.post(self.last, message, grads, "gradients")
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)  # noqa: SLF001
@@ -187,7 +191,7 @@ class _Remote(torch.autograd.Function):
             return (None,) * (3 + call.count)
         # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the
         # first of the inputs.
-        mode = Mode(
+        mode = BackwardMode(
             bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
             bool(_keeps_graph()),
         )
@@ -197,8 +201,8 @@ class _Remote(torch.autograd.Function):
 class Caller:
     """The calling side of remote calls."""
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
+    def __init__(self, pipeline: PipelineRank) -> None:
+        self.pipeline = pipeline
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
         self._ids = itertools.count()
         self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
@@ -219,32 +223,33 @@ class Caller:
         segment goes to the next owner.
         """
         if kwargs or len(args) != 1:
-            raise TypeError(f"{self.port.modules.title(number)} takes one argument")
+            raise TypeError(f"{self.pipeline.modules.title(number)} takes one argument")
         value = args[0]
-        port = self.port
-        for n, segment in enumerate(port.modules.chains[number]):
-            if segment.owner != port.me:
+        pipeline = self.pipeline
+        for n, segment in enumerate(pipeline.modules.chains[number]):
+            if segment.owner != pipeline.me:
                 return self._call(number, (value,), {}, n)
-            value = run_children(port.modules.modules[number], segment.modules, value)
+            value = run_children(pipeline.modules.modules[number], segment.modules, value)
         return value
 
     def _call(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None
     ) -> Any:
-        port = self.port
-        if not port.in_step:
+        pipeline = self.pipeline
+        if not pipeline.in_step:
             raise StepError(
-                f"module {port.modules.title(number)} is on pp_rank {port.modules.owner[number]},"
+                f"module {pipeline.modules.title(number)} is on pp_rank"
+                f" {pipeline.modules.owner[number]},"
                 " and can only be called in the thread of a function decorated with smp.step"
             )
-        context = port.context()
-        _check_transforms(port.modules.title(number))
-        scope = port.scheduler.home.scope(
+        context = pipeline.context()
+        _check_transforms(pipeline.modules.title(number))
+        scope = pipeline.scheduler.caller_thread.scope(
             [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         )
         if scope is not None:
             raise StepError(
-                f"module {port.modules.title(number)} was called within {scope},"
+                f"module {pipeline.modules.title(number)} was called within {scope},"
                 " and is on another partition, where that would have no effect\n"
                 "Enter it around the whole step function,"
                 " or place the module with its caller with smp.set_partition."
@@ -252,32 +257,32 @@ class Caller:
         if context.tail is not None:
             raise StepError(_NOT_LAST)
         tail = self._tail(context, number)
-        call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
-        views, microbatch = port.scheduler.views, context.microbatch
+        call = RemoteCall(self, (pipeline.me, next(self._ids)), number, segment, tail)
+        module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
         turn = (microbatch, False)
-        views.leave(turn)
+        module_state.leave(turn)
         if segment is None:
-            views.check_hooks(number)
-        notes, written = views.pack(microbatch, call.first)
-        named = variables.changed(port.scheduler.home.variables)
+            module_state.check_hooks(number)
+        notes, written = module_state.pack(microbatch, call.first)
+        named = variables.changed(pipeline.scheduler.caller_thread.variables)
         if named:
             names = tuple(name for name, _ in named)
-            hooked = variables.hooked(port.modules.modules) if variables.collects(names) else ()
+            hooked = variables.hooked(pipeline.modules.modules) if variables.collects(names) else ()
             notes = notes._replace(variables=names, hooked=hooked)
-        kept = views.written(microbatch)
-        note, along = beside(notes, written, [value for _, value in named])
-        args, kwargs = trimmed(port.modules.modules[number], args, kwargs)
+        kept = module_state.written(microbatch)
+        note, along = attach(notes, written, [value for _, value in named])
+        args, kwargs = trim_caches(pipeline.modules.modules[number], args, kwargs)
         before = Arguments(args, kwargs, along)
         arguments, tensors = flatten((args, kwargs, along))
         flags = capture()
         results = call.forward(arguments, note, tensors, flags)
-        views.returned(turn)
+        module_state.returned(turn)
         if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
             # What came along and was not read leads nowhere: its graph may be gone.
             idle = () if call.notes is None else call.notes.idle
             if call.notes is not None and call.notes.unused:
-                old = views.old(microbatch)
+                old = module_state.old(microbatch)
                 idle = (*idle, *(n for n in call.notes.unused if id(tensors[n]) in old))
             used = (
                 [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)]
@@ -287,7 +292,7 @@ class Caller:
             results = list(_Remote.apply(call, results, tie, *used))  # type: ignore[no-untyped-call]
         assert call.value is not None
         if kept:
-            views.restore(turn, kept)
+            module_state.restore(turn, kept)
         result = unflatten(
             call.value,
             results,
@@ -295,15 +300,17 @@ class Caller:
         )
         if call.notes is not None:
             result, back = result
-            views.unpack(turn, call.notes, back.written, call.last)
+            module_state.unpack(turn, call.notes, back.written, call.last)
             variables.put(call.notes.variables, back.variables, ())
             if note is not None and along is not None:
-                views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
+                module_state.forward(
+                    turn, note, along.written, {id(tensors[n]) for n in call.notes.idle}
+                )
             before.take(tensors, back, call.title)
-            views.borrow(result, call.notes.lent, call.title)
+            module_state.borrow(result, call.notes.lent, call.title)
         if tail is not None:
             context.tail = results if call.notes is None else tensors_in(result)
-        elif context.key[0] == "S" and port.me == port.root_rank:
+        elif context.key[0] == "S" and pipeline.me == pipeline.root_rank:
             hop = (call.id, call.last_segment)
             for n, tensor in enumerate(results):
                 context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
@@ -313,8 +320,8 @@ class Caller:
         """Return the number of the model call whose result this call's will be,
         if that is certain.
         """
-        port = self.port
-        path = port.modules.tails.get(number)
+        pipeline = self.pipeline
+        path = pipeline.modules.tails.get(number)
         if path is None or not self.tail_calls or context.key[0] != "S" or not context.in_model:
             return None
         if torch_module._global_forward_hooks or any(  # noqa: SLF001

@@ -19,7 +19,7 @@ from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError, summary
 from smdistributed.modelparallel.torch.job.config import Config
-from smdistributed.modelparallel.torch.transport.transport import Gone, Item, Transport
+from smdistributed.modelparallel.torch.transport.transport import Item, PeerLost, Transport
 
 from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
 from .microbatch_threads import Key
@@ -27,10 +27,10 @@ from .module_server import Server
 from .modules import Modules
 from .outputs import Model
 from .randomness import Streams
-from .rank_state import GONE, Port
+from .rank_state import GONE, PipelineRank
 from .remote_calls import Caller
 from .scheduler import Scheduler, Step
-from .threadstate import Home, capture
+from .threadstate import CallerThread, capture
 
 __all__ = ["Runtime", "present", "use"]
 
@@ -39,7 +39,7 @@ class Runtime:
     """The pipeline of one rank.
 
     Attributes:
-        port: What its parts have in common.
+        pipeline: What its parts have in common.
     """
 
     def __init__(self, cfg: Config, transport: Transport, peers: Transport | None = None) -> None:
@@ -59,19 +59,19 @@ class Runtime:
             self._dispatch,
             self._announce if peers is not None and self._leads else None,
             transport.me,
-            lambda number: self.port.modules.title(number),
+            lambda number: self.pipeline.modules.title(number),
             leads=self._leads,
             starts=transport.me == 0,
         )
-        self.port = Port(transport, self.scheduler)
-        self.calls, self.server = Caller(self.port), Server(self.port)
-        self.model = Model(self.port, self.server)
+        self.pipeline = PipelineRank(transport, self.scheduler)
+        self.calls, self.server = Caller(self.pipeline), Server(self.pipeline)
+        self.model = Model(self.pipeline, self.server)
         self._drawn: set[str] = set()
 
     @property
     def in_step(self) -> bool:
         """Whether this thread runs a context."""
-        return self.port.in_step
+        return self.pipeline.in_step
 
     def install(self, root: nn.Module, owner: Mapping[str, int]) -> None:
         """Place the modules: replace the forward of each at which work leaves this rank.
@@ -80,12 +80,14 @@ class Runtime:
             root: The wrapped module.
             owner: Rank in the pipeline for the name of each module.
         """
-        self.port.modules = Modules(root, owner, self.port.me)
-        self.port.modules.bind(self.calls.module, self.calls.chain)
-        self.port.root_rank = self.port.modules.owner[0]
-        self.scheduler.views.install(self.port.modules.modules, self.port.modules.owner)
-        self.scheduler.starts = self.port.me == self.port.root_rank
-        self._drawn = self.scheduler.views.draws()
+        self.pipeline.modules = Modules(root, owner, self.pipeline.me)
+        self.pipeline.modules.bind(self.calls.module, self.calls.chain)
+        self.pipeline.root_rank = self.pipeline.modules.owner[0]
+        self.scheduler.module_state.install(
+            self.pipeline.modules.modules, self.pipeline.modules.owner
+        )
+        self.scheduler.starts = self.pipeline.me == self.pipeline.root_rank
+        self._drawn = self.scheduler.module_state.draws()
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step.
@@ -103,20 +105,20 @@ class Runtime:
         """
         if self.scheduler.step is not None:
             raise StepError("a function decorated with smp.step was called within another")
-        self.port.number, self.port.function = self.port.number + 1, function
-        self.port.order = []
+        self.pipeline.number, self.pipeline.function = self.pipeline.number + 1, function
+        self.pipeline.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
         simple = self.cfg.pipeline == "simple"
-        in_turn = self.scheduler.views.begin(function)
+        in_turn = self.scheduler.module_state.begin(function)
         limit = 1 if in_turn else self.cfg.active_microbatches
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
         streams = Streams(self._drawn)
         step = Step(
-            self.port.number,
+            self.pipeline.number,
             bodies,
             capture(),
-            Home(),
+            CallerThread(),
             streams,
             simple=simple and not in_turn,
             limit=limit,
@@ -131,7 +133,7 @@ class Runtime:
             # torch's own errors may follow from it: a graph that was freed, a
             # tensor that was written.
             may = step.error is None or type(step.error) is RuntimeError
-            if may and (wrong := self.scheduler.views.conflict()) is not None:
+            if may and (wrong := self.scheduler.module_state.conflict()) is not None:
                 wrong.__cause__ = step.error
                 step.error, step.trace = wrong, "".join(traceback.format_exception(wrong))
             if step.error is not None:
@@ -141,7 +143,7 @@ class Runtime:
         except OSError as error:
             raise StepError(f"a connection of the pipeline was lost: {error}") from error
         finally:
-            self.scheduler.views.end()
+            self.scheduler.module_state.end()
             self.scheduler.step = None
             for part in (self.calls, self.server, self.model):
                 part.begin()
@@ -169,7 +171,7 @@ class Runtime:
             try:
                 result = body()
             except RuntimeError as error:
-                if self.port.me == self.port.root_rank or _UNUSED not in str(error):
+                if self.pipeline.me == self.pipeline.root_rank or _UNUSED not in str(error):
                     raise
                 raise StepError(
                     "torch.autograd.grad was called in the step function:"
@@ -187,23 +189,26 @@ class Runtime:
         assert self.peers is not None
         for peer in range(self.peers.n):
             if peer != self.peers.me:
-                self.peers.send(peer, Pick(self.port.number, key))
+                self.peers.send(peer, Pick(self.pipeline.number, key))
 
     def _dispatch(self, item: Item) -> None:
         link, peer, message, tensors = item
-        if isinstance(message, Gone):
+        if isinstance(message, PeerLost):
             reason = f"{GONE} ({message.reason})"
             self.scheduler.lost = PeerError(link.members[peer], link.name(peer), reason)
             return
-        if message.step != self.port.number:
-            if message.step > self.port.number:
+        if message.step != self.pipeline.number:
+            if message.step > self.pipeline.number:
                 self._later.append(item)
             return
-        if isinstance(message, Forward | Outputs | Done) and message.function != self.port.function:
+        if (
+            isinstance(message, Forward | Outputs | Done)
+            and message.function != self.pipeline.function
+        ):
             self.scheduler.fail(
                 StepError(
                     f"{link.name(peer)} runs the step function {message.function},"
-                    f" and {link.name(link.me)} runs {self.port.function}\n"
+                    f" and {link.name(link.me)} runs {self.pipeline.function}\n"
                     "All ranks of a pipeline must call the same step functions in the same order."
                 )
             )
@@ -227,7 +232,7 @@ class Runtime:
             case Pick():
                 self.scheduler.picked(message.key)
             case Done():
-                self.scheduler.views.agreed[message.function] = message.late
+                self.scheduler.module_state.agreed[message.function] = message.late
                 self.scheduler.done(self._leads or link is self.peers)
             case Abort():
                 self.scheduler.fail(
@@ -241,27 +246,31 @@ class Runtime:
         """Tell those who wait for it that the step has ended."""
         if not self._leads:
             return
-        late = self.scheduler.views.agree(
-            self.port.function, root=self.port.me == self.port.root_rank
+        late = self.scheduler.module_state.agree(
+            self.pipeline.function, root=self.pipeline.me == self.pipeline.root_rank
         )
         for link in self._links():
-            if link is self.transport and self.port.me != self.port.root_rank:
+            if link is self.transport and self.pipeline.me != self.pipeline.root_rank:
                 continue
             for peer in range(link.n):
                 if peer != link.me:
                     with contextlib.suppress(OSError):  # this rank needs nothing more of the others
-                        link.send(peer, Done(self.port.number, self.port.function, late))
+                        link.send(peer, Done(self.pipeline.number, self.pipeline.function, late))
 
     def _abort(self, error: BaseException, trace: str) -> None:
         """Tell the others that the step failed. News from another rank go on to the other link."""
         if isinstance(error, PeerError):
             if self.peers is None or not error.trace:
                 return
-            news = Abort(self.port.number, error.rank, error.name, error.reason, error.trace)
+            news = Abort(self.pipeline.number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
             news = Abort(
-                self.port.number, link.members[link.me], link.name(link.me), summary(error), trace
+                self.pipeline.number,
+                link.members[link.me],
+                link.name(link.me),
+                summary(error),
+                trace,
             )
         for link in self._links():
             for peer in range(link.n):

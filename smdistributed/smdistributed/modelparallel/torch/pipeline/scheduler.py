@@ -29,10 +29,10 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.inbox import Inbox
 from smdistributed.modelparallel.torch.transport.transport import Item
 
-from .microbatch_threads import Context, Key, Seat, Worker
-from .module_state import Turn, Views
+from .microbatch_threads import Context, Key, Runner, Worker
+from .module_state import ModuleState, Turn
 from .randomness import Streams, place
-from .threadstate import Applied, Flags, Home
+from .threadstate import ApplyFlags, CallerThread, Flags
 from .variables import Kept, title
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
@@ -75,14 +75,19 @@ class Step:
         number: int,
         bodies: Sequence[Callable[[], Any]],
         flags: Flags,
-        home: Home,
+        caller_thread: CallerThread,
         streams: Streams,
         *,
         simple: bool,
         limit: int,
     ) -> None:
         self.number, self.bodies, self.size = number, bodies, len(bodies)
-        self.flags, self.home, self.simple, self.streams = flags, home, simple, streams
+        self.flags, self.caller_thread, self.simple, self.streams = (
+            flags,
+            caller_thread,
+            simple,
+            streams,
+        )
         self.limit = self.size if simple else min(self.size, limit)
         self.results: list[Any] = [None] * self.size
         self.started = self.finished = 0
@@ -109,7 +114,7 @@ class Scheduler:
     Attributes:
         step: The present step, or None between steps.
         current: The context that runs.
-        views: What each microbatch sees of what modules keep on themselves.
+        module_state: What each microbatch sees of what modules keep on themselves.
         variables: What microbatches have set context variables to.
         lost: A peer whose connection has ended. It is an error when something
             of it is still to come.
@@ -139,7 +144,7 @@ class Scheduler:
             starts: This rank owns the root module.
         """
         self.inbox, self.dispatch, self.announce = inbox, dispatch, announce
-        self.views = Views(
+        self.module_state = ModuleState(
             me, self.turn, lambda: self.current.key if self.current is not None else (), title
         )
         self.leads, self.starts = leads, starts
@@ -149,9 +154,9 @@ class Scheduler:
         self.lost: BaseException | None = None
         self.switches = 0
         self._workers: list[Worker] = []
-        self._idle: list[Seat] = []
-        self._sleeping: dict[Context, Seat] = {}
-        self._main = Seat(main=True)
+        self._idle: list[Runner] = []
+        self._sleeping: dict[Context, Runner] = {}
+        self._main = Runner(main=True)
 
     # --- what contexts call -----------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class Scheduler:
     def run(self, step: Step) -> None:
         """Run a step to its end; the error is left in it."""
         self.step = step
-        step.home.started = self.variables.begin(step.home.variables)
+        step.caller_thread.started = self.variables.begin(step.caller_thread.variables)
         self._main.ident = threading.get_ident()
         script = step.streams.stop()
         try:
@@ -245,15 +250,15 @@ class Scheduler:
     def close(self) -> None:
         """End the pooled threads."""
         for worker in self._workers:
-            if worker.seat in self._idle:
-                worker.seat.closed = True
-                worker.seat.wake()
+            if worker.runner in self._idle:
+                worker.runner.closed = True
+                worker.runner.wake()
                 worker.join(1)
 
     @property
-    def home(self) -> Home:
+    def caller_thread(self) -> CallerThread:
         """What the thread that called the step has."""
-        return self._now().home
+        return self._now().caller_thread
 
     def _now(self) -> Step:
         assert self.step is not None
@@ -263,38 +268,38 @@ class Scheduler:
         assert self.current is not None
         return self.current
 
-    def _base(self, seat: Seat) -> None:
+    def _base(self, runner: Runner) -> None:
         """Run contexts on a thread that has none.
 
         Ends with the step on the main thread, else with the pool.
         """
         while True:
             self.current = None
-            task, seat.task = seat.task, None
+            task, runner.task = runner.task, None
             context = task or self._next()
-            if context is not None and context.seat is None:
-                self._execute(seat, context)
+            if context is not None and context.runner is None:
+                self._execute(runner, context)
                 continue
-            if context is not None and context.seat is not None:
-                target = context.seat
+            if context is not None and context.runner is not None:
+                target = context.runner
             elif self._sleeping:  # the step failed: each waiting context ends by an exception
                 target = next(iter(self._sleeping.values()))
-            elif seat.main:
+            elif runner.main:
                 return
             else:
                 target = self._main
                 self._idle.remove(target)
-            self._idle.append(seat)
+            self._idle.append(runner)
             self.switches += 1
             target.wake()
-            seat.sleep()
-            if seat.closed:
+            runner.sleep()
+            if runner.closed:
                 return
 
     def _wait(self, mine: Context) -> None:
         """Schedule in the place of a context that waits, until it may go on."""
-        step, seat = self._now(), mine.seat
-        assert seat is not None
+        step, runner = self._now(), mine.runner
+        assert runner is not None
         plain: bool | None = None
         stream: list[Any] | None = None  # of this context, once another has run
         while True:
@@ -307,21 +312,21 @@ class Scheduler:
                 raise StepError("the step failed")
             if stream is None:
                 stream = step.streams.stop()
-                self.views.leave(self._turn_of(mine))
-            if context.seat is None and context.inline:
+                self.module_state.leave(self._turn_of(mine))
+            if context.runner is None and context.inline:
                 if plain is None:
-                    plain = step.home.plain()
+                    plain = step.caller_thread.plain()
                 if plain:
-                    self._execute(seat, context)
+                    self._execute(runner, context)
                     continue
-            target = context.seat
+            target = context.runner
             if target is None:
-                target = self._idle.pop() if self._idle else self._new_seat()
+                target = self._idle.pop() if self._idle else self._new_runner()
                 target.task = context
-            self._sleeping[mine] = seat
+            self._sleeping[mine] = runner
             self.switches += 1
             target.wake()
-            seat.sleep()
+            runner.sleep()
             del self._sleeping[mine]
             self.current = mine
             if step.error is not None:
@@ -331,63 +336,63 @@ class Scheduler:
 
     def _resume(self, step: Step, context: Context, stream: list[Any]) -> None:
         step.streams.resume(stream)
-        self.views.enter(self._turn_of(context))
+        self.module_state.enter(self._turn_of(context))
 
     def turn(self) -> Turn | None:
         """Return which microbatch this thread runs, if it does."""
         context = self.current
         running = (
             context is not None
-            and context.seat is not None
-            and context.seat.ident == threading.get_ident()
+            and context.runner is not None
+            and context.runner.ident == threading.get_ident()
         )
         return self._turn_of(context) if running and context is not None else None
 
     def _turn_of(self, context: Context) -> Turn:
         return context.microbatch, context.key[0] == START and not self.starts
 
-    def _new_seat(self) -> Seat:
+    def _new_runner(self) -> Runner:
         worker = Worker(self._base)
         self._workers.append(worker)
-        return worker.seat
+        return worker.runner
 
-    def _execute(self, seat: Seat, context: Context) -> None:
+    def _execute(self, runner: Runner, context: Context) -> None:
         outer = self.current
         if outer is not None:
-            outer.buried = True
-        foreign = not seat.main and outer is None
-        context.seat, self.current = seat, context
-        home = self._now().home
+            outer.is_blocked = True
+        foreign = not runner.main and outer is None
+        context.runner, self.current = runner, context
+        caller_thread = self._now().caller_thread
         self._now().streams.start(context.place)
         if foreign:
-            home.enter()
+            caller_thread.enter()
         turn = self._turn_of(context)
         try:
-            self.views.enter(turn)
-            with Applied(context.flags):
+            self.module_state.enter(turn)
+            with ApplyFlags(context.flags):
                 self._run(context, turn)
-            self.views.leave(turn, backward=context.key[0] == BACKWARD)
+            self.module_state.leave(turn, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
             with contextlib.suppress(StepError):  # what it wrote until then stays
-                self.views.leave(turn)
+                self.module_state.leave(turn)
         finally:
             if foreign:
-                home.leave()
+                caller_thread.leave()
             if outer is not None:
-                outer.buried = False
+                outer.is_blocked = False
             self.current = outer
 
     def _run(self, context: Context, turn: Turn) -> None:
         """Run what a context runs, with the context variables that a microbatch sees."""
-        home = self._now().home
-        own = home.started.copy()
+        caller_thread = self._now().caller_thread
+        own = caller_thread.started.copy()
         own.run(context.body)
         # A served call has sent what it set to its caller. A copy of the script sets its own.
         if context.key[0] == START and not turn[1]:
-            left = self.variables.end(own, home.started, home.variables)
+            left = self.variables.end(own, caller_thread.started, caller_thread.variables)
             if left:
-                self.views.variable_left(title(left[0]))
+                self.module_state.variable_left(title(left[0]))
 
     def _next(self) -> Context | None:
         """Return the context that runs next; None when the step is over or failed."""
@@ -435,8 +440,8 @@ class Scheduler:
     def _pick(self, step: Step) -> Context | None:
         context = None
         first = step.ready[0] if step.ready else None
-        if first is not None and first[3].buried:
-            first = next((entry for entry in sorted(step.ready) if not entry[3].buried), None)
+        if first is not None and first[3].is_blocked:
+            first = next((entry for entry in sorted(step.ready) if not entry[3].is_blocked), None)
         kind = self._startable(step)
         if kind is not None and (
             first is None or (step.priorities[kind], step.started) < first[:2]
@@ -467,7 +472,7 @@ class Scheduler:
         step.started += 1
         step.early.discard(microbatch)
         step.eager = False
-        self.views.forget(microbatch - step.limit)
+        self.module_state.forget(microbatch - step.limit)
 
         def body() -> None:
             step.results[microbatch] = step.bodies[microbatch]()
@@ -492,7 +497,7 @@ class Scheduler:
             step.picks.popleft()
             return self._start(step)
         for entry in step.ready:
-            if entry[3].key == key and not entry[3].buried:
+            if entry[3].key == key and not entry[3].is_blocked:
                 step.picks.popleft()
                 self._take(step, entry)
                 return entry[3]

@@ -52,7 +52,7 @@ def capture() -> Flags:
     return Flags(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
-class Applied:
+class ApplyFlags:
     """A context in which flags hold on this thread.
 
     Autograd runs CUDA nodes in the calling thread meanwhile: a backward pass that waits for another
@@ -95,7 +95,7 @@ class Applied:
             self._entered.pop().__exit__(kind, error, trace)
 
 
-class Home:
+class CallerThread:
     """What else the thread that called the step has: context variables,
     function modes, CUDA device and stream.
 

@@ -11,13 +11,13 @@ from torch import nn
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport import pytrees
 
-from .misuse import whole
-from .order import Order
+from .misuse import check_unsharded
+from .order import BlockOrder
 
-__all__ = ["Passes"]
+__all__ = ["GradientReduction"]
 
 
-class Passes:
+class GradientReduction:
     """Tells a model whose parameters are shared which backward pass sums the gradients.
 
     Until then they add up on each rank, unshared, which costs the memory of a whole gradient and
@@ -29,7 +29,7 @@ class Passes:
         guard: What a forward pass of the model runs in.
     """
 
-    def __init__(self, root: nn.Module, order: Order) -> None:
+    def __init__(self, root: nn.Module, order: BlockOrder) -> None:
         from torch.distributed.fsdp import FSDPModule
 
         self._root: Any = root
@@ -48,7 +48,7 @@ class Passes:
     def watch(self, outputs: Any) -> Any:
         """Return the outputs of a forward pass; a backward pass from them is noticed."""
         found = pytrees.tensors_in(outputs)
-        whole(found)
+        check_unsharded(found)
         for output in found:
             if output.requires_grad:
                 output.register_hook(self._notice)  # type: ignore[no-untyped-call]

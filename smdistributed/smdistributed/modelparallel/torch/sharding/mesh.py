@@ -100,7 +100,7 @@ def local(value: Any) -> Any:
     return value.to_local() if is_sharded(value) else value
 
 
-def whole(value: Any) -> Any:
+def gather(value: Any) -> Any:
     """Return all of a shared tensor, in the host's memory; anything else as it is.
 
     Collective over the shard group.
@@ -108,7 +108,7 @@ def whole(value: Any) -> Any:
     return value.full_tensor().cpu() if is_sharded(value) else value
 
 
-def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
+def shard_like(parameter: torch.Tensor, value: Any, name: str) -> Any:
     """Return a value that belongs to a shared parameter, shared in the same way.
 
     Anything else as it is.

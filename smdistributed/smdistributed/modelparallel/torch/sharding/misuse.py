@@ -14,10 +14,10 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 
 from . import mesh
 
-__all__ = ["Inside", "whole"]
+__all__ = ["ShardedUseGuard", "check_unsharded"]
 
 
-class Inside(TorchFunctionMode):
+class ShardedUseGuard(TorchFunctionMode):
     """Refuses to compute with a shared parameter and a tensor that is not: a module in its block
     has whole parameters.
 
@@ -69,7 +69,7 @@ class Inside(TorchFunctionMode):
         )
 
 
-def whole(tensors: Iterable[Any]) -> None:
+def check_unsharded(tensors: Iterable[Any]) -> None:
     """See that outputs or a loss have no shared parameter in them.
 
     Raises:

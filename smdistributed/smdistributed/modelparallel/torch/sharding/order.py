@@ -22,12 +22,12 @@ from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.transport import pytrees
 
 from . import mesh
-from .misuse import Inside
+from .misuse import ShardedUseGuard
 
-__all__ = ["Order"]
+__all__ = ["BlockOrder"]
 
 FIRST = 3
-"""Passes in which ranks compare before each block."""
+"""GradientReduction in which ranks compare before each block."""
 
 _Note = tuple[int, int]
 _Held = list[tuple[dict[str, Any], str, int]]  # where a parameter is, and its number
@@ -35,7 +35,7 @@ _FORWARD, _BACKWARD, _END, _USED = range(4)
 _WORDS = "runs {} forward", "runs {} backward", "ends the pass", "has a gradient of {}"
 
 
-class Order:
+class BlockOrder:
     """What this rank runs, compared with the other ranks.
 
     Attributes:
@@ -86,7 +86,11 @@ class Order:
         operation in the first passes.
         """
         compiled = any(module._compiled_call_impl is not None for module in self._root.modules())  # noqa: SLF001
-        return Inside(self._root) if self._first and not compiled else contextlib.nullcontext()
+        return (
+            ShardedUseGuard(self._root)
+            if self._first and not compiled
+            else contextlib.nullcontext()
+        )
 
     def end(self) -> None:
         """End a pass.

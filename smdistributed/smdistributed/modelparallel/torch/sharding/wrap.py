@@ -16,16 +16,16 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 
 from . import mesh
-from .order import Order
+from .order import BlockOrder
 
-__all__ = ["blocks", "replaced", "shard"]
+__all__ = ["blocks", "shard", "sharded_parameter"]
 
 Named = list[tuple[str, torch.Tensor]]
 
 _replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the id of what was there before
 
 
-def replaced(parameter: nn.Parameter) -> nn.Parameter:
+def sharded_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return the shared parameter that took the place of another one; or that one itself."""
     return _replaced[id(parameter)][1] if id(parameter) in _replaced else parameter
 
@@ -70,7 +70,7 @@ def _parameters_of(modules: Iterable[nn.Module]) -> list[int]:
 
 def shard(
     root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool
-) -> Order:
+) -> BlockOrder:
     """Share the parameters of a model, block by block, so that no rank has all of it at a time.
 
     Collective.
@@ -150,7 +150,7 @@ def shard(
     unused = unused and hasattr(root, "set_reduce_scatter_unused_params")  # not of every PyTorch
     if unused:
         root.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-    return Order(root, gathered_again=not kept, unused=unused)
+    return BlockOrder(root, gathered_again=not kept, unused=unused)
 
 
 def _replace(old: nn.Parameter, new: nn.Parameter) -> None:

@@ -173,7 +173,7 @@ class _Groups:
         self.module, self.preserve_rng_state, self.size = module, preserve_rng_state, size
 
     @property
-    def again(self) -> recompute.Again:
+    def again(self) -> recompute.Recomputation:
         """How they run again."""
         return _again(self.preserve_rng_state, self.size)
 
@@ -201,9 +201,9 @@ def _set(module: nn.Module, preserve_rng_state: bool) -> None:
         module.forward = _Checkpointed(module, preserve_rng_state)
 
 
-def _again(preserve_rng_state: bool, group: int | None = 1) -> recompute.Again:
+def _again(preserve_rng_state: bool, group: int | None = 1) -> recompute.Recomputation:
     """Return how modules of this job run again."""
-    return recompute.Again(
+    return recompute.Recomputation(
         preserve_rng_state, state.initialized and state.cfg.offload_activations, group
     )
 

@@ -181,11 +181,11 @@ class DistributedOptimizer(_Optimizer):
         """
         for group in self.param_groups:
             for place, old in enumerate(group["params"]):
-                group["params"][place] = new = wrap.replaced(old)
+                group["params"][place] = new = wrap.sharded_parameter(old)
                 if new is not old and old in self.state:
                     made = self.state.pop(old)  # some optimizers make their state at once
                     self.state[new] = {
-                        key: mesh.like(new, value, key) for key, value in made.items()
+                        key: mesh.shard_like(new, value, key) for key, value in made.items()
                     }
         self._smp_originals: list[Parameter] = list(self._smp_parameters())
 
@@ -228,7 +228,7 @@ class DistributedOptimizer(_Optimizer):
         super().add_param_group(param_group)
         first = len(self._smp_originals)
         added = self.param_groups[-1]["params"]
-        added[:] = [wrap.replaced(parameter) for parameter in added]
+        added[:] = [wrap.sharded_parameter(parameter) for parameter in added]
         self._smp_originals += list(self.param_groups[-1]["params"])
         self._smp_owners = None
         if self._smp_masters is not None:
@@ -537,7 +537,7 @@ class DistributedOptimizer(_Optimizer):
             del part[mesh.PART]
             if self._smp_masters is not None:
                 masters = {
-                    index: mesh.whole(master.detach())
+                    index: mesh.gather(master.detach())
                     for index, (_, master) in self._smp_masters.pairs.items()
                 }
                 part[PRECISION]["masters"] = masters
@@ -557,7 +557,7 @@ class DistributedOptimizer(_Optimizer):
         Collective over those who share it.
         """
         parameter = self._smp_originals[index]
-        return mesh.whole(mesh.like(parameter, pieces[0], f"the state of parameter {index}"))
+        return mesh.gather(mesh.shard_like(parameter, pieces[0], f"the state of parameter {index}"))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what ``state_dict`` or ``local_state_dict`` returned. Call it on all ranks.
@@ -597,7 +597,9 @@ class DistributedOptimizer(_Optimizer):
         if mesh.degree() > 1:
             mine = {
                 index: {
-                    key: mesh.like(self._smp_originals[index], value, f"{key} of parameter {index}")
+                    key: mesh.shard_like(
+                        self._smp_originals[index], value, f"{key} of parameter {index}"
+                    )
                     for key, value in one.items()
                 }
                 for index, one in mine.items()
@@ -618,7 +620,7 @@ class DistributedOptimizer(_Optimizer):
             for index, (_, master) in self._smp_masters.pairs.items():
                 if index in saved["masters"]:
                     master.copy_(
-                        mesh.like(
+                        mesh.shard_like(
                             master, saved["masters"][index], f"the master of parameter {index}"
                         )
                     )

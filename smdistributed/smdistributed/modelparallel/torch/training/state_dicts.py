@@ -79,7 +79,9 @@ def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
     meet(call, CommGroup.DP_GROUP)
     kept: StateDict = OrderedDict()
     for name, value in module.state_dict(keep_vars=True).items():
-        entry = mesh.whole(_value(value))  # also where it is dropped at once: every rank takes part
+        entry = mesh.gather(
+            _value(value)
+        )  # also where it is dropped at once: every rank takes part
         if not to_first_only or state.topo.rank == 0:
             kept[name] = entry
     return kept
@@ -91,7 +93,7 @@ def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
     """
     own = module.state_dict(keep_vars=True)
     return {
-        name: mesh.like(own[name], value, name) if name in own else value
+        name: mesh.shard_like(own[name], value, name) if name in own else value
         for name, value in entries.items()
         if name not in (PARTIAL, mesh.PART)
     }

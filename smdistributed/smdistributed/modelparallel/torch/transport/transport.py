@@ -28,7 +28,7 @@ _SIZES = struct.Struct("<I")
 _BUFFER = 1 << 16
 
 
-class Gone(NamedTuple):
+class PeerLost(NamedTuple):
     """What a link puts into the inbox when a peer's connection ends, with the system's words."""
 
     reason: str
@@ -251,12 +251,14 @@ class _Source:
             message, descriptions = pickle.loads(pickled)  # noqa: S301  from a rank of this job
             return (link, self.peer, message, link.tensors(self.peer, stream, descriptions)), True
         except (EOFError, OSError) as error:
-            gone = None if link.closed else Gone(str(error) or "the connection was closed")
+            gone = None if link.closed else PeerLost(str(error) or "the connection was closed")
         except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
-            gone = Gone(f"its message cannot be read: {type(error).__name__}: {error}")
+            gone = PeerLost(f"its message cannot be read: {type(error).__name__}: {error}")
         except BaseException:
             # Ctrl-C in the thread that waits: the rest of the message would be taken for another.
-            link.inbox.put((link, self.peer, Gone("the reading of a message was interrupted"), []))
+            link.inbox.put(
+                (link, self.peer, PeerLost("the reading of a message was interrupted"), [])
+            )
             raise
         return (link, self.peer, gone, []) if gone else None, False
 
