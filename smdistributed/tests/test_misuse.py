@@ -12,7 +12,7 @@ from torch import nn
 from jobs import BY_HAND, said
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.pipeline.module_state import ModuleState
+from smdistributed.modelparallel.torch.pipeline.module_state import ModuleState, Turn
 
 HAND = {**BY_HAND, "microbatches": 1}
 
@@ -277,7 +277,7 @@ def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
     """An error of torch's backward pass is explained by what was written since the step began."""
     net = nn.Linear(4, 4)
     views = ModuleState(
-        0, lambda: (0, False), lambda: (0,), lambda number: f"number {number} (Linear)"
+        0, lambda: Turn(0), lambda: (0,), lambda number: f"number {number} (Linear)"
     )
     views.install([net], [0])
     views.begin("train")

@@ -191,7 +191,7 @@ def _stays(value: Any) -> bool:
     """
     if isinstance(value, torch.Tensor | torch.Generator) or containers.is_outside(value):
         return False
-    return isinstance(value, containers.WHOLE)
+    return isinstance(value, containers.UNOPENED)
 
 
 def _is_watched(value: Any, home: str) -> bool:
@@ -231,7 +231,7 @@ def _is_code(value: Any) -> bool:
     kind: Any = type(value)
     if kind in containers.BUILTIN or containers.is_outside(value):
         return False
-    return isinstance(value, containers.WHOLE) or kind.__module__.partition(".")[0] in (
+    return isinstance(value, containers.UNOPENED) or kind.__module__.partition(".")[0] in (
         "builtins",
         "smdistributed",
     )
