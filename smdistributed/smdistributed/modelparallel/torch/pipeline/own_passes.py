@@ -105,7 +105,8 @@ def _check_backward(roots: Sequence[Any], inputs: Any) -> None:
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
     """Return whether a backward pass adds to a gradient of the model, on any rank."""
     tensors = [root for root in roots if isinstance(root, torch.Tensor)]
-    to_visit: list[Any] = [tensor.grad_fn or tensor for tensor in tensors]  # nodes and leaves
+    # Nodes of the graph; a leaf stands for itself.
+    to_visit: list[Any] = [t if t.grad_fn is None else t.grad_fn for t in tensors]
     visited = set()
     while to_visit:
         node = to_visit.pop()
