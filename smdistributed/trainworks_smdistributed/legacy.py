@@ -1,10 +1,9 @@
 """Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two
 functions of ``apex``.
 
-A finder at the end of Python's list makes them, so the real module wins where there is one, and a
-process that asks for none of them pays nothing. Each is announced once, in a line on standard
-error. ``torch.sagemaker``, smp's second version, has no stand-in: its import fails with a sentence
-that says what to use.
+A finder at the end of Python's list creates them. So a real module has precedence, and a process
+that imports none of them loses no time. Each is announced once, in a line on standard error.
+``torch.sagemaker``, smp's second version, has no stand-in: its import fails with advice.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ APEX_AMP = (
 
 
 def install() -> None:
-    """Offer the modules to ``import``. A second time it does nothing."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+    """Add the finder of these modules to Python's list. A second call does nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
 
 
@@ -127,7 +126,7 @@ def multi_tensor_l2norm(
         per_tensor: Whether to return the norm of each tensor; else the second result is empty.
     """
     values = [float(tensor.detach().float().norm()) for tensor in tensor_lists[0]]
-    norms = torch.tensor(values, dtype=torch.float32, device=noop_flag.device)
+    norms = noop_flag.float().new_tensor(values)
     total = norms.norm()[None]
     if not per_tensor:
         return total, norms[:0]

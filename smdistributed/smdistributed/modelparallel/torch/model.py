@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: a module whose parts are on several ranks."""
+"""`smp.DistributedModel`: a module with parts on several ranks."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         trace_execution_times: Divide by measured seconds instead of counted
             floating-point operations.
         overlapping_allreduce: Average gradients over replicas while the backward pass runs.
-        backward_passes_per_step: Passes (calls of the step function) whose
-            gradients add up before they are averaged.
+        backward_passes_per_step: Number of passes (calls of the step function) that add to the
+            gradients before these are averaged.
         average_grads_across_microbatches: ``backward`` divides by the number of microbatches.
         bucket_cap_mb: Size of a message with gradients, in MiB.
         trace_memory_usage: Accepted. Memory is always counted.
@@ -578,7 +578,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         self._post_step[handle.id] = hook
         return handle
 
-    # -- what is on this rank
+    # -- modules and tensors of this rank
     def local_named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Module]]:
         """Yield the modules of this rank's partition; before the partition all modules."""
         me = pp_rank()

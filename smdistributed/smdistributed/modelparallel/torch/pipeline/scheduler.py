@@ -196,7 +196,7 @@ class Scheduler:
         self._sleeping: dict[Context, Runner] = {}
         self._main = Runner(main=True)
 
-    # --- what contexts call -----------------------------------------------------------------------
+    # --- called by contexts -----------------------------------------------------------------------
 
     def wait(self, key: Key, kind: str) -> Any:
         """Wait for an answer of another rank, and run other contexts meanwhile.
@@ -232,7 +232,7 @@ class Scheduler:
             step.at_gate += 1
             self._wait(context)
 
-    # --- what messages do -------------------------------------------------------------------------
+    # --- called for messages ----------------------------------------------------------------------
 
     def answer(self, key: Key, value: Any) -> None:
         """Store an answer, and make the context that waits for this answer ready.

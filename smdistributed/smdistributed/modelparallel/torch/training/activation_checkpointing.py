@@ -1,9 +1,8 @@
-"""Modules whose activations are computed again in the backward pass:
-``smp.set_activation_checkpointing``.
+"""Compute activations again in the backward pass: ``smp.set_activation_checkpointing``.
 
-It is not made of torch's ``checkpoint_wrapper``. That one is another module with other names, does
-not offload inputs in tuples, and gives Hugging Face's layers their cache twice. A script may use it
-itself, with equal results.
+torch's ``checkpoint_wrapper`` is not used. The wrapper is another module with other names, does not
+offload inputs in tuples, and gives Hugging Face's layers their cache twice. A script may use the
+wrapper itself, with equal results.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,  # noqa: ARG001
     strategy: str = "each",
 ) -> None:
-    """Keep only the inputs of a module, and run it again in the backward pass.
+    """Keep only the inputs of a module, and run the module again in the backward pass.
 
-    It can be called before or after the model is wrapped. A module that is on several partitions is
-    an error if it was placed by hand; else a warning, and its activations are kept.
+    Call this function before or after the model is wrapped. A module on several partitions is an
+    error if it was placed by hand. Otherwise it causes a warning, and its activations are kept.
 
     Args:
-        module: Of a Sequential or a ModuleList the children are meant.
+        module: The module. For a Sequential or a ModuleList its children run again.
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
-        pack_args_as_tuple: Accepted: tuples need nothing.
-        strategy: Of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive ones of a
-            partition together), or ``group_N`` (at most N of these).
+        pack_args_as_tuple: Accepted, without effect.
+        strategy: The groups of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive
+            children of a partition together), or ``group_N`` (at most N of these).
 
     Raises:
-        TypeError: It is not a module.
-        ValueError: Unknown strategy.
+        TypeError: The value is not a module.
+        ValueError: The strategy is unknown.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(

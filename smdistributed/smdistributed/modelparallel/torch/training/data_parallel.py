@@ -193,7 +193,7 @@ class Reducer:
         for parameter in watched:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
-    # -- what the model calls
+    # -- called by the model
     def begin_step(self) -> None:
         """Begin a step function. `end_pass` or `abandon_step` follows."""
         self.in_step = True

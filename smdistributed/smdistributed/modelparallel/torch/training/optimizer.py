@@ -1,5 +1,5 @@
-"""`smp.DistributedOptimizer`: a torch optimizer whose parameters, state and
-master weights are on several ranks.
+"""`smp.DistributedOptimizer`: a torch optimizer with parameters, state and master weights on
+several ranks.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class DistributedOptimizer(_Optimizer):
         self.overflow = False  # whether the last gradients were infinite or not numbers
         self._global_grad_norm = 0.0
         self._smp_masters: MasterWeights | None = None
-        # Number of the backward pass whose gradients the masters have.
+        # Number of the backward pass that the masters have the gradients of.
         self._smp_copied_pass: int | None = None
         self._smp_owners: dict[int, int] | None = None
         # A learning-rate scheduler that was created before has replaced `step` in the instance.
