@@ -306,7 +306,7 @@ def test_what_the_wrapper_of_torch_does_otherwise() -> None:
     # `offload_activations`: the hooks that move to the host what is kept see
     # tensors in a tuple only with ours.
     pair = (torch.randn(4, WIDTH, requires_grad=True), torch.ones(4, WIDTH))
-    again = recompute.Again(preserve_rng_state=True, offload=False)
+    again = recompute.Recomputation(preserve_rng_state=True, offload=False)
     ours = _seen_by_hooks(lambda: again.call(layer, (pair,), {}))
     of_torch = _seen_by_hooks(lambda: wrapper(pair))
     inputs = {tensor.data_ptr() for tensor in pair}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from smdistributed.modelparallel.torch.transport.transport import Gone, Transport
+from smdistributed.modelparallel.torch.transport.transport import PeerLost, Transport
 from test_transport import close, start
 
 MESSAGES = 400
@@ -134,7 +134,7 @@ def test_a_message_whose_reading_was_interrupted_is_the_last_of_its_connection()
     connection.sendall(b"x" * 50)
     _, peer, message, _ = inbox.get(timeout=300)
     assert peer == 1
-    assert isinstance(message, Gone)
+    assert isinstance(message, PeerLost)
     assert "interrupted" in message.reason
     with pytest.raises(queue.Empty):
         inbox.get(timeout=0.1)

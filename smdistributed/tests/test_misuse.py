@@ -12,7 +12,7 @@ from torch import nn
 from jobs import BY_HAND, said
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.pipeline.module_state import Views
+from smdistributed.modelparallel.torch.pipeline.module_state import ModuleState, Turn
 
 HAND = {**BY_HAND, "microbatches": 1}
 
@@ -276,7 +276,9 @@ def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:
 def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
     """An error of torch's backward pass is explained by what was written since the step began."""
     net = nn.Linear(4, 4)
-    views = Views(0, lambda: (0, False), lambda: (0,), lambda number: f"number {number} (Linear)")
+    views = ModuleState(
+        0, lambda: Turn(0), lambda: (0,), lambda number: f"number {number} (Linear)"
+    )
     views.install([net], [0])
     views.begin("train")
     words = r"parameter 'weight' of module number 0 \(Linear\) was written in the step"

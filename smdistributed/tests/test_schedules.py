@@ -64,7 +64,7 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     runtime = present()
     assert runtime is not None
     return {
-        "order": runtime.port.order,
+        "order": runtime.pipeline.order,
         "most": most,
         "begun": begun,
         "switches": runtime.scheduler.switches,
@@ -244,13 +244,13 @@ def what_contexts_carry() -> dict[str, Any]:
     twice(model, value)
     runtime = present()
     assert runtime is not None
-    number = runtime.port.number
+    number = runtime.pipeline.number
     try:
         again(model, value)
     except (StepError, RuntimeError) as error:
         seen["again"] = str(error)
     train(model, value, 1)  # a failed step leaves the pipeline as it was
-    seen["steps"] = runtime.port.number - number
+    seen["steps"] = runtime.pipeline.number - number
     try:
         model(value, 1)
     except StepError as error:
@@ -424,7 +424,7 @@ def same_order_on_replicas() -> Any:
         train(model, torch.arange(4.0)[:, None].expand(4, 4).contiguous())
     runtime = present()
     assert runtime is not None
-    return ran, runtime.port.order
+    return ran, runtime.pipeline.order
 
 
 def test_replicas_run_in_one_order() -> None:

@@ -22,7 +22,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from smdistributed.modelparallel.torch.transport.connect import StartError, connect, own_address
-from smdistributed.modelparallel.torch.transport.transport import Gone, Transport
+from smdistributed.modelparallel.torch.transport.transport import PeerLost, Transport
 from trainworks_testing.clock import assert_within, start_clock
 
 LOCAL = ("127.0.0.1", 29500)
@@ -122,7 +122,7 @@ def test_the_end_of_a_peer_is_a_message() -> None:
     messages = [links[0].inbox.get(timeout=300)[2] for _ in range(2)]
     links[0].close()
     assert messages[0] == "last words"
-    assert isinstance(messages[1], Gone)
+    assert isinstance(messages[1], PeerLost)
     with pytest.raises(queue.Empty):  # a link that closes itself tells itself nothing
         links[1].inbox.get(timeout=0.1)
 

@@ -1,10 +1,10 @@
-"""Run a script that insists on CUDA on a machine without it: ``SMP_CPU_EMULATION=1``.
+"""Run a script that needs CUDA on a host without it: ``SMP_CPU_EMULATION=1``.
 
-A cuda device is read as the CPU wherever torch is given one, and what scripts ask of ``torch.cuda``
-is answered. The results are those of a CPU; nothing is as fast, and a memory figure says nothing.
-It is for tests, and to try out a job.
+torch uses the CPU for every cuda device, and the functions of ``torch.cuda`` that scripts call
+return plausible values. The results are those of a CPU. Speed and memory figures have no meaning.
+The emulation is for tests, and to try out a job.
 
-The libraries themselves ask ``cuda_is_available``, which is the machine's own answer.
+The libraries themselves call ``cuda_is_available``, which tells whether the host has CUDA.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch.overrides import TorchFunctionMode
 from .environment import ranks_of
 
 VARIABLE = "SMP_CPU_EMULATION"
-"""The environment variable that asks for the emulation with the value 1."""
+"""The environment variable that turns the emulation on with the value 1."""
 
 cuda_is_available: Callable[[], bool] = torch.cuda.is_available
-"""Whether this machine has CUDA, emulation or not."""
+"""Returns whether this host has CUDA, also while the emulation is on."""
 
 NAME = "CPU that stands in for a CUDA device"
 
@@ -60,27 +60,24 @@ _installed = False
 
 
 def install_if_asked() -> None:
-    """Install the emulation where the environment asks for it and the machine has no CUDA."""
+    """Install the emulation if the variable is set and the host has no CUDA."""
     if os.environ.get(VARIABLE) == "1" and not _installed and not cuda_is_available():
         install()
 
 
 def install() -> None:
-    """Put the emulation in place, in this process and this thread.
-
-    A second time it does nothing.
-    """
+    """Install the emulation in this process and this thread. A second call does nothing."""
     global _installed
     if _installed:
         return
     _installed = True
     _answer_for_cuda()
     _map_devices()
-    # True of every loader of such a script, and of no interest.
+    # Every loader of such a script would cause this warning.
     warnings.filterwarnings(
         "ignore", message=".*'pin_memory' argument is set as true but no accelerator is found"
     )
-    # Torch keeps modes for each thread: threadstate.py gives this one to the threads of a step.
+    # torch has modes for each thread. threadstate.py applies this one to the threads of a step.
     _CudaAsCpu().__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -105,42 +102,44 @@ class _CudaAsCpu(TorchFunctionMode):
 
 
 def _cpu(value: Any) -> Any:
-    """Return the CPU for a cuda device, and everything else as it is."""
-    if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "cuda" else value
-    return (
-        "cpu"
-        if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
-        else value
-    )
+    """Return the CPU for a cuda device; any other value unchanged."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    return value
 
 
 def _cpu_names(values: dict[str, Any]) -> dict[str, Any]:
-    # The number of a device, as an int, is that of a cuda device.
-    return {
-        key: torch.device("cpu") if key == "device" and type(value) is int else _cpu(value)
-        for key, value in values.items()
-    }
+    """Return keyword arguments with the CPU for cuda devices."""
+    mapped = {}
+    for key, value in values.items():
+        # An integer is the number of a cuda device.
+        is_number = key == "device" and type(value) is int
+        mapped[key] = torch.device("cpu") if is_number else _cpu(value)
+    return mapped
 
 
 def _device(*args: Any, **kwargs: Any) -> torch.device:
-    """Return ``torch.device(...)``, and the CPU without an index for a cuda
-    device: that is what tensors have.
+    """Return ``torch.device(...)``; for a cuda device the CPU without an index, as tensors have
+    it.
     """
     first = args[0] if args else kwargs.get("type", kwargs.get("device"))
-    cuda = type(first) is int or _cpu(first) is not first
-    return torch.device("cpu") if cuda else torch.device(*args, **kwargs)
+    if type(first) is int or _cpu(first) is not first:
+        return torch.device("cpu")
+    return torch.device(*args, **kwargs)
 
 
 def _answering(value: object) -> Callable[..., Any]:
-    """Return a new function that does nothing else: torch's compiler refuses
-    one function under two names.
+    """Return a new function that returns a value and does nothing.
+
+    It is a new one each time, because torch's compiler refuses a function with two names.
     """
     return lambda *_args, **_kwargs: value
 
 
 class _Stream:
-    """A stream of work that is done at once."""
+    """A stream with work that is done at once."""
 
     device = torch.device("cpu")
     cuda_stream = 0
@@ -164,7 +163,11 @@ class _Stream:
 
 
 class _Event:
-    """A point in time."""
+    """A point in time.
+
+    Attributes:
+        seconds: The time, as of `time.perf_counter`.
+    """
 
     query = _answering(True)
     synchronize, wait = _answering(None), _answering(None)
@@ -191,7 +194,7 @@ class _OnDevice(contextlib.AbstractContextManager["_OnDevice", None]):
 
 
 def _answer_for_cuda() -> None:
-    """Let ``torch.cuda`` answer as on a machine with one device for each process of the host."""
+    """Let ``torch.cuda`` answer as on a host with one device for each of its processes."""
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     device = types.SimpleNamespace(
         name=NAME,
@@ -207,8 +210,8 @@ def _answer_for_cuda() -> None:
         index = device if type(device) is int else torch.device(device).index
         current[0] = index or 0
 
-    def stream(given: object) -> _Stream:
-        return given if isinstance(given, _Stream) else _Stream()
+    def stream(value: object) -> _Stream:
+        return value if isinstance(value, _Stream) else _Stream()
 
     def state(*_args: Any) -> torch.Tensor:
         return torch.get_rng_state()
@@ -239,13 +242,12 @@ def _answer_for_cuda() -> None:
         "current_stream": lambda *_args: _Stream(),
         "default_stream": lambda *_args: _Stream(),
     }
-    # The compiler of PyTorch 2.4, which an optimizer imports, asks whether they
-    # are of torch's own classes.
+    # The compiler of PyTorch 2.4, which an optimizer imports, tests for torch's own classes.
     with contextlib.suppress(ImportError, AttributeError):
         own: Any = importlib.import_module("torch._streambase")
         own._EventBase.register(_Event)  # noqa: SLF001
         own._StreamBase.register(_Stream)  # noqa: SLF001
-    # What a script sets is the CPU's already, or there is nothing to set.
+    # These set a state that the CPU has already, or that does not exist.
     for name in NOTHING:
         answers[name] = _answering(None)
     for name in ("memory_allocated", "memory_reserved", "memory_cached"):
@@ -253,7 +255,7 @@ def _answer_for_cuda() -> None:
     for dtype in DTYPES:
         answers[f"{dtype}Tensor"] = getattr(torch, f"{dtype}Tensor")
     for name, answer in answers.items():
-        # Some are in a module below as well, and read from it.
+        # Some of them are in another module, too, and are called from there.
         for place in (torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.streams):
             if place is torch.cuda or hasattr(place, name):
                 setattr(place, name, answer)
@@ -262,7 +264,7 @@ def _answer_for_cuda() -> None:
 
 
 def _map_devices() -> None:
-    """Give the CPU to what takes a device and is not one of torch's overridable functions."""
+    """Replace the functions that take a device and are out of reach of a TorchFunctionMode."""
     from torch.amp.autocast_mode import autocast
     from torch.amp.grad_scaler import GradScaler
     from torch.distributed.device_mesh import DeviceMesh
@@ -276,8 +278,8 @@ def _map_devices() -> None:
 
         return call
 
-    def itself(each: Any, *_args: Any, **_kwargs: Any) -> Any:
-        return each
+    def itself(value: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return value
 
     to = Module.to
 
@@ -301,24 +303,20 @@ def _map_devices() -> None:
     def cast_on_cpu(
         self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        # A CPU has few operations in float16.
-        cast(
-            self,
-            _cpu(device_type),
-            torch.bfloat16 if dtype is torch.float16 else dtype,
-            *args,
-            **kwargs,
-        )
+        if dtype is torch.float16:
+            dtype = torch.bfloat16  # a CPU has few operations in float16
+        cast(self, _cpu(device_type), dtype, *args, **kwargs)
 
     load = torch.load
 
     @functools.wraps(load)
     def load_to_cpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(map_location, dict):
-            map_location = {_cpu(key): _cpu(value) for key, value in map_location.items()} | {
-                "cuda:0": "cpu"
-            }
-        return load(file, "cpu" if map_location is None else _cpu(map_location), *args, **kwargs)
+        if map_location is None:
+            map_location = "cpu"
+        elif isinstance(map_location, dict):
+            map_location = {_cpu(key): _cpu(value) for key, value in map_location.items()}
+            map_location["cuda:0"] = "cpu"
+        return load(file, _cpu(map_location), *args, **kwargs)
 
     fork = torch.random.fork_rng
 
@@ -337,9 +335,8 @@ def _map_devices() -> None:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("device_id", None)
-            return function(
-                *map(_gloo, args), **{key: _gloo(value) for key, value in kwargs.items()}
-            )
+            gloo_kwargs = {key: _gloo(value) for key, value in kwargs.items()}
+            return function(*map(_gloo, args), **gloo_kwargs)
 
         return call
 
@@ -350,7 +347,7 @@ def _map_devices() -> None:
         (autocast, "__init__", cast_on_cpu),
         (GradScaler, "__init__", with_cpu(GradScaler.__init__)),
         (DeviceMesh, "__init__", with_cpu(DeviceMesh.__init__)),
-        # It takes no stand-in for a stream.
+        # The real one refuses a `_Stream`.
         (torch.Tensor, "record_stream", _answering(None)),
         (torch.UntypedStorage, "cuda", itself),
         (torch.TypedStorage, "cuda", itself),
@@ -365,9 +362,7 @@ def _map_devices() -> None:
 
 
 def _gloo(value: Any) -> Any:
-    """Return gloo for a backend that needs CUDA."""
-    return (
-        "gloo"
-        if isinstance(value, str) and "nccl" in value.lower().replace(":", ",").split(",")
-        else value
-    )
+    """Return gloo for a backend with NCCL, such as "cpu:gloo,cuda:nccl"; other values unchanged."""
+    if isinstance(value, str) and "nccl" in value.lower().replace(":", ",").split(","):
+        return "gloo"
+    return value

@@ -1,6 +1,4 @@
-"""The variables by which a process knows its rank: those of torchrun first,
-then those of Open MPI's mpirun.
-"""
+"""Read the environment variables with the rank of a process: torchrun's, else Open MPI's."""
 
 from __future__ import annotations
 
@@ -13,18 +11,16 @@ OPEN_MPI = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
-"""torchrun's variables, and what Open MPI calls the same."""
+"""Variable of torchrun -> variable of Open MPI with the same meaning."""
 
 SMDATAPARALLEL = {
     "SMDATAPARALLEL_LOCAL_RANK": "LOCAL_RANK",
     "SMDATAPARALLEL_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
 }
-"""Names that scripts for smdistributed.dataparallel read, and torchrun's."""
+"""Variable that scripts for smdistributed.dataparallel read -> variable of torchrun."""
 
 ADDRESS, PORT = "127.0.0.1", "7777"
-"""The rendezvous of a job that has no ``MASTER_ADDR`` and ``MASTER_PORT``: as
-documented, on one host.
-"""
+"""The documented rendezvous of a job on one host, without ``MASTER_ADDR`` and ``MASTER_PORT``."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +28,10 @@ class Ranks:
     """The place of a process in its job.
 
     Attributes:
-        rank: Its rank among all processes.
-        size: Their number.
-        local_rank: Its rank among the processes of its host.
-        local_size: Their number.
+        rank: Rank among all processes.
+        size: Number of all processes.
+        local_rank: Rank among the processes of the host.
+        local_size: Number of processes of the host.
     """
 
     rank: int
@@ -45,10 +41,10 @@ class Ranks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks:
-    """Return the place that the variables give; a process without them is a job of one.
+    """Read the place of a process. Without the variables the job has one process.
 
     Raises:
-        ValueError: A variable is not an integer. It says which.
+        ValueError: A variable is not an integer. The text names the variable.
     """
     return Ranks(
         _number(environment, "RANK", 0),
@@ -59,10 +55,7 @@ def ranks_of(environment: Mapping[str, str]) -> Ranks:
 
 
 def complete(environment: MutableMapping[str, str]) -> None:
-    """Set the variables that are missing and follow from those that are there.
-
-    In no job it sets nothing.
-    """
+    """Set missing variables that follow from others. Outside a job nothing is set."""
     for name, other in (*OPEN_MPI.items(), *SMDATAPARALLEL.items()):
         if not environment.get(name) and environment.get(other):
             environment[name] = environment[other]
@@ -75,12 +68,14 @@ def set_rendezvous(environment: MutableMapping[str, str], port: int | None = Non
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    for each in (name, OPEN_MPI[name]):
-        if text := environment.get(each):
+    """Read a variable of torchrun, or the one of Open MPI with the same meaning."""
+    for variable in (name, OPEN_MPI[name]):
+        text = environment.get(variable)
+        if text:
             try:
                 return int(text)
             except ValueError:
                 raise ValueError(
-                    f"the environment variable {each}={text!r} is not an integer"
+                    f"the environment variable {variable}={text!r} is not an integer"
                 ) from None
     return default

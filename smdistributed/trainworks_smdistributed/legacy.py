@@ -1,10 +1,9 @@
 """Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two
 functions of ``apex``.
 
-A finder at the end of Python's list makes them, so the real module wins where there is one, and a
-process that asks for none of them pays nothing. Each is announced once, in a line on standard
-error. ``torch.sagemaker``, smp's second version, has no stand-in: its import fails with a sentence
-that says what to use.
+A finder at the end of Python's list creates them. So a real module has precedence, and a process
+that imports none of them loses no time. Each is announced once, in a line on standard error.
+``torch.sagemaker``, smp's second version, has no stand-in: its import fails with advice.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ APEX_AMP = (
 
 
 def install() -> None:
-    """Offer the modules to ``import``. A second time it does nothing."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+    """Add the finder of these modules to Python's list. A second call does nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
 
 
@@ -73,11 +72,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        what, contents = MODULES[module.__name__]
+        remark, contents = MODULES[module.__name__]
         vars(module).update(contents)
-        if what:
+        if remark:
             print(
-                f"smdistributed: the module {module.__name__} is not installed: {what}",
+                f"smdistributed: the module {module.__name__} is not installed: {remark}",
                 file=sys.stderr,
             )
 
@@ -85,10 +84,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def multi_tensor_applier(
     op: Callable[..., Any], noop_flag: Any, tensor_lists: Any, *args: Any
 ) -> Any:
-    """Return what a function of this module returns for lists of tensors.
-
-    Apex calls its own in chunks.
-    """
+    """Call a function of this module on lists of tensors. Apex calls its own function in chunks."""
     return op(0, noop_flag, tensor_lists, *args)
 
 
@@ -105,8 +101,8 @@ def multi_tensor_scale(
 
     Args:
         chunk_size: Not used.
-        noop_flag: Is set to 1 if a tensor has an infinity or is not a number somewhere.
-        tensor_lists: Sources and destinations, which may differ in their dtype.
+        noop_flag: Set to 1 if an element of a source is infinite or not a number.
+        tensor_lists: Sources and destinations, which may have different types.
         scale: The factor.
     """
     for source, destination in zip(*tensor_lists, strict=True):
@@ -121,22 +117,20 @@ def multi_tensor_l2norm(
     tensor_lists: Sequence[Sequence[torch.Tensor]],
     per_tensor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of all tensors of the only list as one vector, and of
-    each tensor if that is asked for.
+    """Return the norm of all tensors of a list together, and the norm of each tensor.
 
     Args:
         chunk_size: Not used.
-        noop_flag: Its device is where the norms are.
+        noop_flag: A tensor on the device of the results.
         tensor_lists: One list of tensors.
-        per_tensor: Whether to return each tensor's norm; else the second result is empty.
+        per_tensor: Whether to return the norm of each tensor; else the second result is empty.
     """
-    norms = [tensor.detach().float().norm().to(noop_flag.device) for tensor in tensor_lists[0]]
-    each = (
-        noop_flag.new_zeros(0).float()
-        if not norms
-        else norms[0].new_tensor([float(norm) for norm in norms])
-    )
-    return each.norm()[None], each if per_tensor else each[:0]
+    values = [float(tensor.detach().float().norm()) for tensor in tensor_lists[0]]
+    norms = noop_flag.float().new_tensor(values)
+    total = norms.norm()[None]
+    if not per_tensor:
+        return total, norms[:0]
+    return total, norms
 
 
 MODULES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -160,6 +154,4 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},
     ),
 }
-"""The modules: what is said of each (nothing for a package that is only a
-parent), and what is in it.
-"""
+"""Name of a module -> (remark for the user, contents). The remark of a parent package is empty."""

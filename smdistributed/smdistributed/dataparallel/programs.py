@@ -1,4 +1,5 @@
-"""The programs that launchers put before a rank's command. They replace themselves by it.
+"""The programs that launchers put before a rank's command. A program replaces itself by the
+command.
 
 sagemaker-training looks for ``smddprun`` and ``smddpmprun`` on the PATH; AWS's
 container tests call the others.
@@ -63,12 +64,12 @@ def prepare(environment: MutableMapping[str, str]) -> None:
     """Set the variables that torch.distributed and scripts read, where they are missing.
 
     Raises:
-        ValueError: The ranks are on more than one host and nothing says where they meet.
+        ValueError: The ranks are on more than one host, and the address of rank 0 is missing.
     """
     complete(environment)
     ranks = ranks_of(environment)
     if "MASTER_ADDR" not in environment:
-        # What sagemaker-training passes on to the ranks.
+        # sagemaker-training passes this variable on to the ranks.
         address = environment.get("SMDATAPARALLEL_SERVER_ADDR", ADDRESS)
         if address == ADDRESS and ranks.size > ranks.local_size:
             raise ValueError(
@@ -88,7 +89,7 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 def _become(command: list[str], parser: argparse.ArgumentParser) -> NoReturn:
     """Replace this process by a command.
 
-    A command that is not there has the shell's exit status for that, 127.
+    A command that cannot be run has the shell's exit status for that, 127.
     """
     if not command:
         parser.error("there is no command to run")

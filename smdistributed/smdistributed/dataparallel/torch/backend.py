@@ -21,12 +21,12 @@ __all__ = ["NAME", "autoload", "register"]
 
 NAME = "smddp"
 
-_kept: list[Any] = []
-"""gloo's groups of this process.
+_gloo_groups: list[Any] = []
+"""gloo's groups of this process, so that Python has the last reference to each.
 
-Who drops the last reference to one joins its threads, and these may need the GIL to drop their
-tensors. torch's ``DistributedDataParallel`` drops it with the GIL held: a job that had ended well
-would then never end. Python's own reference is dropped without the GIL, so it must be the last.
+The thread that drops the last reference joins the threads of the group, and these may need the GIL
+to free their tensors. torch's ``DistributedDataParallel`` drops its reference with the GIL held. If
+that were the last one, the process would never end. Python drops its own reference without the GIL.
 """
 
 
@@ -48,9 +48,8 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Let torch.distributed know the backend, and emulate CUDA where that is asked for.
-
-    A second time does nothing.
+    """Register the backend with torch.distributed, and install the emulation of CUDA if its
+    variable is set. A second call does nothing.
     """
     import torch.distributed as dist
 
@@ -80,7 +79,7 @@ def _create(options: Any, nccl_options: Any) -> Any:
     """Return the process group, or the only backend of it.
 
     Args:
-        options: What torch says of the group: store, rank, size, time limit.
+        options: Torch's options of the group: store, rank, size, time limit.
         nccl_options: ``pg_options`` of the script, or None.
     """
     import torch.distributed as dist
@@ -91,13 +90,13 @@ def _create(options: Any, nccl_options: Any) -> Any:
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     if not (emulation.cuda_is_available() and dist.is_nccl_available()):
         if not dist.is_initialized():
-            _kept.clear()  # those of a job before this one in the same process
-        _kept.append(gloo)
+            _gloo_groups.clear()  # those of a job before this one in the same process
+        _gloo_groups.append(gloo)
         atexit.unregister(_drop_groups)
         atexit.register(_drop_groups)
         return gloo
     nccl_options = nccl_options or dist.ProcessGroupNCCL.Options()
-    nccl_options._timeout = options.timeout  # noqa: SLF001  what torch does for its own
+    nccl_options._timeout = options.timeout  # noqa: SLF001  torch does the same for its own groups
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
     nccl_options.group_name = options.group_id
     nccl = dist.ProcessGroupNCCL(
@@ -110,21 +109,21 @@ def _create(options: Any, nccl_options: Any) -> Any:
 def _drop_groups() -> None:
     """End gloo's threads while the interpreter lives.
 
-    Left to the end of the process, they aborted it about once in a hundred times.
-    ``DistributedDataParallel`` keeps its group in a circle of references.
+    Threads that were left to the end of the process aborted it about once in a hundred times. The
+    garbage is collected, because ``DistributedDataParallel`` keeps its group in a reference cycle.
     """
     import torch.distributed as dist
 
     if dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()
-    _kept.clear()
+    _gloo_groups.clear()
 
 
 def _both(options: Any, *backends: tuple[str, Any, Any]) -> Any:
     """Return a process group with a backend for each device.
 
-    The last one is for what has no device.
+    The last backend is also for operations without a device.
     """
     import torch
     import torch.distributed as dist

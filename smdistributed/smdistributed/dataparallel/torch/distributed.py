@@ -51,11 +51,11 @@ def is_available() -> bool:
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Begin, on the backend ``smddp``; a second time it does nothing.
+    """Create the default process group on the backend ``smddp``. A second call does nothing.
 
     Args:
-        args: As torch's; a backend in the first place is dropped.
-        kwargs: As torch's; ``backend`` is dropped.
+        args: Arguments of torch's function. The first one, the backend, is dropped.
+        kwargs: Keyword arguments of torch's function. ``backend`` is dropped.
     """
     if not dist.is_initialized():
         kwargs.pop("backend", None)
@@ -75,9 +75,8 @@ def all_to_all_single(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give each rank its part of the input; the output is what the others gave to this one.
-
-    As torch's.
+    """Send a part of the input to each rank, and receive the parts of the output, as torch's
+    function does.
     """
     return dist.all_to_all_single(
         output_t, input_t, output_split_sizes, input_split_sizes, group, async_op

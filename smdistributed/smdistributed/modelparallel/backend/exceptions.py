@@ -1,5 +1,5 @@
-"""Errors of the library, whatever the framework. sagemaker-training looks for
-the names of these classes in a log.
+"""Errors of the library, for every framework. sagemaker-training searches a log for the names of
+these classes.
 """
 
 __all__ = ["SMPRuntimeError"]

@@ -51,11 +51,13 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        # A rank that owns no parameter has found nothing, and takes part all the same.
-        worst = found_inf.clone()
-        for value in found.values():
-            worst = torch.maximum(worst, value.to(worst.device))
+        found_by_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        # A rank without parameters takes part, too.
+        found_anywhere = found_inf.clone()
+        for value in found_by_device.values():
+            found_anywhere = torch.maximum(found_anywhere, value.to(found_anywhere.device))
         if state.initialized and mp_size() > 1:
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=state.groups[CommGroup.MP_GROUP])
-        return {device: worst.to(device) for device in {*found, worst.device}}
+            group = state.groups[CommGroup.MP_GROUP]
+            dist.all_reduce(found_anywhere, op=dist.ReduceOp.MAX, group=group)
+        devices = {*found_by_device, found_anywhere.device}
+        return {device: found_anywhere.to(device) for device in devices}

@@ -1,6 +1,4 @@
-"""Errors that scripts can meet. sagemaker-training looks for the names of these
-classes in a log.
-"""
+"""The public errors. sagemaker-training searches a log for the names of these classes."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ __all__ = ["PeerError", "SMPConfigError", "SMPRuntimeError", "SMPUnsupportedErro
 def summary(error: BaseException) -> str:
     """Return an error in one line: its class and its first line."""
     lines = str(error).strip().splitlines()
-    return type(error).__name__ + (f": {lines[0]}" if lines else "")
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 class SMPConfigError(ValueError):
@@ -36,8 +36,8 @@ class SMPConfigError(ValueError):
 
 
 class StepError(SMPRuntimeError):
-    """A function decorated with ``smp.step``, or what it calls, failed on some
-    rank or cannot run.
+    """A function decorated with ``smp.step``, or a function that it calls, failed on a rank or
+    cannot run.
     """
 
 
@@ -46,9 +46,9 @@ class PeerError(StepError):
 
     Attributes:
         rank: Global rank that failed.
-        name: Words for it.
-        reason: What happened, in one line.
-        trace: Its traceback; empty if it left none.
+        name: Words for the rank.
+        reason: The cause, in one line.
+        trace: The traceback of the rank; empty if there is none.
     """
 
     def __init__(self, rank: int, name: str, reason: str, trace: str = "") -> None:

@@ -35,7 +35,7 @@ from .transport.payload import GroupPayload
 from .transport.transport import Transport
 
 GROUP_MINUTES = 10
-"""How long a collective of the process groups may take."""
+"""Minutes that a collective of the process groups may take."""
 
 _LINKS = {"pp": CommGroup.PP_GROUP, "tp": CommGroup.TP_GROUP, "dp": CommGroup.DP_GROUP}
 
@@ -66,8 +66,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     rank, size = ranks.rank, ranks.size
     cfg = Config.resolve(config, os.environ, size)
     set_rendezvous(os.environ, cfg.ddp_port)
-    # Read when CUDA starts. With fewer queues than streams, a receive may stand
-    # in the way of the send it waits for.
+    # CUDA reads this when it starts. With fewer queues than streams a receive may block the queue
+    # of the send that it waits for.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     topology = Topology(
         size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank
@@ -89,13 +89,14 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 
 
 def _connect(cfg: Config, topology: Topology) -> None:
-    """Make the connections of this rank, the watch and the runtime."""
+    """Create the connections of this rank, the watch and the runtime."""
     global _watch
     rank, size = topology.rank, topology.world
-    links = {"watch": [peer for peer in range(size) if peer != rank] if rank == 0 else [0]}
-    ordered = None
+    links = {"watch": [0]}
+    if rank == 0:
+        links["watch"] = list(range(1, size))
+    ordered = None  # the link of ranks of one stage that must run contexts in the same order
     if cfg.pipeline_parallel_degree > 1:
-        # Ranks of one stage whose contexts must run in the same order.
         if cfg.deterministic_server and len(topology.members(CommGroup.DP_GROUP)) > 1:
             ordered = "dp"
         elif cfg.tensor_parallel_degree > 1:
@@ -123,16 +124,18 @@ def _connect(cfg: Config, topology: Topology) -> None:
 
 
 def _payload(topology: Topology) -> GroupPayload | None:
-    """Return what carries tensors between the ranks of a pipeline.
+    """Return the payload of the pipeline's link; None: all tensors go through host memory.
 
-    None: all go through host memory.
+    `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. The default is NCCL on hosts with
+    GPUs.
 
-    `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. NCCL where it is there.
+    Raises:
+        SMPConfigError: The backend is unknown.
     """
     gpu = placement.device()
-    backend = os.environ.get("SMP_PAYLOAD") or (
-        "nccl" if gpu is not None and dist.is_nccl_available() else "host"
-    )
+    backend = os.environ.get("SMP_PAYLOAD")
+    if not backend:
+        backend = "nccl" if gpu is not None and dist.is_nccl_available() else "host"
     if backend == "host":
         return None
     if backend not in dist.Backend.backend_list:
@@ -144,6 +147,7 @@ def _payload(topology: Topology) -> GroupPayload | None:
 
 
 def _name(topology: Topology, rank: int) -> str:
+    """Return words for a global rank, such as "rank 3 (pp_rank 1)"."""
     if topology.degree["P"] == 1:
         return f"rank {rank}"
     return f"rank {rank} (pp_rank {topology.coords(rank)['P']})"
@@ -161,27 +165,25 @@ def _at_exit() -> None:
 
 
 def _shutdown() -> None:
-    """End everything in the order in which nothing aborts: no thread may be
-    left in torch when the interpreter goes.
+    """End the runtime, the process groups and the watch, in this order.
+
+    No thread may be left in torch when the interpreter ends, or the process would abort.
     """
     global _watch
     if os.getpid() != _process:
-        return
+        return  # a forked child
     watch, _watch = _watch, None
-    error = sys.exc_info()[1]  # set where multiprocessing calls this for a function that raised
-    if (
-        watch is not None
-        and error is not None
-        and not (isinstance(error, SystemExit) and not error.code)
-    ):
+    error = sys.exc_info()[1]  # set if multiprocessing calls this for a function that raised
+    is_success = error is None or (isinstance(error, SystemExit) and not error.code)
+    if watch is not None and error is not None and not is_success:
         _failed(watch, error)
     runtime = present()
     if runtime is not None:
         use(None)
         runtime.close()
     if dist.is_initialized():
-        # gloo's threads end with the last reference. Left to static destruction
-        # they abort the process, 1 in 100.
+        # gloo's threads end with the last reference. Threads that were left to static destruction
+        # aborted 1 process in 100.
         state.groups = None  # type: ignore[assignment]
         _end_groups(abort=watch is not None and watch.failed)
         gc.collect()
@@ -192,17 +194,19 @@ def _shutdown() -> None:
 def _end_groups(*, abort: bool) -> None:
     """End all process groups.
 
-    After a failure NCCL's would wait for ranks that are gone: they are aborted.
+    Args:
+        abort: Abort them first. After a failure NCCL's groups would wait for ranks that are gone.
     """
     if abort:
+        # AttributeError before torch 2.6; RuntimeError of a backend without this function.
         with contextlib.suppress(AttributeError, RuntimeError):
-            # Before torch 2.6; a backend that cannot.
             dist.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public name
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _install_hook(watch: Watch) -> None:
+    """Report errors of the script to the watch. An error with another cause is not printed."""
     before = sys.excepthook
 
     def hook(
@@ -215,14 +219,16 @@ def _install_hook(watch: Watch) -> None:
 
 
 def _failed(watch: Watch, error: BaseException) -> bool:
-    """Tell the job that this rank ends by an error.
+    """Tell the job that this rank ends with an error.
 
-    Return whether another rank is the cause, and was named.
+    Returns:
+        Whether another rank is the cause, and was named.
     """
-    # What the watch knows came first: the connection of a rank that ended for
-    # the same reason may be lost, too.
-    lost = _is_collective(error) or (isinstance(error, PeerError) and not error.trace)
-    failure: Failure | None = watch.wait_for_failure(2.0 if lost else 0.0)
+    # The error may be the consequence of another rank's failure. Then the message of that failure
+    # is here, or comes soon, and names the cause better than a lost connection.
+    may_be_consequence = isinstance(error, PeerError) and not error.trace
+    may_be_consequence = may_be_consequence or _is_collective(error)
+    failure: Failure | None = watch.wait_for_failure(2.0 if may_be_consequence else 0.0)
     if failure is not None:
         watch.say(watch.words(failure))
         return True
@@ -230,7 +236,7 @@ def _failed(watch: Watch, error: BaseException) -> bool:
         watch.fail(error.reason, error.rank)
         watch.say(str(error))
         return True
-    if lost and watch.over is not None:
+    if may_be_consequence and watch.over is not None:
         failure = Failure(
             watch.over, f"its script was over while {watch.name(watch.rank)} still waited for it"
         )
@@ -243,6 +249,9 @@ def _failed(watch: Watch, error: BaseException) -> bool:
 
 def _is_collective(error: BaseException) -> bool:
     """Return whether an error may be the consequence of a lost peer in a collective."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in _COLLECTIVE)
-    )
+    if isinstance(error, dist.DistError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return any(part in text for part in _COLLECTIVE)

@@ -1,13 +1,13 @@
-"""`smp.DistributedModel`: a module whose parts are on several ranks."""
+"""`smp.DistributedModel`: a module with parts on several ranks."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -40,8 +40,8 @@ from .partitioning.tracing import (
 from .pipeline import own_passes
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
-from .sharding.gradient_reduction import Passes
-from .sharding.misuse import whole
+from .sharding.gradient_reduction import GradientReduction
+from .sharding.misuse import check_unsharded
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
 from .training.precision import LossScaler
@@ -51,35 +51,36 @@ from .transport import pytrees
 Hook = Callable[["DistributedModel", Any], Any]
 
 
-class _Once(abc.ABCMeta):
-    """Makes the class return the wrapper again for the module that is wrapped:
-    transformers does that to evaluate.
+class _SingleInstance(abc.ABCMeta):
+    """Return the existing wrapper when its module is wrapped again.
+
+    transformers wraps the module a second time to evaluate.
     """
 
     def __call__(cls, module: tnn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
         model = cast("DistributedModel | None", wrapped.model)
-        if model is not None and any(
-            module is known for known in (model, model.module, model.wrapped)
+        if model is not None and (
+            module is model or module is model.module or module is model.wrapped
         ):
             return model
         return cast("DistributedModel", super().__call__(module, *args, **kwargs))
 
 
-class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
-    """Wrap the model of a script. There is one in a process.
+class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
+    """Wrap the model of a script. A process has one wrapped model.
 
     With a pipeline degree above 1 the model is divided when the first step function runs. Until
     then ``to()`` and ``cuda()`` do nothing, and ``smp.set_partition`` counts. Then each rank keeps
     only the parameters of its own partition. Hooks of a module fire on the rank that owns it.
 
     Args:
-        module: The model, whole and equal on all ranks of a pipeline.
-        trace_device: ``gpu`` or ``cpu``: where the traced forward pass runs, on machines with GPUs.
+        module: The full model, with equal values on all ranks of a pipeline.
+        trace_device: ``gpu`` or ``cpu``: where the traced forward pass runs, on hosts with GPUs.
         trace_execution_times: Divide by measured seconds instead of counted
             floating-point operations.
         overlapping_allreduce: Average gradients over replicas while the backward pass runs.
-        backward_passes_per_step: Passes (calls of the step function) whose
-            gradients add up before they are averaged.
+        backward_passes_per_step: Number of passes (calls of the step function) that add to the
+            gradients before these are averaged.
         average_grads_across_microbatches: ``backward`` divides by the number of microbatches.
         bucket_cap_mb: Size of a message with gradients, in MiB.
         trace_memory_usage: Accepted. Memory is always counted.
@@ -110,22 +111,14 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         super().__init__()
         Joinable.__init__(self)
         _check(module, trace_device, backward_passes_per_step)
-        # Old scripts write model.module.module.module: there were more
-        # wrappers, and some have one of their own.
-        innermost = module
-        while (
-            isinstance(inner := getattr(innermost, "module", None), tnn.Module)
-            and inner is not innermost
-        ):
-            innermost = inner
-        if not hasattr(innermost, "module"):
-            object.__setattr__(innermost, "module", innermost)
+        _add_module_attribute(module)
         object.__setattr__(self, "wrapped", module)  # not a submodule
         self.module = module
         self.partitioned = False
         self.owner: dict[str, int] = {}
-        self._trace_device, self._seconds = trace_device, trace_execution_times
-        self._average = average_grads_across_microbatches
+        self._trace_device = trace_device
+        self._measures_seconds = trace_execution_times
+        self._averages_microbatches = average_grads_across_microbatches
         self._broadcast_buffers = broadcast_buffers
         self._reducer_options = {
             "passes": backward_passes_per_step,
@@ -133,19 +126,24 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             "overlap": overlapping_allreduce,
         }
         self._reducer: Reducer | None = None
-        self._passes: Passes | None = None  # of sharded data parallelism
-        self._unused = find_unused_parameters
+        # With sharded data parallelism: the sums of the sharded parameters' gradients.
+        self._sharded_reduction: GradientReduction | None = None
+        self._finds_unused = find_unused_parameters
         self._comm_hook: tuple[Any, CommHook] | None = None
-        self._preset: dict[str, int] | None = None
-        self._deferred: list[Callable[[], Any]] = []
+        self._preset_owner: dict[str, int] | None = None  # the partition of a checkpoint
+        self._deferred_loads: list[Callable[[], Any]] = []  # run right after the partition
         self._post_partition: OrderedDict[int, Hook] = OrderedDict()
         self._post_step: OrderedDict[int, Hook] = OrderedDict()
-        self._announced = self._did_backward = False
-        self._parameter_owner: dict[int, int] = {}
-        self._module_owner: dict[int, int] = {}
+        self._is_announced = self._did_backward = False
+        self._parameter_owner: dict[int, int] = {}  # by id()
+        self._module_owner: dict[int, int] = {}  # by id()
         self._trace: Trace = {}
-        self._half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
-        # The last optimizer's; one that is wrapped later gives its own.
+        self._half: torch.dtype | None = None
+        if state.cfg.fp16:
+            self._half = torch.float16
+        elif state.cfg.bf16:
+            self._half = torch.bfloat16
+        # The scaler of the last optimizer. An optimizer that is wrapped later sets its own.
         self.loss_scaler = LossScaler(1.0, dynamic=False)
         if wrapped.optimizers:
             self.loss_scaler = wrapped.optimizers[-1].optimizer.loss_scaler
@@ -154,11 +152,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             self.module = nn.distribute(module, tp_size())
         nn.huggingface.answer(self.module)
         if state.cfg.pipeline_parallel_degree == 1:
-            self._place(dict.fromkeys((name for name, _ in self.module.named_modules()), 0))
+            self._place(dict.fromkeys(dict(self.module.named_modules()), 0))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled, as ``torch.save(model)`` does: parts of the
-        model are on other ranks.
+        """Refuse pickling, for example by ``torch.save(model)``, where parts of the model are on
+        other ranks.
 
         Raises:
             SMPRuntimeError: The model is on several ranks.
@@ -173,13 +171,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     # -- forward and backward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model. With a pipeline degree above 1 only a step function may do it.
+        """Call the model.
 
         Raises:
-            StepError: It was called outside a step function.
+            StepError: The pipeline degree is above 1, and no step function runs.
         """
         if is_tracing():
-            self._trace = self._traced(args, kwargs)
+            self._trace = self._run_traced(args, kwargs)
             raise TraceDone
         with own_passes.inside():
             return self._forward(args, kwargs)
@@ -188,18 +186,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
-            outside = (
-                self._reducer if self._reducer is not None and not self._reducer.in_step else None
-            )
-            if outside is not None:
-                self._before_pass()
-            with contextlib.nullcontext() if self._passes is None else self._passes.guard():
-                outputs = self._cast(self.module(*args, **kwargs), torch.float32)
-            if self._passes is not None:
-                outputs = self._passes.watch(outputs)
-                if outside is not None and not torch.is_grad_enabled():
-                    self._passes.end(summed=False)
-            return outputs if outside is None else outside.watch(outputs)
+            return self._forward_without_pipeline(args, kwargs)
         if not runtime.in_step:
             raise StepError(
                 "the model was called outside a step function. With pipeline_parallel_degree above"
@@ -207,66 +194,100 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             )
         return self._cast(runtime.model_call(args, kwargs), torch.float32)
 
+    def _forward_without_pipeline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Outside a step function a forward pass begins and ends a pass by itself.
+        reducer = None
+        if self._reducer is not None and not self._reducer.in_step:
+            reducer = self._reducer
+            self._before_pass()
+        if self._sharded_reduction is None:
+            outputs = self._cast(self.module(*args, **kwargs), torch.float32)
+        else:
+            with self._sharded_reduction.guard():
+                outputs = self._cast(self.module(*args, **kwargs), torch.float32)
+            outputs = self._sharded_reduction.watch(outputs)
+            if reducer is not None and not torch.is_grad_enabled():
+                self._sharded_reduction.end(summed=False)
+        if reducer is None:
+            return outputs
+        return reducer.watch(outputs)
+
     def _cast(self, values: Any, dtype: torch.dtype | None) -> Any:
-        """Return values with floating-point tensors in another type, if the
-        configuration asks for half precision.
-        """
+        """Convert floating-point tensors under ``fp16`` or ``bf16``; else change nothing."""
         if self._half is None:
             return values
-        return pytrees.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return pytrees.mapped(convert, values)
 
     def backward(
         self,
         tensors: torch.Tensor | Iterable[torch.Tensor],
         grad_tensors: torch.Tensor | Iterable[torch.Tensor | None] | None = None,
     ) -> None:
-        """Run the backward pass of one microbatch: call it in the step function in the place of
+        """Run the backward pass of one microbatch. In a step function call this method, and not
         ``loss.backward()``.
 
         Args:
             tensors: The loss, or several tensors.
-            grad_tensors: Their gradients; None: ones.
+            grad_tensors: The gradients of ``tensors``; None: ones.
+
+        Raises:
+            ValueError: The numbers of tensors and gradients differ.
         """
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        given = (
-            [grad_tensors]
-            if grad_tensors is None or isinstance(grad_tensors, torch.Tensor)
-            else list(grad_tensors)
-        )
-        if len(given) == 1 and given[0] is None:
-            given *= len(roots)
-        if len(given) != len(roots):
-            raise ValueError(f"backward: got {len(roots)} tensors and {len(given)} grad_tensors")
-        grads = [torch.ones_like(t) if g is None else g for t, g in zip(roots, given, strict=True)]
-        if self._average:
-            grads = [g / state.cfg.microbatches for g in grads]
-        if (scale := self.loss_scaler.loss_scale) != 1:
-            grads = [g * scale for g in grads]
+        root_grads: list[torch.Tensor | None]
+        if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
+            root_grads = [grad_tensors]
+        else:
+            root_grads = list(grad_tensors)
+        if len(root_grads) == 1 and root_grads[0] is None:
+            root_grads *= len(roots)
+        if len(root_grads) != len(roots):
+            raise ValueError(
+                f"backward: got {len(roots)} tensors and {len(root_grads)} grad_tensors"
+            )
+
+        scale = self.loss_scaler.loss_scale
+        grads = []
+        for root, root_grad in zip(roots, root_grads, strict=True):
+            grad = torch.ones_like(root) if root_grad is None else root_grad
+            if self._averages_microbatches:
+                grad = grad / state.cfg.microbatches
+            if scale != 1:
+                grad = grad * scale
+            grads.append(grad)
+
         self._did_backward = True
         runtime = present()
         with own_passes.inside():
             if runtime is not None:
                 runtime.backward(roots, grads)
             else:
-                whole(roots)
+                check_unsharded(roots)
                 torch.autograd.backward(roots, grads)
 
     @property
     def changes_gradients(self) -> bool:
         """Whether ``backward`` makes other gradients than ``loss.backward()``."""
-        return (self._average and state.cfg.microbatches > 1) or self.loss_scaler.loss_scale != 1
+        if self._averages_microbatches and state.cfg.microbatches > 1:
+            return True
+        return self.loss_scaler.loss_scale != 1
 
     @property
     def is_spread(self) -> bool:
-        """Whether the gradients are complete only after the step: of several
-        microbatches, or of several ranks.
+        """Whether gradients are complete only after the step, because several microbatches or
+        ranks add to them.
         """
         return state.cfg.microbatches > 1 or dist.get_world_size() > 1
 
     def begin_step(self, first: Callable[[], Any]) -> None:
-        """Divide the model if it is not yet, and make ready for a step.
+        """Prepare a step; divide the model before the first one.
 
-        ``first`` is the first microbatch's call.
+        Args:
+            first: The call of the step function for the first microbatch.
         """
         if not self.partitioned:
             self._partition(first)
@@ -276,11 +297,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             self._reducer.begin_step()
 
     def begin_microbatch(self, *, last: bool) -> None:
-        """Say, where there is one partition, that a microbatch of the step
-        begins, and whether it is the last.
+        """Tell the sharded reduction that a microbatch begins. Without a pipeline only.
+
+        Args:
+            last: Whether it is the last microbatch of the step.
         """
-        if self._passes is not None and self._reducer is not None:
-            self._passes.begin(sums=last and self._reducer.last_pass)
+        if self._sharded_reduction is not None and self._reducer is not None:
+            self._sharded_reduction.begin(sums=last and self._reducer.last_pass)
 
     def _before_pass(self) -> None:
         self._announce()
@@ -293,11 +316,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def end_step(self) -> None:
         """Finish the data-parallel sums, and call the hooks that wait for a step."""
         if self._reducer is not None:
-            backward = self._did_backward or self._reducer.has_gradients
-            if self._passes is not None:
-                backward |= self._passes.seen
-                self._passes.end(summed=backward and self._reducer.last_pass)
-            if backward:
+            had_backward = self._did_backward or self._reducer.has_gradients
+            if self._sharded_reduction is not None:
+                had_backward |= self._sharded_reduction.had_backward
+                self._sharded_reduction.end(summed=had_backward and self._reducer.last_pass)
+            if had_backward:
                 self._reducer.end_pass()
             else:
                 self._reducer.abandon_step()
@@ -308,21 +331,23 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     @property
     def pass_no(self) -> int:
-        """Number of backward passes so far: of step functions, and of
-        ``loss.backward()`` outside them.
+        """Number of backward passes so far, of step functions and of ``loss.backward()`` outside
+        step functions.
         """
-        return 0 if self._reducer is None else self._reducer.done_passes
+        if self._reducer is None:
+            return 0
+        return self._reducer.done_passes
 
     # -- partition
     def preset_partition(self, owner: Mapping[str, int]) -> None:
-        """Divide the model as ``owner`` of another run says. Call it before the first step.
+        """Divide the model as in another run. Call this method before the first step.
 
         Args:
-            owner: The partition of each module, by its name.
+            owner: Name of a module -> its partition, for example ``{"": 0, "head": 1}``.
 
         Raises:
-            SMPConfigError: It is of another model or of a higher pipeline degree, or the model is
-                divided already in another way.
+            SMPConfigError: ``owner`` is of another model or of a higher pipeline degree, or the
+                model is divided already in another way.
         """
         owner = dict(owner)
         highest = max(owner.values(), default=0)
@@ -332,7 +357,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 f" pipeline_parallel_degree {pp_size()}"
             )
         names = {name for name, _ in self.module.named_modules()}
-        if differing := sorted(names ^ owner.keys()):
+        differing = sorted(names ^ owner.keys())
+        if differing:
             raise SMPConfigError(
                 f"the saved partition is of another model: {len(differing)} modules differ, such as"
                 f" {differing[0]!r}"
@@ -344,43 +370,44 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 f" module {name!r} is on partition {self.owner[name]}, and was on {owner[name]}."
                 " Load before the first step"
             )
-        self._preset = owner
+        self._preset_owner = owner
 
     def partition_of(self, parameter: torch.Tensor) -> int | None:
-        """Return on which partition a parameter is; None: it is not the model's."""
+        """Return the partition of a parameter; None for a tensor of another model."""
         return self._parameter_owner.get(id(parameter))
 
     def partition_of_module(self, module: tnn.Module) -> int | None:
-        """Return on which partition a module is.
+        """Return the partition of a module.
 
-        None: it is not the model's, or the model is not divided yet.
+        None before the model is divided, and for a module of another model.
         """
         return self._module_owner.get(id(module))
 
     def _partition(self, run: Callable[[], Any]) -> None:
-        """Divide the model. ``run`` is the step function on its first microbatch."""
+        """Divide the model. ``run`` calls the step function on its first microbatch."""
         cfg = state.cfg
-        if self._preset is not None:
-            owner = self._preset
+        if self._preset_owner is not None:
+            owner = self._preset_owner
         elif cfg.auto_partition:
-            owner = self._automatic(run)
+            owner = self._partition_by_trace(run)
         else:
             owner = placement.by_hand(
                 self.module, cfg.pipeline_parallel_degree, cfg.default_partition
             )
         if rank() == 0:
-            lines = [f"  {name or '(root)'}: {index}" for name, index in owner.items()]
-            print("\n".join(["Partition assignments:", *lines]), flush=True)
+            lines = ["Partition assignments:"]
+            lines += [f"  {name or '(root)'}: {index}" for name, index in owner.items()]
+            print("\n".join(lines), flush=True)
         placement.compare(self.module, owner)
         self._place(owner)
 
-    def _automatic(self, run: Callable[[], Any]) -> dict[str, int]:
-        """Let rank 0 decide.
+    def _partition_by_trace(self, run: Callable[[], Any]) -> dict[str, int]:
+        """Let rank 0 divide the model by a traced forward pass, and return its decision.
 
-        Its tensor-parallel peers trace with it, as their modules communicate.
+        The tensor-parallel peers of rank 0 trace, too, because their modules communicate.
         """
         self._trace = {}
-        answer: list[Any] = [None]
+        answer: list[Any] = [None]  # of rank 0: the owners, or its error as text
         failure: BaseException | None = None
         if not state.cfg.skip_tracing and pp_rank() == 0 and rdp_rank() == 0:
             try:
@@ -388,7 +415,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                     run()
             except TraceDone:
                 pass
-            except Exception as error:  # noqa: BLE001  the others wait for an answer
+            except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
                 failure = error
         if rank() == 0:
             if failure is None:
@@ -403,126 +430,143 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if failure is not None:
             raise failure
         if isinstance(answer[0], str):
-            # Not an error of this rank, which would be told as a cause if it ended first.
+            # A PeerError: rank 0's error must stay the cause, also if this rank ends first.
             raise PeerError(0, "rank 0 (pp_rank 0)", f"in the traced forward pass: {answer[0]}")
         return cast("dict[str, int]", answer[0])
 
-    def _traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
-        args, kwargs = self._cast(args, self._dtype()), self._cast(kwargs, self._dtype())
+    def _run_traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
+        """Trace a forward pass of the undivided model."""
+        dtype = None
+        for parameter in self.module.parameters():
+            if parameter.is_floating_point():
+                dtype = parameter.dtype
+                break
+        args, kwargs = self._cast(args, dtype), self._cast(kwargs, dtype)
         gpu = placement.device()
         if gpu is not None:
             target = gpu if self._trace_device == "gpu" else torch.device("cpu")
             self.module.to(target)
             args, kwargs = pytrees.mapped(lambda t: t.to(target), (args, dict(kwargs)))
-        return trace_forward(self.module, args, kwargs, seconds=self._seconds)
-
-    def _dtype(self) -> torch.dtype | None:
-        return next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
+        return trace_forward(self.module, args, kwargs, seconds=self._measures_seconds)
 
     def _place(self, owner: dict[str, int]) -> None:
-        """Keep what is this rank's, free the rest, give all replicas the same
-        values, and install the runtime.
+        """Keep this rank's tensors, free the others, give all replicas equal values, and install
+        the runtime.
+
+        Args:
+            owner: Name of a module -> its partition.
         """
         me, self.owner = pp_rank(), owner
-        mine: set[int] = set()
-        tensors: dict[int, tuple[str, int, torch.Tensor]] = {}
+        tensors: dict[int, _PlacedTensor] = {}  # by id(): modules may share a tensor
         for name, module in self.module.named_modules():
+            self._module_owner[id(module)] = owner[name]
             for key, tensor in itertools.chain(
                 module.named_parameters(recurse=False), module.named_buffers(recurse=False)
             ):
-                tensors.setdefault(
-                    id(tensor), (f"{name}.{key}" if name else key, owner[name], tensor)
-                )
-                if owner[name] == me:
-                    mine.add(id(tensor))
-        self._module_owner = {
-            id(module): owner[name] for name, module in self.module.named_modules()
-        }
-        self._parameter_owner = {key: index for key, (_, index, _) in tensors.items()}
-        for key, (name, index, tensor) in tensors.items():
-            if key not in mine:
-                remote.empty(tensor, name, index, me)
+                full_name = f"{name}.{key}" if name else key
+                placed = _PlacedTensor(full_name, owner[name], tensor)
+                placed = tensors.setdefault(id(tensor), placed)
+                placed.is_local |= owner[name] == me
+        for key, placed in tensors.items():
+            self._parameter_owner[key] = placed.partition
+            if not placed.is_local:
+                remote.empty(placed.tensor, placed.name, placed.partition, me)
         if mesh.degree() > 1:
             self._shard(owner)
         delayed.materialize(
-            (name, tensor) for key, (name, _, tensor) in tensors.items() if key in mine
+            (placed.name, placed.tensor) for placed in tensors.values() if placed.is_local
         )
         self.partitioned = True
-        gpu = placement.device()
-        for module in self.local_modules() if gpu is not None or self._half is not None else ():
-            if self._passes is None:
-                module._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
-                    lambda t: t.to(gpu, self._half if t.is_floating_point() else None),
-                    recurse=False,
-                )
-        deferred, self._deferred = self._deferred, []
+
+        if self._sharded_reduction is None:
+            self._convert_local_modules()
+        deferred, self._deferred_loads = self._deferred_loads, []
         for load in deferred:
             load()
-        if self._passes is None:
+        if self._sharded_reduction is None:
             data_parallel.broadcast(itertools.chain(self.local_parameters(), self.local_buffers()))
+
+        # Gradients of sharded parameters are summed by the sharded reduction.
         trainable = [
             p for p in self.local_parameters() if p.requires_grad and not mesh.is_sharded(p)
         ]
         self._reducer = Reducer(trainable, **self._reducer_options)  # type: ignore[arg-type]
         self._reducer.hook = self._comm_hook
-        if self._passes is not None:
-            self._reducer.after_plain_pass = self._passes.compare
+        if self._sharded_reduction is not None:
+            self._reducer.after_plain_pass = self._sharded_reduction.compare
         activation_checkpointing.check_partition(self.module)
-        runtime = present()
-        if runtime is not None:
-            root, names = self.module, owner
-            if owner[""] != 0:
-                # The root of the runtime is on partition 0, whose rank has the real inputs.
-                root = _Root(self.module)
-                names = {
-                    "": 0,
-                    **{f"module.{name}" if name else "module": i for name, i in owner.items()},
-                }
-            runtime.install(root, names)
-            for name, module in self.module.named_modules():
-                if owner[name] != me:
-                    remote.detach_module(module, name, lambda: runtime.in_step)
+        if present() is not None:
+            self._install_runtime(owner)
             self._announce()
 
+    def _convert_local_modules(self) -> None:
+        """Move this rank's modules to its GPU, and to half precision, where there are such."""
+        gpu = placement.device()
+        if gpu is None and self._half is None:
+            return
+
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(gpu, self._half if tensor.is_floating_point() else None)
+
+        for module in self.local_modules():
+            module._apply(convert, recurse=False)  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
+
+    def _install_runtime(self, owner: dict[str, int]) -> None:
+        """Let the runtime of the pipeline run the divided model."""
+        runtime = present()
+        assert runtime is not None
+        root, names = self.module, owner
+        if owner[""] != 0:
+            # The root of the runtime is on partition 0, because that rank has the real inputs.
+            root = _Root(self.module)
+            names = {"": 0}
+            for name, partition in owner.items():
+                names[f"module.{name}" if name else "module"] = partition
+        runtime.install(root, names)
+        for name, module in self.module.named_modules():
+            if owner[name] != pp_rank():
+                remote.detach_module(module, name, lambda: runtime.in_step)
+
     def _shard(self, owner: dict[str, int]) -> None:
-        """Share the parameters out over the ranks, and put what is shared into
-        the optimizers that are wrapped.
+        """Share the parameters out over the ranks, and put the shards into the wrapped
+        optimizers.
         """
         gpu = placement.device()
 
-        def ready(named: list[tuple[str, torch.Tensor]]) -> None:
+        def prepare(named: list[tuple[str, torch.Tensor]]) -> None:
             delayed.materialize(named, forget=False)
             for _, tensor in named:
-                kind = torch.float32 if isinstance(tensor, tnn.Parameter) else self._half
-                kind = kind if self._half is not None and tensor.is_floating_point() else None
-                tensor.data = tensor.data.to(gpu, kind).contiguous()
+                dtype = None
+                if self._half is not None and tensor.is_floating_point():
+                    # Parameters stay float32: blocks convert them while they run.
+                    dtype = torch.float32 if isinstance(tensor, tnn.Parameter) else self._half
+                tensor.data = tensor.data.to(gpu, dtype).contiguous()
             data_parallel.broadcast(tensor for _, tensor in named)
 
         placement.compare(self.module, owner)
-        self._passes = Passes(
-            self.module, wrap.shard(self.module, ready, half=self._half, unused=self._unused)
-        )
+        order = wrap.shard(self.module, prepare, half=self._half, unused=self._finds_unused)
+        self._sharded_reduction = GradientReduction(self.module, order)
         self._parameter_owner = dict.fromkeys(map(id, self.module.parameters()), 0)
         for optimizer in wrapped.optimizers:
             optimizer.smp_take_shards()
 
     def _announce(self) -> None:
-        """Call the hooks that wait for the partition.
+        """Call the post-partition hooks, once.
 
-        The degree is 1: when the first step or call begins.
+        Without a pipeline this is done when the first step or forward pass begins.
         """
-        if self._announced:
+        if self._is_announced:
             return
-        self._announced = True
+        self._is_announced = True
         for hook in list(self._post_partition.values()):
             hook(self, _optimizer())
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook(model, optimizer)`` after the partition, before the first forward pass.
 
-        Now, if that is over.
+        The hook is called at once if the model is divided already.
         """
-        if self._announced:
+        if self._is_announced:
             hook(self, _optimizer())
         handle = RemovableHandle(self._post_partition)
         self._post_partition[handle.id] = hook
@@ -534,9 +578,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._post_step[handle.id] = hook
         return handle
 
-    # -- what is on this rank
+    # -- modules and tensors of this rank
     def local_named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Module]]:
-        """Yield the modules of this rank's partition; all of them before the partition."""
+        """Yield the modules of this rank's partition; before the partition all modules."""
         me = pp_rank()
         for name, module in self.module.named_modules(*args, **kwargs):
             if not self.partitioned or self.partition_of_module(module) == me:
@@ -550,27 +594,23 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self, *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, tnn.Parameter]]:
         """Yield the parameters that are on this rank, with the names that ``state_dict`` has."""
-        return (
-            pair
-            for pair in self.module.named_parameters(*args, **kwargs)
-            if self._is_local(pair[1])
-        )
+        for name, parameter in self.module.named_parameters(*args, **kwargs):
+            if self._is_local(parameter):
+                yield name, parameter
 
     def local_parameters(self, recurse: bool = True) -> Iterator[tnn.Parameter]:
         """Yield the parameters that are on this rank."""
-        return (
-            parameter for parameter in self.module.parameters(recurse) if self._is_local(parameter)
-        )
+        return filter(self._is_local, self.module.parameters(recurse))
 
     def local_named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the buffers that are on this rank."""
-        return (
-            pair for pair in self.module.named_buffers(*args, **kwargs) if self._is_local(pair[1])
-        )
+        """Yield the buffers that are on this rank, with the names that ``state_dict`` has."""
+        for name, buffer in self.module.named_buffers(*args, **kwargs):
+            if self._is_local(buffer):
+                yield name, buffer
 
     def local_buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
         """Yield the buffers that are on this rank."""
-        return (buffer for buffer in self.module.buffers(recurse) if self._is_local(buffer))
+        return filter(self._is_local, self.module.buffers(recurse))
 
     @staticmethod
     def _is_local(tensor: torch.Tensor) -> bool:
@@ -587,26 +627,21 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             raise StepError(
                 "local_state_dict: the model is not partitioned yet. Call it after the first step"
             )
-        mine = state_dicts.local(self.module, self.owner, pp_rank())
-        return {
-            **{name: mesh.local(value) for name, value in mine.items()},
-            **mesh.mark(),
-            PARTIAL: True,
-        }
+        local_state = state_dicts.local(self.module, self.owner, pp_rank())
+        local_state = {name: mesh.local(value) for name, value in local_state.items()}
+        return {**local_state, **mesh.mark(), PARTIAL: True}
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
-        """Return the state of the whole model, as the plain module would.
-
-        Every rank of the model-parallel group must call it; with sharded data
-        parallelism every rank of the job.
+        """Return the full state of the model, with the names of the plain module. Collective over
+        the model-parallel group; with sharded data parallelism over the job.
 
         Args:
-            args: As of ``torch.nn.Module.state_dict``, when nothing is divided.
+            args: Arguments of ``torch.nn.Module.state_dict``, where the model is not divided.
             gather_to_rank0: All ranks but the first of the group return an empty dictionary.
-            kwargs: As args.
+            kwargs: More of these arguments, by name.
 
         Raises:
-            StepError: Ranks are missing. The error names them.
+            StepError: Ranks are missing. The error names these ranks.
         """
         if mesh.degree() > 1:
             return state_dicts.unshared(
@@ -615,11 +650,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         divided = self.partitioned and pp_size() > 1
         if not divided and tp_size() == 1:
             return self.module.state_dict(*args, **kwargs)
-        owner = (
-            self.owner
-            if self.partitioned
-            else {name: pp_rank() for name, _ in self.module.named_modules()}
-        )
+        owner = self.owner
+        if not self.partitioned:
+            owner = dict.fromkeys(dict(self.module.named_modules()), pp_rank())
         return state_dicts.gathered(
             self.module, owner, pp_rank(), to_first_only=gather_to_rank0, call="model.state_dict()"
         )
@@ -627,59 +660,56 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
     ) -> _IncompatibleKeys | None:
-        """Load a whole state, or the partial ones that the ranks of a model-parallel group saved.
+        """Load a full state, or the partial states that the ranks of a model-parallel group saved.
 
-        Partial states are merged first: every rank of the group must call it then.
+        Partial states are merged first. Then the call is collective over the group.
 
         Args:
             state_dict: From ``state_dict()`` of this model or of the plain module, or from
                 ``local_state_dict()``.
             strict: Refuse missing and unexpected names.
-            same_partition_load: The partial state is of the same partition: it is not merged, and
-                is loaded after the partition.
+            same_partition_load: The partial state is of the same partition: this rank loads it
+                without a merge, after the partition.
 
         Returns:
-            What torch returns; None if it will be loaded after the partition.
+            The result of ``torch.nn.Module.load_state_dict``; None if the state is loaded later,
+            after the partition.
         """
         partial = bool(state_dict.get(PARTIAL))
+        same_partition = partial and same_partition_load
         if partial or mesh.PART in state_dict:
             mesh.check_part(state_dict)
         if mesh.degree() > 1:
-            return cast(
-                "_IncompatibleKeys",
-                self.module.load_state_dict(
-                    state_dicts.shared(self.module, state_dict), strict=strict
-                ),
-            )
-        if partial and not same_partition_load:
-            state_dict = state_dicts.merge_partial(
+            sharded = state_dicts.shared(self.module, state_dict)
+            result = self.module.load_state_dict(sharded, strict=strict)
+            return cast("_IncompatibleKeys", result)
+        if same_partition:
+            entries = dict(state_dict)
+        elif partial:
+            merged = state_dicts.merge_partial(
                 self.module, state_dict, call="model.load_state_dict() of a part"
             )
-        entries = (
-            dict(state_dict)
-            if partial and same_partition_load
-            else state_dicts.cut(self.module, state_dict)
-        )
+            entries = state_dicts.cut(self.module, merged)
+        else:
+            entries = state_dicts.cut(self.module, state_dict)
 
         def load() -> _IncompatibleKeys:
-            whole = entries
-            if partial and same_partition_load:
-                whole = state_dicts.completed(self.module, self.owner, pp_rank(), entries)
-            return cast("_IncompatibleKeys", self.module.load_state_dict(whole, strict=strict))
+            full_state = entries
+            if same_partition:
+                full_state = state_dicts.completed(self.module, self.owner, pp_rank(), entries)
+            return cast("_IncompatibleKeys", self.module.load_state_dict(full_state, strict=strict))
 
-        waiting = any(delayed.is_delayed(p) for p in self.module.parameters())
-        if not self.partitioned and (waiting or (partial and same_partition_load)):
-            self._deferred.append(load)
+        has_delayed = any(delayed.is_delayed(p) for p in self.module.parameters())
+        if not self.partitioned and (has_delayed or same_partition):
+            self._deferred_loads.append(load)
             return None
         return load()
 
     # -- gradients
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients of the whole model so that their norm is at most ``max_norm``.
+        """Scale the gradients of the full model down to a norm of at most ``max_norm``.
 
-        Return the norm.
-
-        Every rank of the model-parallel group must call it.
+        Collective over the model-parallel group. Returns the norm before the scaling.
         ``torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`` does the same.
         """
         return gradient_norm.clip(self.local_parameters(), max_norm, norm_type)
@@ -692,8 +722,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         tensor ranks do not use it.
 
         Raises:
-            SMPConfigError: There is a hook already, or sharded data parallelism
-                sums gradients in its own way.
+            SMPConfigError: A hook is registered already, or sharded data parallelism is on,
+                which sums gradients in its own way.
         """
         if mesh.degree() > 1:
             raise SMPConfigError(
@@ -711,13 +741,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Join:
-        """Return a context in which replicas may have different numbers of batches, as
-        DistributedDataParallel's.
+        """Return a context in which replicas may have different numbers of batches, like the one
+        of DistributedDataParallel.
 
         Raises:
-            SMPConfigError: ``divide_by_initial_world_size`` is false: gradients are divided by the
-                number of replicas. Or ranks share parameters: each needs the others for every
-                batch.
+            SMPConfigError: ``divide_by_initial_world_size`` is false, but gradients are always
+                divided by the number of replicas. Or ranks share parameters, and so need each
+                other for every batch.
         """
         if enable and mesh.degree() > 1:
             raise SMPConfigError(
@@ -729,8 +759,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         return Join([self], enable and dp_size() > 1, throw_on_early_termination)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:  # noqa: ARG002
-        """Return what a replica does that has no more batches."""
-        return _Joined(self)
+        """Return the hook of a replica that has no more batches."""
+        return _ShadowPasses(self)
 
     def shadow_pass(self) -> None:
         """Take part in a pass of the other replicas, without a batch."""
@@ -741,62 +771,87 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     @property
     def join_device(self) -> torch.device:
-        """Return where ``join`` makes its tensors."""
+        """The device on which ``join`` makes its tensors."""
         return placement.device() or torch.device("cpu")
 
     @property
     def join_process_group(self) -> Any:
-        """Return the group over which ``join`` counts."""
+        """The group over which ``join`` counts the replicas with batches."""
         return state.groups[CommGroup.DP_GROUP]
 
     # -- tensor parallelism
     def distributed_modules(self) -> Iterator[tnn.Module]:
         """Yield the modules that are split over tensor ranks."""
-        return (m for m in self.module.modules() if isinstance(m, nn.DistributedModule))
+        for module in self.module.modules():
+            if isinstance(module, nn.DistributedModule):
+                yield module
 
     def is_distributed_parameter(self, parameter: torch.Tensor) -> bool:
-        """Is the parameter split over tensor ranks?"""
+        """Return whether a parameter is split over tensor ranks."""
         return bool(getattr(parameter, "_smp_distributed", False))
 
     def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Is the buffer split over tensor ranks?"""
+        """Return whether a buffer is split over tensor ranks."""
         return bool(getattr(buffer, "_smp_distributed", False))
 
     def is_scaled_batch_parameter(self, parameter: torch.Tensor) -> bool:
-        """Has the parameter's gradient seen the samples of all tensor ranks?"""
+        """Return whether the gradient of a parameter includes the samples of all tensor ranks."""
         return self.is_distributed_parameter(parameter)
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Has the buffer seen the samples of all tensor ranks?"""
+        """Return whether a buffer includes the samples of all tensor ranks."""
         return self.is_distributed_buffer(buffer)
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, tnn.Parameter]]:
-        """Yield the parameters whose gradients are averaged over the data-parallel group."""
-        return (
-            (n, p)
-            for n, p in self.local_named_parameters()
-            if not self.is_scaled_batch_parameter(p)
-        )
+        """Yield the parameters with gradients that are averaged over the data-parallel group."""
+        for name, parameter in self.local_named_parameters():
+            if not self.is_scaled_batch_parameter(parameter):
+                yield name, parameter
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, tnn.Parameter]]:
-        """Yield the parameters whose gradients are averaged over the
-        reduced-data-parallel group.
+        """Yield the parameters with gradients that are averaged over the reduced-data-parallel
+        group.
         """
-        return (
-            (n, p) for n, p in self.local_named_parameters() if self.is_scaled_batch_parameter(p)
-        )
+        for name, parameter in self.local_named_parameters():
+            if self.is_scaled_batch_parameter(parameter):
+                yield name, parameter
 
     # -- devices
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
-        """Move this rank's part. Before the partition it does nothing: the partition moves it."""
-        return super().to(*args, **kwargs) if self.partitioned else self
+        """Move this rank's part. Before the partition this does nothing: the partition moves the
+        modules.
+        """
+        if not self.partitioned:
+            return self
+        return super().to(*args, **kwargs)
 
     def cuda(self, device: int | torch.device | None = None) -> DistributedModel:
-        """Move this rank's part to a GPU. Before the partition it does nothing."""
-        return super().cuda(device) if self.partitioned else self
+        """Move this rank's part to a GPU. Before the partition this does nothing."""
+        if not self.partitioned:
+            return self
+        return super().cuda(device)
+
+
+@dataclass
+class _PlacedTensor:
+    """A parameter or buffer of the model.
+
+    Attributes:
+        name: Its name in ``state_dict``, the first one where modules share the tensor.
+        partition: The partition of the module with this name.
+        tensor: The tensor.
+        is_local: Whether a module of this rank has the tensor.
+    """
+
+    name: str
+    partition: int
+    tensor: torch.Tensor
+    is_local: bool = False
 
 
 class _Root(tnn.Module):
+    """The root of the runtime where the model itself is not on partition 0."""
+
     def __init__(self, module: tnn.Module) -> None:
         super().__init__()
         self.module = module
@@ -805,9 +860,9 @@ class _Root(tnn.Module):
         return self.module(*args, **kwargs)
 
 
-class _Joined(JoinHook):
-    """A replica without batches takes part in the messages of the others, and
-    gets the last one's values in the end.
+class _ShadowPasses(JoinHook):
+    """Let a replica without batches take part in the collectives of the others, and copy the
+    values of the last one at the end.
     """
 
     def __init__(self, model: DistributedModel) -> None:
@@ -817,18 +872,38 @@ class _Joined(JoinHook):
         self.model.shadow_pass()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        last = torch.tensor([dp_rank() if is_last_joiner else -1], device=self.model.join_device)
+        number = dp_rank() if is_last_joiner else -1
+        last = torch.tensor([number], device=self.model.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, group=self.model.join_process_group)
         tensors = itertools.chain(self.model.local_parameters(), self.model.local_buffers())
         data_parallel.broadcast(tensors, int(last))
 
 
 def _optimizer() -> Any:
-    return wrapped.optimizers[0] if wrapped.optimizers else None
+    """Return the first wrapped optimizer, or None."""
+    if not wrapped.optimizers:
+        return None
+    return wrapped.optimizers[0]
+
+
+def _add_module_attribute(module: tnn.Module) -> None:
+    """Let the innermost module have itself as ``.module``.
+
+    Old scripts write ``model.module.module.module``, because smp had more wrappers, and some
+    scripts have a wrapper of their own.
+    """
+    innermost = module
+    while True:
+        inner = getattr(innermost, "module", None)
+        if not isinstance(inner, tnn.Module) or inner is innermost:
+            break
+        innermost = inner
+    if not hasattr(innermost, "module"):
+        object.__setattr__(innermost, "module", innermost)
 
 
 def _check(module: Any, trace_device: str, passes: int) -> None:
-    """Refuse what cannot be divided."""
+    """Refuse a model that cannot be divided, and wrong arguments."""
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.DistributedModel")
     if wrapped.model is not None:
@@ -855,11 +930,8 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
         )
     refuse_amp_of_apex("smp.DistributedModel")
     for name, part in module.named_modules():
-        where = (
-            f"module {name!r} ({type(part).__name__})"
-            if name
-            else f"the model ({type(part).__name__})"
-        )
+        where = f"module {name!r}" if name else "the model"
+        where = f"{where} ({type(part).__name__})"
         if isinstance(part, tnn.parallel.DistributedDataParallel):
             raise SMPConfigError(
                 f"{where} is torch's DistributedDataParallel. Wrap the plain module: set ddp in the"

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 class _Fused(torch.optim.Optimizer):
-    """What the three have in common. Options are those of Apex's classes."""
+    """The common part of the three optimizers. The options are those of Apex's classes."""
 
     def __init__(self, params: Any, *, amsgrad: bool, set_grad_none: bool, **options: Any) -> None:
         if amsgrad:
@@ -30,12 +30,25 @@ class _Fused(torch.optim.Optimizer):
         super().__init__(params, options)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clear the gradients."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+        """Clear the gradients.
+
+        Args:
+            set_to_none: Set them to None; else to zeros. None: as the option ``set_grad_none``.
+        """
+        if set_to_none is None:
+            set_to_none = self.set_grad_none
+        super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters."""
+        """Update the parameters.
+
+        Args:
+            closure: Computes the loss and the gradients, as in torch.
+
+        Returns:
+            The closure's result, or None.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -43,27 +56,34 @@ class _Fused(torch.optim.Optimizer):
         self._begin()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    kind = torch.promote_types(parameter.dtype, torch.float32)
-                    weight, gradient = parameter.to(kind), parameter.grad.to(kind)
-                    update = self._update(group, self.state[parameter], parameter, weight, gradient)
-                    parameter.copy_(weight - group["lr"] * update)
+                if parameter.grad is None:
+                    continue
+                # In float32 at least, also for half-precision parameters.
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                weight, gradient = parameter.to(dtype), parameter.grad.to(dtype)
+                update = self._update(group, self.state[parameter], parameter, weight, gradient)
+                parameter.copy_(weight - group["lr"] * update)
         return loss
 
     def _begin(self) -> None:
-        """Look at all gradients."""
+        """Prepare a step, with all gradients."""
 
     def _update(
         self,
         group: dict[str, Any],
-        one: dict[str, Any],
+        parameter_state: dict[str, Any],
         parameter: Tensor,
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """Return what is subtracted from a weight, times the learning rate.
+        """Return the update of a weight: times the learning rate it is subtracted.
 
-        ``one`` is the parameter's state.
+        Args:
+            group: The options.
+            parameter_state: The state of the parameter, which is changed.
+            parameter: The parameter.
+            weight: Its values, in float32 at least.
+            gradient: Its gradient, in the same type.
         """
         raise NotImplementedError
 
@@ -107,7 +127,7 @@ class FusedAdam(_Fused):
     def _update(
         self,
         group: dict[str, Any],
-        one: dict[str, Any],
+        parameter_state: dict[str, Any],
         parameter: Tensor,
         weight: Tensor,
         gradient: Tensor,
@@ -116,7 +136,7 @@ class FusedAdam(_Fused):
         decay = group["weight_decay"]
         if not self.adam_w_mode:
             gradient = gradient + decay * weight
-        update = _adam_direction(group, one, gradient, added=1 - group["betas"][0])
+        update = _adam_direction(group, parameter_state, gradient, added=1 - group["betas"][0])
         if self.adam_w_mode:
             update = update + decay * weight
         return update
@@ -177,7 +197,7 @@ class FusedLAMB(_Fused):
     def _update(
         self,
         group: dict[str, Any],
-        one: dict[str, Any],
+        parameter_state: dict[str, Any],
         parameter: Tensor,
         weight: Tensor,
         gradient: Tensor,
@@ -187,14 +207,16 @@ class FusedLAMB(_Fused):
         if decay and not self.adam_w_mode:
             gradient = gradient + decay * weight
         added = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
-        update = _adam_direction(group, one, gradient, added=added)
+        update = _adam_direction(group, parameter_state, gradient, added=added)
         if decay and self.adam_w_mode:
             update = update + decay * weight
         if decay or self.use_nvlamb:
-            length, wanted = _whole_norm(update, parameter), _whole_norm(weight, parameter)
-            update = update * torch.where(
-                (length > 0) & (wanted > 0), wanted / length, torch.ones_like(length)
-            )
+            # Algorithm 2: the update gets the length of the weight.
+            update_norm = _full_norm(update, parameter)
+            weight_norm = _full_norm(weight, parameter)
+            is_defined = (update_norm > 0) & (weight_norm > 0)
+            ones = torch.ones_like(update_norm)
+            update = update * torch.where(is_defined, weight_norm / update_norm, ones)
         return update
 
 
@@ -262,65 +284,73 @@ class FusedNovoGrad(_Fused):
     def _update(
         self,
         group: dict[str, Any],
-        one: dict[str, Any],
+        parameter_state: dict[str, Any],
         parameter: Tensor,
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
         beta1, beta2 = group["betas"]
-        decay, largest = group["weight_decay"], group["norm_type"] == 0
-        norm = _whole_norm(gradient, parameter, math.inf if largest else 2.0)
-        size = norm if largest else norm**2
-        if not one:
-            one["step"], one["exp_avg"] = 0, torch.zeros_like(weight)
-            one["exp_avg_sq"] = torch.zeros_like(size) if group["init_zero"] else size.clone()
-        one["step"] += 1
-        one["exp_avg_sq"].mul_(beta2).add_(size, alpha=1 - beta2)
-        first, second = 1.0, 1.0
+        decay, init_zero = group["weight_decay"], group["init_zero"]
+        # The second moment is of the largest element, or of the square of the norm.
+        uses_maximum = group["norm_type"] == 0
+        if uses_maximum:
+            size = _full_norm(gradient, parameter, math.inf)
+        else:
+            size = _full_norm(gradient, parameter) ** 2
+        if not parameter_state:
+            parameter_state["step"], parameter_state["exp_avg"] = 0, torch.zeros_like(weight)
+            parameter_state["exp_avg_sq"] = torch.zeros_like(size) if init_zero else size.clone()
+        parameter_state["step"] += 1
+        parameter_state["exp_avg_sq"].mul_(beta2).add_(size, alpha=1 - beta2)
+
+        first_correction, second_correction = 1.0, 1.0
         if group["bias_correction"]:
-            first = 1 - beta1 ** one["step"]
-            second = 1 - beta2 ** one["step"] if group["init_zero"] else 1.0
-        running = one["exp_avg_sq"] / second
-        added = gradient / ((running if largest else running.sqrt()) + group["eps"])
+            first_correction = 1 - beta1 ** parameter_state["step"]
+            if init_zero:
+                second_correction = 1 - beta2 ** parameter_state["step"]
+        norm = parameter_state["exp_avg_sq"] / second_correction
+        if not uses_maximum:
+            norm = norm.sqrt()
+        added = gradient / (norm + group["eps"])
         if self.reg_inside_moment:
             added = added + decay * weight
-        one["exp_avg"].mul_(beta1).add_(added, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-        update: Tensor = one["exp_avg"] / first
-        return update if self.reg_inside_moment else update + decay * weight
+        factor = 1 - beta1 if group["grad_averaging"] else 1.0
+        parameter_state["exp_avg"].mul_(beta1).add_(added, alpha=factor)
+        update: Tensor = parameter_state["exp_avg"] / first_correction
+        if not self.reg_inside_moment:
+            update = update + decay * weight
+        return update
 
 
 FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
 
 
 def _adam_direction(
-    group: dict[str, Any], one: dict[str, Any], gradient: Tensor, *, added: float
+    group: dict[str, Any], parameter_state: dict[str, Any], gradient: Tensor, *, added: float
 ) -> Tensor:
-    """Move both moments of a parameter by its gradient, and return the first
-    over the root of the second.
+    """Update both moments of a parameter, and return the first one over the root of the second.
 
     Args:
         group: The options.
-        one: The parameter's state.
-        gradient: Its gradient.
+        parameter_state: The state of the parameter, which is changed.
+        gradient: The gradient.
         added: Factor of the gradient in the first moment.
     """
     beta1, beta2 = group["betas"]
-    if not one:
-        one["step"], one["exp_avg"], one["exp_avg_sq"] = (
-            0,
-            torch.zeros_like(gradient),
-            torch.zeros_like(gradient),
-        )
-    one["step"] += 1
-    one["exp_avg"].mul_(beta1).add_(gradient, alpha=added)
-    one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    first, second = 1.0, 1.0
+    if not parameter_state:
+        parameter_state["step"] = 0
+        parameter_state["exp_avg"] = torch.zeros_like(gradient)
+        parameter_state["exp_avg_sq"] = torch.zeros_like(gradient)
+    parameter_state["step"] += 1
+    parameter_state["exp_avg"].mul_(beta1).add_(gradient, alpha=added)
+    parameter_state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    first_correction, second_correction = 1.0, 1.0
     if group["bias_correction"]:
-        first = 1 - beta1 ** one["step"]
-        second = 1 - beta2 ** one["step"]
-    direction: Tensor = (one["exp_avg"] / first) / (
-        (one["exp_avg_sq"] / second).sqrt() + group["eps"]
-    )
+        first_correction = 1 - beta1 ** parameter_state["step"]
+        second_correction = 1 - beta2 ** parameter_state["step"]
+    first_moment = parameter_state["exp_avg"] / first_correction
+    second_moment = parameter_state["exp_avg_sq"] / second_correction
+    direction: Tensor = first_moment / (second_moment.sqrt() + group["eps"])
     return direction
 
 
@@ -328,15 +358,19 @@ def _global_norm(parameters: list[Tensor]) -> Tensor:
     """Return the norm of all gradients of the model, over all ranks that have a part of them."""
     if not state.initialized:
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    # Sharded, the optimizer shows each replica the gradients of its own shard.
-    return total_norm(
-        parameters, group=CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP
-    )
+    # With a sharded state the optimizer sees only the gradients of this replica's shard.
+    group = CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP
+    return total_norm(parameters, group=group)
 
 
-def _whole_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:
-    """Return the norm of a tensor that is shaped as its parameter, over the
-    tensor ranks if that is split.
+def _full_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:
+    """Return the norm of a tensor with the shape of a parameter, over all tensor ranks of a split
+    parameter.
+
+    Args:
+        value: The tensor, on this rank.
+        parameter: The parameter.
+        power: 2, or infinity for the largest absolute value.
     """
     norm: Tensor = torch.linalg.vector_norm(value, power)
     if getattr(parameter, "_smp_distributed", False) and tp_size() > 1:

@@ -32,9 +32,9 @@ DEBUG_VARIABLE = "SMP_DEBUG"
 only those of the first two.
 """
 
-_COMPARED = 2
-"""How many calls of a step function have their batches compared: a script's
-mistake is in the first one already.
+_COMPARED_CALLS = 2
+"""The first calls of a step function, whose batches are compared over ranks. A mistake in a
+script shows in the first call already.
 """
 
 P = ParamSpec("P")
@@ -79,7 +79,7 @@ class StepOutput:
 
     def concat(self) -> torch.Tensor:
         """Return the tensors joined along their first dimension; scalars become a vector."""
-        return torch.cat([each if each.dim() else each[None] for each in self.outputs])
+        return torch.cat([output if output.dim() else output[None] for output in self.outputs])
 
     def stack(self) -> torch.Tensor:
         """Return the tensors as one, with a new first dimension for the microbatches."""
@@ -87,12 +87,20 @@ class StepOutput:
 
     def detach(self) -> StepOutput:
         """Return the tensors without their history."""
-        return StepOutput(each.detach() for each in self.outputs)
+        return StepOutput(output.detach() for output in self.outputs)
 
 
 class StepFunction(Generic[P]):
-    """A function that splits its arguments, runs once for each microbatch, and
-    gathers what it returned.
+    """A step function: a call splits the arguments, runs the script's function once for each
+    microbatch, and gathers the results.
+
+    Attributes:
+        function: The script's function.
+        unsplit: Names of the arguments that every microbatch gets whole.
+        axes: Name of an argument -> the axis along which the argument is split.
+        detach_outputs: Whether returned tensors lose their history.
+        completed_calls: Number of calls that have returned.
+        signature: Signature of the script's function.
     """
 
     def __init__(
@@ -104,70 +112,85 @@ class StepFunction(Generic[P]):
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.whole = frozenset(non_split_inputs or ())
+        self.unsplit = frozenset(non_split_inputs or ())
         self.axes = dict(input_split_axes or {})
         self.detach_outputs = detach_outputs
-        self.called = 0  # how often it has returned
+        self.completed_calls = 0
         self.signature = inspect.signature(function)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Return the method of an object."""
-        return self if instance is None else types.MethodType(self, instance)
+        """Bind the step function to an object, as a method."""
+        if instance is None:
+            return self
+        return types.MethodType(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run all microbatches.
 
         Returns:
-            What the function returns, with a ``StepOutput`` for each tensor, and a list with an
-            item for each microbatch for everything else. None stays None.
+            The script's return value: a ``StepOutput`` for each tensor, a list with an item for
+            each microbatch for every other object, None for None. For example a function that
+            returns ``loss, {"step": 3}`` gives ``StepOutput([...]), {"step": [3, 3]}`` with two
+            microbatches.
 
         Raises:
-            ValueError: A batch does not divide by the number of microbatches, or an argument is not
-                a batch but where batches come from.
+            ValueError: The number of microbatches does not divide a batch, or an argument is a
+                source of batches, such as a DataLoader.
             SMPRuntimeError: ``smp.init`` has not been called.
             StepError: A rank of the pipeline failed.
         """
         count = num_microbatches()
         bound = self.signature.bind(*args, **kwargs)
-        microbatches = self._microbatches(bound, count)
+        microbatches = self._make_microbatches(bound, count)
         name = self.function.__qualname__
-        with calls.inside(
-            f"step function {name} (call {self.called + 1})", CommGroup.MP_GROUP
-        ) as call:
+        title = f"step function {name} (call {self.completed_calls + 1})"
+        with calls.inside(title, CommGroup.MP_GROUP) as call:
             if call is not None and self._compares_batches():
                 store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
                 agree_on_batch(store, name, call, bound.arguments)
             results = _run(microbatches, name)
-        self.called += 1
-        return _gathered(results, detach=self.detach_outputs)
+        self.completed_calls += 1
+        return _gather(results, detach=self.detach_outputs)
 
     def _compares_batches(self) -> bool:
         """Return whether the batch of this call is compared over the ranks of the model."""
-        return self.called < _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+        if self.completed_calls < _COMPARED_CALLS:
+            return True
+        return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
-    def _microbatches(self, bound: inspect.BoundArguments, count: int) -> list[Callable[[], Any]]:
-        """Return the calls of the function, each with its part of the arguments."""
-        parts = [
+    def _make_microbatches(
+        self, bound: inspect.BoundArguments, count: int
+    ) -> list[Callable[[], Any]]:
+        """Return the calls of the script's function, each with its part of the arguments."""
+        microbatches = [
             inspect.BoundArguments(self.signature, type(bound.arguments)()) for _ in range(count)
         ]
         for position, (name, value) in enumerate(bound.arguments.items()):
             if position == 0 and name in ("self", "cls"):
-                values: Sequence[Any] = [value] * count
+                parts: Sequence[Any] = [value] * count
             elif self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                split = {key: self._split(key, each, count) for key, each in value.items()}
-                values = [
-                    {key: each[index] for key, each in split.items()} for index in range(count)
-                ]
+                parts = self._split_keywords(value, count)
             else:
-                values = self._split(name, value, count)
-            for part, each in zip(parts, values, strict=True):
-                part.arguments[name] = each
+                parts = self._split_argument(name, value, count)
+            for microbatch, part in zip(microbatches, parts, strict=True):
+                microbatch.arguments[name] = part
         return [
-            functools.partial(script, self.function, *part.args, **part.kwargs) for part in parts
+            functools.partial(script, self.function, *microbatch.args, **microbatch.kwargs)
+            for microbatch in microbatches
         ]
 
-    def _split(self, name: str, value: Any, count: int) -> Sequence[Any]:
-        if name in self.whole:
+    def _split_keywords(self, keywords: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+        """Split the values of ``**kwargs``, each by its own name."""
+        parts: list[dict[str, Any]] = [{} for _ in range(count)]
+        for key, value in keywords.items():
+            values = self._split_argument(key, value, count)
+            for part, part_value in zip(parts, values, strict=True):
+                part[key] = part_value
+        return parts
+
+    def _split_argument(self, name: str, value: Any, count: int) -> Sequence[Any]:
+        """Return the parts of an argument, one for each microbatch."""
+        if name in self.unsplit:
             return [value] * count
         try:
             return _split(value, count, self.axes.get(name, 0), name)
@@ -215,7 +238,9 @@ def step(
     def decorate(function: Callable[..., Any]) -> StepFunction[Any]:
         return StepFunction(function, non_split_inputs, input_split_axes, detach_outputs)
 
-    return decorate if function is None else decorate(function)
+    if function is None:
+        return decorate
+    return decorate(function)
 
 
 def num_microbatches() -> int:
@@ -226,20 +251,21 @@ def num_microbatches() -> int:
 
 
 def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
-    """Run the microbatches of a step, and return what each returned."""
+    """Run the microbatches of a step, and return the result of each."""
     model, runtime = wrapped.model, present()
     if model is not None:
         model.begin_step(microbatches[0])
-    results = (
-        _in_turn(microbatches, model) if runtime is None else runtime.run_step(microbatches, name)
-    )
+    if runtime is None:
+        results = _run_in_turn(microbatches, model)
+    else:
+        results = runtime.run_step(microbatches, name)
     if model is not None:
         model.end_step()
     return results
 
 
-def _in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
-    """Run the microbatches one after another, and tell the model which is the last."""
+def _run_in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
+    """Run the microbatches one after another, and tell the model which one is the last."""
     results = []
     for number, microbatch in enumerate(microbatches, 1):
         if model is not None:
@@ -249,39 +275,54 @@ def _in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[Any]
 
 
 class _CannotSplitError(Exception):
-    """The argument that cannot be split, and why."""
+    """An argument cannot be split. The text says which one, and why."""
 
 
 def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
     """Return the parts of a value, one for each microbatch.
 
-    What has no tensor in it is the same object in all.
+    A container without a tensor is not copied: every microbatch gets the same object.
+
+    Args:
+        value: A tensor, a container of tensors, or any other object.
+        count: Number of microbatches.
+        axis: Axis along which tensors are split.
+        path: Place of the value in the call, for errors: ``batch['labels'][0]``.
+
+    Raises:
+        _CannotSplitError: A tensor does not divide, or the value is a source of batches.
     """
     if isinstance(value, torch.Tensor):
         return _split_tensor(value, count, axis, path)
-    if callable(part := getattr(value, "smp_slice", None)):
-        return [part(count, index, axis) for index in range(count)]
+    slice_of = getattr(value, "smp_slice", None)
+    if callable(slice_of):
+        return [slice_of(count, index, axis) for index in range(count)]
     children = _children(value)
     if children is None:
-        if count > 1 and _has_batches(value):
+        if count > 1 and _is_source_of_batches(value):
             raise _CannotSplitError(
                 f"{path}: a {type(value).__name__} is not split, so each of {count} microbatches"
                 " would draw from it. Draw a batch outside of the function, and pass its tensors;"
                 " or name the argument in non_split_inputs"
             )
         return [value] * count
-    parts = [_split(child, count, axis, f"{path}[{key!r}]") for key, child in children]
-    if all(
-        each is child for part, (_, child) in zip(parts, children, strict=True) for each in part
-    ):
+
+    rows: list[list[Any]] = [[] for _ in range(count)]  # the children of each microbatch
+    is_split = False
+    for key, child in children:
+        parts = _split(child, count, axis, f"{path}[{key!r}]")
+        for row, part in zip(rows, parts, strict=True):
+            row.append(part)
+            is_split |= part is not child
+    if not is_split:
         return [value] * count
-    return [_with_children(value, [part[index] for part in parts]) for index in range(count)]
+    return [_with_children(value, row) for row in rows]
 
 
-def _has_batches(value: Any) -> bool:
-    """Return whether a value is where batches come from.
+def _is_source_of_batches(value: Any) -> bool:
+    """Return whether a value is a data set, a DataLoader, or an iterator over batches.
 
-    A file and a counter are iterators, too.
+    A file and a counter are iterators, too, but have no batches.
     """
     if isinstance(value, torch.utils.data.DataLoader | torch.utils.data.Dataset):
         return True
@@ -302,55 +343,70 @@ def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Seq
             " a batch that they divide (a DataLoader with drop_last=True), or name the argument in"
             " non_split_inputs"
         )
-    return [
-        tensor.narrow(axis, index * (length // count), length // count) for index in range(count)
-    ]
+    part = length // count
+    return [tensor.narrow(axis, index * part, part) for index in range(count)]
 
 
-def _gathered(results: Sequence[Any], *, detach: bool) -> Any:
-    """Return what the microbatches returned as one structure."""
-    first = results[0]
-    if all(isinstance(each, torch.Tensor) for each in results):
-        return StepOutput(each.detach() if detach else each for each in results)
-    if all(each is None for each in results):
+def _gather(results: Sequence[Any], *, detach: bool) -> Any:
+    """Join the results of the microbatches in one structure.
+
+    Args:
+        results: The results, in the order of the microbatches.
+        detach: Whether tensors lose their history.
+
+    Returns:
+        A ``StepOutput`` for tensors, None for None, a container of the same class where all
+        results are containers with equal keys, else a list of the results.
+    """
+    if all(isinstance(result, torch.Tensor) for result in results):
+        output = StepOutput(results)
+        return output.detach() if detach else output
+    if all(result is None for result in results):
         return None
-    # The items of a set have no order in which those of two microbatches belong together.
-    children = [
-        (
-            _children(each)
-            if type(each) is type(first) and not isinstance(each, set | frozenset)
-            else None
-        )
-        for each in results
-    ]
-    if children[0] is None or any(
-        each is None or [key for key, _ in each] != [key for key, _ in children[0]]
-        for each in children
-    ):
-        return list(results)
-    values = [[value for _, value in each or ()] for each in children]
-    return _with_children(
-        first, [_gathered(each, detach=detach) for each in zip(*values, strict=True)]
-    )
+
+    first = results[0]
+    keys: list[Any] | None = None
+    rows: list[list[Any]] = []  # the children of each microbatch's result
+    for result in results:
+        children = None
+        # Items of sets have no order by which those of two microbatches could be paired.
+        if type(result) is type(first) and not isinstance(result, set | frozenset):
+            children = _children(result)
+        if children is None:
+            return list(results)
+        result_keys = [key for key, _ in children]
+        if keys is not None and result_keys != keys:
+            return list(results)
+        keys = result_keys
+        rows.append([child for _, child in children])
+    columns = zip(*rows, strict=True)
+    return _with_children(first, [_gather(column, detach=detach) for column in columns])
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return what is in a container, with the keys, or None if it is not one."""
+    """Return the keys and items of a container; None for any other object.
+
+    ``["a", "b"]`` gives ``[(0, "a"), (1, "b")]``.
+    """
     if isinstance(value, torch.Size):
         return None
     if isinstance(value, Mapping):
         return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list | tuple | set | frozenset) else None
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(enumerate(value))
+    return None
 
 
 def _with_children(value: Any, children: Sequence[Any]) -> Any:
-    """Return a container like another, with other things in it, in the same order."""
+    """Return a container of the same class and keys as another one, with other items."""
     if type(value) is dict:
         return dict(zip(value, children, strict=True))
     if isinstance(value, Mapping):
-        # What transformers returns and takes: a mapping with attributes of its own.
-        like: Any = copy.copy(value)
+        # transformers returns and takes mappings that have attributes of their own.
+        mapping: Any = copy.copy(value)
         for key, child in zip(value, children, strict=True):
-            like[key] = child
-        return like
-    return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+            mapping[key] = child
+        return mapping
+    if hasattr(value, "_fields"):  # a NamedTuple
+        return type(value)(*children)
+    return type(value)(children)

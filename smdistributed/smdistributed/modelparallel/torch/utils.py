@@ -1,4 +1,4 @@
-"""Small functions that public scripts import from here."""
+"""Small functions that public scripts import from this module."""
 
 from __future__ import annotations
 

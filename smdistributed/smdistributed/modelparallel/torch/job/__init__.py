@@ -1,3 +1,1 @@
-"""What every rank knows of its job: the configuration, which rank is where, the
-groups, and calls between ranks.
-"""
+"""The job: configuration, topology, process groups, and calls between ranks."""

@@ -1,8 +1,6 @@
-"""What must be the same on all ranks and is compared: the configuration, and
-the shapes of the first batches.
+"""Compare the configuration, and the shapes of the first batches, over the ranks.
 
-A job whose ranks differ in these waits for ever, or trains with half of its
-data, and nothing says so.
+A job with different ones would wait for ever, or train with half of its data, without an error.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from .state import state
 from .topology import CommGroup
 
 _READERS_SECONDS = 10.0
-"""How long rank 0 waits for the others to read that configurations differ."""
+"""Seconds that rank 0 waits until the others have read that configurations differ."""
 
 
 def agree_on_configuration(
@@ -38,30 +36,29 @@ def agree_on_configuration(
         rank: Global rank of this process.
         size: Number of ranks of the job.
         config: This rank's configuration.
-        seconds: How long to wait for the other ranks.
+        seconds: The longest wait for the other ranks.
 
     Raises:
         SMPConfigError: Two ranks have different values. Every rank raises the same error.
         RuntimeError: A rank did not call this in time (torch's own error).
     """
     store = PrefixStore("smp/configuration", store)
-    patience = timedelta(seconds=seconds)
-    mine = dataclasses.asdict(config)
+    limit = timedelta(seconds=seconds)
+    own_values = dataclasses.asdict(config)
     if rank == 0:
-        store.set("of rank 0", json.dumps(mine))
+        store.set("of rank 0", json.dumps(own_values))
     else:
-        store.wait(["of rank 0"], patience)
-        differences = _differences(json.loads(store.get("of rank 0")), mine)
+        store.wait(["of rank 0"], limit)
+        differences = _differences(json.loads(store.get("of rank 0")), own_values)
         if differences:
-            words = (
-                f"rank 0 and rank {rank} have different configurations: {', '.join(differences)}"
-            )
             store.set(
-                "answer", f"{words}\nCall smp.init with the same configuration on every rank."
+                "answer",
+                f"rank 0 and rank {rank} have different configurations: {', '.join(differences)}\n"
+                "Call smp.init with the same configuration on every rank.",
             )
         elif store.add("ranks that have the same", 1) == size - 1:
             store.set("answer", "")
-    store.wait(["answer"], patience)
+    store.wait(["answer"], limit)
     answer = store.get("answer").decode()
     if answer:
         _wait_for_readers(store, rank, size)
@@ -69,46 +66,55 @@ def agree_on_configuration(
 
 
 def _wait_for_readers(store: Store, rank: int, size: int) -> None:
-    """Let rank 0, whose process keeps the store, end after the others have read the answer."""
+    """Let rank 0 end after the others have read the answer, because its process has the store."""
     if rank > 0 and store.add("ranks that have read it", 1) == size - 1:
         store.set("read by all", "")
     if rank == 0:
-        with contextlib.suppress(RuntimeError):  # one of them was killed: its error is its own
+        # A rank that was killed does not read the answer.
+        with contextlib.suppress(RuntimeError):
             store.wait(["read by all"], timedelta(seconds=_READERS_SECONDS))
 
 
-def _differences(first: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    # As the other one comes: a tuple is a list.
-    own: Mapping[str, Any] = json.loads(json.dumps(mine))
-    return [
-        f"{key} = {first[key]!r} and {own[key]!r}"
-        for key in sorted(first)
-        if first[key] != own[key]
-    ]
+def _differences(first: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
+    """Return the keys with different values, such as "microbatches = 2 and 4".
+
+    Args:
+        first: Values of rank 0, from JSON.
+        own_values: Values of this rank.
+    """
+    # By way of JSON, too: it turns a tuple into a list.
+    own: Mapping[str, Any] = json.loads(json.dumps(own_values))
+    differences = []
+    for key in sorted(first):
+        if first[key] != own[key]:
+            differences.append(f"{key} = {first[key]!r} and {own[key]!r}")
+    return differences
 
 
 def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, Any]) -> None:
-    """Compare the shapes of a batch with those that the first rank of this model was given.
+    """Compare the shapes of a batch with the shapes on the first rank of this model.
 
     Args:
         store: The job's key-value store.
         step: Name of the step function.
-        call: This call of it, which has the same number on all ranks of the model.
-        arguments: The arguments of the call, by name.
+        call: The call of the step function. It has the same number on all ranks of the model.
+        arguments: Name of an argument -> its value.
 
     Raises:
-        StepError: A tensor has another shape here.
+        StepError: A tensor has another shape on this rank.
     """
     members = state.topo.members(CommGroup.MP_GROUP)
     store = PrefixStore(f"smp/batch/{call.group}/{call.number}", store)
-    mine = dict(_shapes("", arguments))
+    own_shapes = dict(_shapes("", arguments))
     if state.topo.rank == members[0]:
-        store.set("shapes", json.dumps(mine))
+        store.set("shapes", json.dumps(own_shapes))
         return
     first = json.loads(store.get("shapes"))
-    for name, shape in mine.items():
-        # A rank whose inputs are not used may pass tensors without rows.
-        if name in first and first[name] != shape and 0 not in shape and 0 not in first[name]:
+    for name, shape in own_shapes.items():
+        if name not in first or first[name] == shape:
+            continue
+        # A rank with unused inputs may pass tensors without rows.
+        if 0 not in shape and 0 not in first[name]:
             raise StepError(
                 f"smp.step: function {step}, argument {name}:"
                 f" rank {members[0]} was given a tensor of shape {tuple(first[name])},"
@@ -119,9 +125,9 @@ def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, 
 
 
 def _shapes(name: str, value: Any) -> Iterator[tuple[str, list[int]]]:
-    """Yield the names and shapes of all tensors of nested arguments.
+    """Yield the names and shapes of all tensors in nested mappings, lists and tuples.
 
-    Containers of other types are not looked into.
+    For example ``("batch['labels'][0]", [8, 128])``.
     """
     if isinstance(value, torch.Tensor):
         yield name, list(value.shape)

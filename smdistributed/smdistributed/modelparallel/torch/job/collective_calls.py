@@ -1,14 +1,14 @@
-"""The calls of this rank that all ranks of a group must make: their names, in their order.
+"""Record the collective calls of this rank, and find ranks with different calls.
 
-A script that calls such a function on one rank only, as ``if smp.rank() == 0: model.state_dict()``
-does, leaves this rank waiting for ever, and soon the others, too. So each of these functions says
-here which call it is. Nothing is sent for it. A rank that waits for long tells its calls to rank 0
-(transport/failure_watch.py), which compares those of all ranks.
+A script may call a collective function on one rank only, for example by
+``if smp.rank() == 0: model.state_dict()``. Then this rank waits for ever, and soon the others do,
+too. So each of these functions records its calls in this module. Nothing is sent for that. A rank
+that waits for long reports its calls to rank 0 (transport/failure_watch.py), which compares the
+reports of all ranks.
 
 Two comparisons show that ranks cannot go on:
-- The same call of a group, counted from the start, has two names: some rank
-  left one out, or made one more.
-- Two ranks wait in calls of two groups, and neither has come to the other's call.
+- The same call of a group, counted from the start, has two names: a rank made a call less or more.
+- Two ranks wait in calls of two groups, and neither has made the other's call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .state import state
 from .topology import CommGroup
 
 REMEMBERED = 16
-"""How many of the last calls of a group a rank remembers.
+"""Number of the last calls of a group that a rank remembers.
 
-More than one: the call that differs may have returned.
+More than one, because the call that differs may have returned.
 """
 
 
@@ -35,9 +35,9 @@ class Call:
     """One call that all ranks of a group must make.
 
     Attributes:
-        group: Which group: its kind, and its first rank, as in ``MP_GROUP/0``.
-        number: How many calls of this group the rank has made with this one.
-        name: The function, as the script knows it.
+        group: Kind of the group and its first rank, for example ``MP_GROUP/0``.
+        number: Number of the call in this group on this rank, from 1.
+        name: The function that the script has called.
     """
 
     group: str
@@ -47,12 +47,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of its calls.
+    """The calls of a rank, as rank 0 compares them.
 
     Attributes:
-        waits_in: The call that it is in, or None.
-        counts: Number of calls so far, by group, of each group that this rank is a member of.
-        names: The last names by group, the newest last.
+        waits_in: The call that the rank is in, or None.
+        counts: Group -> number of calls so far, for each group of the rank.
+        names: Group -> names of the last calls, the newest last.
     """
 
     waits_in: Call | None
@@ -60,24 +60,22 @@ class Report:
     names: Mapping[str, list[str]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report in a form that can be written as JSON."""
         waits_in = None
         if self.waits_in is not None:
             waits_in = [self.waits_in.group, self.waits_in.number, self.waits_in.name]
         return {"waits_in": waits_in, "counts": dict(self.counts), "names": dict(self.names)}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Report:
-        """Return the report that ``as_json`` described."""
+    def from_json(cls, report: Mapping[str, Any]) -> Report:
+        """Return the report from the result of ``as_json``."""
         waits_in = None
-        if said["waits_in"] is not None:
-            waits_in = Call(*said["waits_in"])
-        return cls(waits_in, said["counts"], said["names"])
+        if report["waits_in"] is not None:
+            waits_in = Call(*report["waits_in"])
+        return cls(waits_in, report["counts"], report["names"])
 
     def name_of(self, group: str, number: int) -> str | None:
-        """Return the name of one call of a group, or None if it was not made
-        yet, or is forgotten.
-        """
+        """Return the name of a call of a group; None before the call, and for a forgotten one."""
         names = self.names.get(group, [])
         place = number - 1 - (self.counts.get(group, 0) - len(names))
         if 0 <= place < len(names):
@@ -100,17 +98,16 @@ class CollectiveCalls:
 
     @contextlib.contextmanager
     def inside(self, name: str, kind: CommGroup) -> Iterator[Call | None]:
-        """Note that this rank is in a call until the block ends.
+        """Record that this rank is in a call until the block ends.
 
-        Yield the call; None: this rank is alone in its group.
+        Yields the call; None if this rank is alone in its group.
 
         Args:
-            name: The function that is called. Within ``part_of`` the outer
-                function's name stands instead.
-            kind: Whose ranks must make this call.
+            name: The called function. Within ``part_of`` the name of the outer function is used.
+            kind: Kind of the group with the ranks that must make this call.
 
         Raises:
-            BaseException: What the block raises.
+            BaseException: An error of the block.
         """
         if len(state.topo.members(kind)) == 1:
             yield None
@@ -125,8 +122,7 @@ class CollectiveCalls:
         try:
             yield call
         except BaseException:
-            # Ranks that fail in two calls, and whose scripts go on, were not in
-            # the same ones: begin anew.
+            # After an error the script may go on with other calls than before: forget the names.
             self._names.clear()
             raise
         finally:
@@ -142,9 +138,9 @@ class CollectiveCalls:
             self._outer.pop()
 
     def since(self) -> float | None:
-        """Return when this rank entered the innermost call (monotonic clock).
+        """Return the time at which this rank entered the innermost call, as of `time.monotonic`.
 
-        None outside of all.
+        None outside of all calls.
         """
         try:
             _, since = self._entered[-1]
@@ -153,17 +149,19 @@ class CollectiveCalls:
         return since
 
     def report(self) -> Report:
-        """Return what this rank says of its calls. The thread of the watch calls this."""
-        entered = list(self._entered)
-        waits_in = entered[-1][0] if entered else None
+        """Return the report of this rank. The thread of the watch calls this."""
+        # Copies, because another thread adds calls meanwhile.
+        entered, names_by_group = list(self._entered), list(self._names.items())
+        waits_in = None
+        if entered:
+            waits_in, _ = entered[-1]
         counts = {group: self._counts[group] for group in map(_group, CommGroup)}
-        return Report(
-            waits_in, counts, {group: list(names) for group, names in list(self._names.items())}
-        )
+        names = {group: list(group_names) for group, group_names in names_by_group}
+        return Report(waits_in, counts, names)
 
 
 def _group(kind: CommGroup) -> str:
-    """Return which group of a kind this rank is in, by its first member."""
+    """Return the kind and the first member of this rank's group, such as ``MP_GROUP/0``."""
     return f"{kind.name}/{state.topo.members(kind)[0]}"
 
 
@@ -172,8 +170,8 @@ class Difference:
     """Two ranks that cannot go on.
 
     Attributes:
-        rank: The one that is named as the cause: of two, that with the higher number.
-        words: What it does, and what the other does.
+        rank: The rank that is named as the cause: of the two ranks the higher one.
+        words: The calls of this rank and of the other.
     """
 
     rank: int
@@ -181,13 +179,13 @@ class Difference:
 
 
 def first_difference(reports: Mapping[int, Report]) -> Difference | None:
-    """Return two ranks whose calls cannot meet, or None.
+    """Return two ranks with different calls, or None.
 
-    Each rank is compared with the first one of each of its groups, and not with
-    all: a job may have thousands of ranks.
+    Each rank is compared only with the first rank of each of its groups, because a job may have
+    thousands of ranks.
 
     Args:
-        reports: What ranks said of their calls, by global rank.
+        reports: Global rank -> its report.
     """
     first_of: dict[str, int] = {}
     waiting: dict[str, list[int]] = defaultdict(list)
@@ -195,7 +193,9 @@ def first_difference(reports: Mapping[int, Report]) -> Difference | None:
         report = reports[rank]
         for group in report.counts:
             first = first_of.setdefault(group, rank)
-            words = None if first == rank else _other_name(group, first, reports[first], report)
+            if first == rank:
+                continue
+            words = _other_name(group, first, reports[first], report)
             if words is not None:
                 return Difference(rank, f"{words}. {_RULE}")
         if report.waits_in is not None:
@@ -210,43 +210,52 @@ def first_difference(reports: Mapping[int, Report]) -> Difference | None:
 _RULE = "Every rank of a model must make these calls, in the same order."
 
 
-def _other_name(group: str, first: int, one: Report, other: Report) -> str | None:
-    """Return words if the same call of a group has two names."""
-    begin = max(one.oldest(group), other.oldest(group))
-    end = min(one.counts[group], other.counts[group])
+def _other_name(group: str, first: int, first_report: Report, report: Report) -> str | None:
+    """Return words if the same call of a group has two names.
+
+    Args:
+        group: The group.
+        first: First rank of the group.
+        first_report: Report of this rank.
+        report: Report of another rank of the group.
+    """
+    begin = max(first_report.oldest(group), report.oldest(group))
+    end = min(first_report.counts[group], report.counts[group])
     for number in range(begin, end + 1):
-        mine, theirs = one.name_of(group, number), other.name_of(group, number)
-        if mine != theirs:
-            return f"it called {theirs}, where rank {first} called {mine}"
+        first_name, name = first_report.name_of(group, number), report.name_of(group, number)
+        if first_name != name:
+            return f"it called {name}, where rank {first} called {first_name}"
     return None
 
 
 def _crossed(
     rank: int, reports: Mapping[int, Report], waiting: Mapping[str, list[int]]
 ) -> Difference | None:
-    """Return words if a rank and another one wait for each other, in calls of two groups.
+    """Return a difference if a rank and another one wait for each other, in calls of two groups.
 
     Args:
         rank: The rank.
-        reports: What all said.
-        waiting: Those that are in a call, by the call's group.
+        reports: Global rank -> its report.
+        waiting: Group -> ranks that are in a call of the group.
     """
-    mine = reports[rank].waits_in
-    if mine is None:
+    call = reports[rank].waits_in
+    if call is None:
         return None
     for group, count in reports[rank].counts.items():
-        # One of those that wait there is enough: they are in the same call, or it has two names.
-        other = next(
-            (each for each in waiting.get(group, ()) if mine.group in reports[each].counts), None
-        )
-        if other is None or group == mine.group:
+        if group == call.group:
             continue
-        theirs = reports[other].waits_in
-        assert theirs is not None
-        if reports[other].counts[mine.group] < mine.number and count < theirs.number:
-            (low, low_call), (high, high_call) = sorted([(rank, mine.name), (other, theirs.name)])
+        # One of the waiting ranks is enough: all are in the same call, or it has two names.
+        members = [other for other in waiting.get(group, ()) if call.group in reports[other].counts]
+        if not members:
+            continue
+        other = members[0]
+        other_call = reports[other].waits_in
+        assert other_call is not None
+        if reports[other].counts[call.group] < call.number and count < other_call.number:
+            pairs = sorted([(rank, call.name), (other, other_call.name)])
+            (low, low_name), (high, high_name) = pairs
             return Difference(
-                high, f"it is in {high_call}, where rank {low} is in {low_call}. {_RULE}"
+                high, f"it is in {high_name}, where rank {low} is in {low_name}. {_RULE}"
             )
     return None
 

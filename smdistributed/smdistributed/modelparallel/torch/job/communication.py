@@ -1,8 +1,8 @@
-"""Objects sent between ranks outside steps.
+"""Send objects between ranks outside steps.
 
-Every call returns when its part is done. Objects travel between two ranks on a group that nothing
-else uses: what a rank sends cannot meet the barrier that another rank is in. They are pickled: the
-ranks of a job trust each other, and whoever reaches the job's store.
+Every call returns when its part is done. Objects travel between two ranks on a process group that
+is used for nothing else, so they cannot mix with a barrier of another rank. Objects are pickled:
+the ranks of a job trust each other, and every process that reaches the job's store.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
     """Send an object to one rank, which calls ``recv_from``.
 
     Args:
-        obj: Any object that pickle takes, tensors among them.
+        obj: Any object that can be pickled, also tensors.
         dest_rank: The receiver.
-        rank_type: How the receiver is counted: in this rank's group of that type.
+        rank_type: Kind of ``dest_rank``, in this rank's group of this kind.
     """
     _send(_packed(obj), _global_rank(dest_rank, rank_type))
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
-    """Return the next object that one rank sends to this one with ``send`` or ``broadcast``.
+    """Receive the next object that a rank sends to this one with ``send`` or ``broadcast``.
 
-    Tensors that were on a GPU are on the current device of this rank.
+    Tensors from a GPU arrive on the current device of this rank.
 
     Args:
         src_rank: The sender.
-        rank_type: How the sender is counted: in this rank's group of that type.
+        rank_type: Kind of ``src_rank``, in this rank's group of this kind.
     """
     source = _global_rank(src_rank, rank_type)
     length = torch.zeros(1, dtype=torch.int64)
@@ -71,20 +71,20 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Return the objects that the ranks of a group pass, in the order of their ranks.
-
-    All of them call this.
-    """
+    """Gather an object from each rank of a group, in the order of the ranks. Collective."""
     members = _members(group)
     packed = _packed(obj).numpy().tobytes()
-    found: list[Any] = [None] * len(members)
+    gathered: list[Any] = [None] * len(members)
     with calls.inside("smp.allgather", group):
-        dist.all_gather_object(found, packed, group=state.groups[group])
-    return [_unpacked(torch.frombuffer(bytearray(each), dtype=torch.uint8)) for each in found]
+        dist.all_gather_object(gathered, packed, group=state.groups[group])
+    objects = []
+    for data in gathered:
+        objects.append(_unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
+    return objects
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
-    """Return when all ranks of a group have called this."""
+    """Wait until all ranks of a group have called this."""
     _members(group)
     with calls.inside("smp.barrier", group):
         dist.barrier(group=state.groups[group])

@@ -1,8 +1,8 @@
-"""What a job asks for, as one value: the dictionary of ``smp.init`` under the JSON of
+"""The configuration of a job: the dictionary of ``smp.init``, overridden by the JSON of
 ``SM_HP_MP_PARAMETERS``.
 
 Keys, types, ranges and rules between keys are in parameters.json, which the launcher reads, too.
-They are those of the public documentation (the SageMaker Python SDK,
+They come from the public documentation (the SageMaker Python SDK,
 ``smd_model_parallel_general.rst``; the ranges are those that its ``fw_utils.validate_mp_config``
 checks), and the few more that AWS's own scripts pass.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 
@@ -25,7 +25,7 @@ __all__ = ["Config", "SMPConfigError"]
 VARIABLE = "SM_HP_MP_PARAMETERS"
 """The environment variable with the job's parameters, as a JSON object.
 
-It wins over the script's.
+It overrides the dictionary of the script.
 """
 
 _TABLE = json.loads(Path(__file__).with_name("parameters.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = _TABLE["refused"]
 IDLE_SHARDING = frozenset(
     {"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"}
 )
-"""Keys of sharded data parallelism to which nothing corresponds in PyTorch's fully_shard."""
+"""Keys of sharded data parallelism that PyTorch's fully_shard has no option for."""
 
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 """Names of placements, as letters: data, pipeline and tensor parallelism.
@@ -60,13 +60,13 @@ ORDERS = tuple("".join(letters) for letters in permutations("DPT"))
 
 @dataclass(frozen=True)
 class Range:
-    """Which values a key takes.
+    """The valid values of a key.
 
     Attributes:
         kind: Their type. A bool is not an int; an int is a float.
-        least: The smallest number, if there is one.
-        most: The largest number, if there is one.
-        choices: The only strings that are taken; empty for any.
+        least: The smallest number; None: no limit.
+        most: The largest number; None: no limit.
+        choices: The valid strings; empty: any string.
     """
 
     kind: type
@@ -75,27 +75,32 @@ class Range:
     choices: tuple[str, ...] = ()
 
     def has(self, value: object) -> bool:
-        """Return whether the key can have this value."""
+        """Return whether a value is valid for the key."""
         kinds: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+        if not isinstance(value, kinds):
+            return False
+        if isinstance(value, bool) and self.kind is not bool:
             return False
         if isinstance(value, int | float):
-            # Not a number is in no range.
-            return (self.least is None or value >= self.least) and (
-                self.most is None or value <= self.most
-            )
+            # Comparisons with NaN are false: it is in no range.
+            is_large_enough = self.least is None or value >= self.least
+            is_small_enough = self.most is None or value <= self.most
+            return is_large_enough and is_small_enough
         return not self.choices or value in self.choices
 
     def __str__(self) -> str:
-        """Return the range as words that follow "must be"."""
+        """Return words that follow "must be", such as "an integer from 1 to 8"."""
         if self.kind is bool:
             return "True or False"
         if self.choices:
-            return f"{', '.join(map(repr, self.choices[:-1]))} or {self.choices[-1]!r}"
+            *first, last = map(repr, self.choices)
+            return f"{', '.join(first)} or {last}"
         noun = {int: "an integer", float: "a number", str: "a string"}[self.kind]
-        if self.least is not None and self.most is not None:
-            return f"{noun} from {self.least} to {self.most}"
-        return noun if self.least is None else f"{noun} of at least {self.least}"
+        if self.least is None:
+            return noun
+        if self.most is None:
+            return f"{noun} of at least {self.least}"
+        return f"{noun} from {self.least} to {self.most}"
 
 
 _KINDS = {"switch": bool, "whole number": int, "number": float, "text": str}
@@ -106,10 +111,24 @@ RANGES: Mapping[str, Range] = {
     )
     for key, row in _TABLE["keys"].items()
 }
-"""What each key takes; the attributes of ``Config`` are the same, with the defaults."""
+"""Key -> its valid values. ``Config`` has the same keys as attributes, with the defaults."""
 
 UNSET = frozenset(key for key, row in _TABLE["keys"].items() if row.get("may_be_null"))
 """Keys for which None is the same as no value."""
+
+
+class _Rule(NamedTuple):
+    """A rule between keys, applied to a configuration.
+
+    Attributes:
+        keys: The keys of the rule.
+        is_broken: Whether the configuration breaks the rule.
+        problem: The sentence for a broken rule.
+    """
+
+    keys: tuple[str, ...]
+    is_broken: bool
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -158,62 +177,62 @@ class Config:
     @classmethod
     def resolve(
         cls,
-        given: Mapping[str, Any] | None,
+        parameters: Mapping[str, Any] | None,
         environment: Mapping[str, str],
         world: int | None = None,
     ) -> Config:
         """Return the configuration of a job.
 
-        Unknown keys and keys without effect are one warning each time.
+        Unknown keys, and keys without effect, cause a warning.
 
         Args:
-            given: What the script passed to ``smp.init``.
-            environment: The environment variables; ``SM_HP_MP_PARAMETERS`` wins over ``given``.
-            world: Number of ranks of the job; None: not known yet, and not checked.
+            parameters: The dictionary that the script passed to ``smp.init``.
+            environment: The environment variables; ``SM_HP_MP_PARAMETERS`` overrides
+                ``parameters``.
+            world: Number of ranks of the job; None: unknown, and not checked.
 
         Raises:
-            SMPConfigError: Something cannot work. It names every problem that there is.
+            SMPConfigError: The configuration cannot work. The error has all problems.
         """
-        values, of_script = _with_new_names(given or {}, "smp.init")
-        theirs, of_variable = _of_environment(environment)
-        values |= theirs
-        problems = of_script + of_variable
-        problems += [
-            f"{key} = {value!r}: must be {RANGES[key]}"
-            for key, value in values.items()
-            if key in RANGES and not RANGES[key].has(value)
-        ]
+        values, problems = _with_new_names(parameters or {}, "smp.init")
+        job_values, job_problems = _of_environment(environment)
+        values |= job_values
+        problems += job_problems
+        valid: dict[str, Any] = {}
+        invalid_keys: set[str] = set()
+        for key, value in values.items():
+            if key not in RANGES:
+                continue
+            if RANGES[key].has(value):
+                valid[key] = value
+            else:
+                invalid_keys.add(key)
+                problems.append(f"{key} = {value!r}: must be {RANGES[key]}")
         _warn(values)
-        # Rules between keys are about values that are right in themselves.
-        good = {
-            key: value for key, value in values.items() if key in RANGES and RANGES[key].has(value)
-        }
-        unusable = values.keys() & RANGES.keys() - good.keys()
-        good.setdefault(
-            "memory_weight", 0.2 if good.get("optimize") == "speed" else cls.memory_weight
-        )
-        good.setdefault("active_microbatches", good.get("pipeline_parallel_degree", 1) + 2)
-        config = cls(**good)
-        problems += [
-            text
-            for keys, wrong, text in (
-                *_rules(config, good),
-                *(() if world is None else _rules_of(config, world)),
-            )
-            if wrong and not unusable & set(keys)
-        ]
-        problems += [
-            f"{key} = True: must be False, because {row['because']}; {row['instead']}"
-            for key, row in REFUSED.items()
-            if getattr(config, key)
-        ]
+
+        optimizes_speed = valid.get("optimize") == "speed"
+        valid.setdefault("memory_weight", 0.2 if optimizes_speed else cls.memory_weight)
+        valid.setdefault("active_microbatches", valid.get("pipeline_parallel_degree", 1) + 2)
+        config = cls(**valid)
+        rules = _rules(config, valid)
+        if world is not None:
+            rules += _rules_of_size(config, world)
+        for rule in rules:
+            # A rule is only checked for values that are valid by themselves.
+            if rule.is_broken and invalid_keys.isdisjoint(rule.keys):
+                problems.append(rule.problem)
+        for key, row in REFUSED.items():
+            if getattr(config, key):
+                problems.append(
+                    f"{key} = True: must be False, because {row['because']}; {row['instead']}"
+                )
         if problems:
             raise SMPConfigError(*problems)
         return config
 
 
 def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values that the job gives, and what is wrong with them."""
+    """Return the values of the job's variable, and their problems."""
     text = environment.get(VARIABLE, "").strip()
     try:
         values = json.loads(text or "{}")
@@ -225,67 +244,66 @@ def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], lis
 
 
 def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values under the keys' new names, without those that are not set.
+    """Return the values with the new names of their keys, and their problems.
 
-    And what is wrong with them.
+    Args:
+        values: A dictionary. Keys without a value are left out.
+        source: Words for the dictionary, in a problem.
     """
     if not isinstance(values, Mapping):
         return {}, [f"{source} was given {values!r}: must be a dictionary"]
-    problems = [
-        f"{old} = {values[old]!r} and {new} = {values[new]!r}:"
-        " must be the same, they are two names of one key"
-        for old, new in OLD_NAMES.items()
-        if old in values and new in values and values[old] != values[new]
-    ]
-    named: Mapping[str, Any] = values
-    given = {
-        OLD_NAMES.get(key, key): value
-        for key, value in named.items()
-        if not (value is None and key in UNSET)
-    }
-    return given, problems
+    problems = []
+    for old, new in OLD_NAMES.items():
+        if old in values and new in values and values[old] != values[new]:
+            problems.append(
+                f"{old} = {values[old]!r} and {new} = {values[new]!r}:"
+                " must be the same, they are two names of one key"
+            )
+    renamed: dict[str, Any] = {}
+    mapping: Mapping[str, Any] = values
+    for key, value in mapping.items():
+        if value is not None or key not in UNSET:
+            renamed[OLD_NAMES.get(key, key)] = value
+    return renamed, problems
 
 
-def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:
-    """Return what keys ask of each other: the keys, whether it is broken, and
-    the sentence that says so.
+def _rules(config: Config, values: Mapping[str, Any]) -> list[_Rule]:
+    """Apply the rules of parameters.json to a configuration.
+
+    Args:
+        config: The configuration.
+        values: The values that were set, without the defaults.
     """
-    return [
-        ((key, other), *_rule(kind, key, other, config, given))
-        for kind, key, other in _TABLE["rules"]
-    ]
+    return [_rule(kind, key, other, config, values) for kind, key, other in _TABLE["rules"]]
 
 
-def _rule(
-    kind: str, key: str, other: str, config: Config, given: Mapping[str, Any]
-) -> tuple[bool, str]:
-    value, beside = getattr(config, key), getattr(config, other)
+def _rule(kind: str, key: str, other: str, config: Config, values: Mapping[str, Any]) -> _Rule:
+    """Apply a rule between two keys to a configuration."""
+    value, other_value = getattr(config, key), getattr(config, other)
     unset = f"needs {other} = True, which is not set"
     match kind:
         case "needs":
-            return key in given and not beside, f"{key} = {value!r}: {unset}"
+            is_broken = key in values and not other_value
+            problem = f"{key} = {value!r}: {unset}"
         case "above one needs":
-            return value > 1 and not beside, f"{key} = {value}: more than 1 {unset}"
+            is_broken = value > 1 and not other_value
+            problem = f"{key} = {value}: more than 1 {unset}"
         case "off needs":
-            return (
-                not value and other not in given,
-                f"{key} = False: needs {other}, {RANGES[other]}",
-            )
+            is_broken = not value and other not in values
+            problem = f"{key} = False: needs {other}, {RANGES[other]}"
         case "is below":
-            return (
-                value >= beside,
-                (
-                    f"{key} = {value}: must be an integer from 0 to {beside - 1},"
-                    f" below {other} = {beside}"
-                ),
+            is_broken = value >= other_value
+            problem = (
+                f"{key} = {value}: must be an integer from 0 to {other_value - 1},"
+                f" below {other} = {other_value}"
             )
         case "excludes":
             off = False if RANGES[key].kind is bool else 1
-            return (
-                _is_on(value) and _is_on(beside),
-                f"{key} = {value!r}: must be {off} with {other} = {beside!r}",
-            )
-    raise AssertionError(kind)
+            is_broken = _is_on(value) and _is_on(other_value)
+            problem = f"{key} = {value!r}: must be {off} with {other} = {other_value!r}"
+        case _:
+            raise AssertionError(kind)
+    return _Rule((key, other), is_broken, problem)
 
 
 def _is_on(value: Any) -> bool:
@@ -293,57 +311,57 @@ def _is_on(value: Any) -> bool:
     return value is True or value > 1
 
 
-def _rules_of(config: Config, world: int) -> list[tuple[tuple[str, ...], bool, str]]:
-    """Return what the number of ranks asks of the keys, in the same way."""
+def _rules_of_size(config: Config, world: int) -> list[_Rule]:
+    """Apply the rules about the number of ranks to a configuration."""
     pipeline, tensor = config.pipeline_parallel_degree, config.tensor_parallel_degree
     sharded = config.sharded_data_parallel_degree
     parallel = pipeline * tensor
+    divides = world % parallel == 0
+    replicas = world // parallel
     degrees = f"pipeline_parallel_degree = {pipeline} and tensor_parallel_degree = {tensor}"
     keys = ("pipeline_parallel_degree", "tensor_parallel_degree")
-    return [
-        (
-            keys,
-            world % parallel > 0,
-            (
-                f"{degrees}: their product {parallel} must"
-                f" divide the number of ranks, which is {world}"
-            ),
-        ),
-        (
-            (*keys, "ddp"),
-            world % parallel == 0 and world > parallel and not config.ddp,
-            (
-                "ddp = False: must be True,"
-                f" because {world} ranks are more than the {parallel} of {degrees}"
-            ),
-        ),
-        (
-            (*keys, "sharded_data_parallel_degree"),
-            sharded > 1 and world % parallel == 0 and world // parallel % sharded > 0,
-            (
-                f"sharded_data_parallel_degree = {sharded}: must divide the data-parallel degree, "
-                f"which is {world // parallel}"
-            ),
-        ),
-    ]
+    degrees_divide = _Rule(
+        keys,
+        not divides,
+        f"{degrees}: their product {parallel} must divide the number of ranks, which is {world}",
+    )
+    replicas_need_ddp = _Rule(
+        (*keys, "ddp"),
+        divides and world > parallel and not config.ddp,
+        f"ddp = False: must be True, because {world} ranks are more than the {parallel} of"
+        f" {degrees}",
+    )
+    shards_divide = _Rule(
+        (*keys, "sharded_data_parallel_degree"),
+        sharded > 1 and divides and replicas % sharded > 0,
+        f"sharded_data_parallel_degree = {sharded}: must divide the data-parallel degree, "
+        f"which is {replicas}",
+    )
+    return [degrees_divide, replicas_need_ddp, shards_divide]
 
 
 def _warn(values: Mapping[str, Any]) -> None:
-    """Say which keys are not known, and which do nothing."""
+    """Warn of unknown keys, and of keys without effect."""
     unknown = []
-    for key in sorted((key for key in values if key not in RANGES and key not in IGNORED), key=str):
-        near = difflib.get_close_matches(str(key), [*RANGES, *OLD_NAMES], n=1)
-        unknown.append(f"{key} (did you mean {near[0]}?)" if near else str(key))
+    unknown_keys = [key for key in values if key not in RANGES and key not in IGNORED]
+    for key in sorted(unknown_keys, key=str):
+        suggestions = difflib.get_close_matches(str(key), [*RANGES, *OLD_NAMES], n=1)
+        if suggestions:
+            unknown.append(f"{key} (did you mean {suggestions[0]}?)")
+        else:
+            unknown.append(str(key))
     if unknown:
         warnings.warn(
             f"smp does not know these keys of its configuration: {', '.join(unknown)}", stacklevel=3
         )
-    silent = IGNORED & values.keys()
+    without_effect = IGNORED & values.keys()
     if values.get("sharded_data_parallel_degree", 1) != 1:
-        silent |= IDLE_SHARDING & values.keys()
+        without_effect |= IDLE_SHARDING & values.keys()
     if values.get("partition_file"):
-        silent |= {"partition_file"}
-    if idle := sorted(silent):
+        without_effect |= {"partition_file"}
+    if without_effect:
         warnings.warn(
-            f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3
+            "these keys of smp's configuration have no effect:"
+            f" {', '.join(sorted(without_effect))}",
+            stacklevel=3,
         )

@@ -12,32 +12,32 @@ __all__ = ["Groups", "make_groups"]
 
 
 class Groups(dict[CommGroup, dist.ProcessGroup]):
-    """The process groups of this rank, by their kind.
+    """Kind of group -> the process group of this rank.
 
     Attributes:
-        objects: The group of all ranks for objects that one rank sends to another.
+        objects: A group of all ranks, for objects that one rank sends to another.
     """
 
     objects: dist.ProcessGroup
 
 
 def make_groups(topology: Topology) -> Groups:
-    """Make all process groups of a job; every rank calls this, at the same point.
+    """Create all process groups of a job. Collective.
 
-    Kinds whose groups have the same members share them.
+    Groups of two kinds with the same members are one process group.
     """
     world = _default_group()
-    everyone = tuple(range(topology.world))
-    made: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: world}
-    own = {}
+    all_ranks = tuple(range(topology.world))
+    by_members: dict[tuple[int, ...], dist.ProcessGroup] = {all_ranks: world}
+    own_groups = {}
     for kind in CommGroup:
         for members in topology.all_groups(kind):
-            if members not in made:
-                # Every rank makes every group, in the same order.
-                made[members] = dist.new_group(list(members))
-        own[kind] = made[topology.members(kind)]
-    groups = Groups(own)
-    groups.objects = dist.new_group(list(everyone), backend="gloo")
+            if members not in by_members:
+                # Every rank creates every group, in the same order.
+                by_members[members] = dist.new_group(list(members))
+        own_groups[kind] = by_members[topology.members(kind)]
+    groups = Groups(own_groups)
+    groups.objects = dist.new_group(list(all_ranks), backend="gloo")
     return groups
 
 

@@ -1,6 +1,4 @@
-"""Calls that all ranks of a group must make: wait for the others, and say which
-ranks are missing.
-"""
+"""Wait until all ranks of a group have made a call, and name the missing ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from .collective_calls import calls
 from .state import state
 from .topology import CommGroup
 
-# Seconds. The others may still write a file or end an evaluation.
 LIMIT = 300.0
+"""Seconds that a rank waits for the others, which may still write a file or end an evaluation."""
 
 _calls: collections.Counter[str] = collections.Counter()
 
@@ -25,8 +23,8 @@ def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
     """Wait until every rank of a group has made this call.
 
     Args:
-        call: What the script called, for the error.
-        group: Whose ranks must call it.
+        call: The script's call, for the error.
+        group: Kind of the group with the ranks that must make the call.
 
     Raises:
         StepError: Some ranks have not called it after ``LIMIT`` seconds.
@@ -45,7 +43,10 @@ def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
     store.set(keys[state.topo.rank], "")
     end, pause = time.monotonic() + LIMIT, 0.001
-    while missing := [member for member, key in keys.items() if not store.check([key])]:
+    while True:
+        missing = [member for member, key in keys.items() if not store.check([key])]
+        if not missing:
+            return
         if time.monotonic() > end:
             raise StepError(
                 f"{call}: waited {LIMIT:g} s on rank {state.topo.rank}, but rank(s) "

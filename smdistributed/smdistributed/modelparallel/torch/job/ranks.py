@@ -1,4 +1,4 @@
-"""Ranks, sizes and groups of this process, as scripts ask for them."""
+"""The public functions for ranks, sizes and groups of this process."""
 
 from __future__ import annotations
 
@@ -80,14 +80,20 @@ def local_size() -> int:
     return ranks_of(os.environ).local_size
 
 
-_Answers = tuple[
+_GroupFunctions = tuple[
     Callable[[], int], Callable[[], int], Callable[[], list[int]], Callable[[], dist.ProcessGroup]
 ]
 
 
-def _answers(kind: CommGroup, who: str) -> _Answers:
-    """Return what tells this process's rank in a group of a kind, the size of
-    the group, its ranks, and itself.
+def _functions_of(kind: CommGroup, members_title: str) -> _GroupFunctions:
+    """Return the four public functions for a kind of group.
+
+    They return this process's rank in the group, the size of the group, its global ranks, and the
+    process group.
+
+    Args:
+        kind: The kind of the group.
+        members_title: Words for the members, in the docstrings.
     """
 
     def rank_in() -> int:
@@ -102,29 +108,28 @@ def _answers(kind: CommGroup, who: str) -> _Answers:
     def group() -> dist.ProcessGroup:
         return _process_group(kind)
 
+    letters = kind.name.removesuffix("_GROUP").lower()  # "pp"
     for function, name, words in (
-        (rank_in, "{}_rank", "rank of this process among"),
-        (size_of, "{}_size", "number of"),
-        (members, "get_{}_group", "global ranks, in their order, of"),
-        (group, "get_{}_process_group", "process group of"),
+        (rank_in, f"{letters}_rank", "rank of this process among"),
+        (size_of, f"{letters}_size", "number of"),
+        (members, f"get_{letters}_group", "global ranks, in their order, of"),
+        (group, f"get_{letters}_process_group", "process group of"),
     ):
-        function.__name__ = function.__qualname__ = name.format(
-            kind.name.removesuffix("_GROUP").lower()
-        )
-        function.__doc__ = f"Return the {words} {who}."
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = f"Return the {words} {members_title}."
     return rank_in, size_of, members, group
 
 
 _PIPELINE = "the processes of one pipeline, each of which has a partition"
 _SLICES = "the processes that share split modules with this one"
 _EQUAL = "the processes that have the same partition and the same slices"
-pp_rank, pp_size, get_pp_group, get_pp_process_group = _answers(PP_GROUP, _PIPELINE)
-tp_rank, tp_size, get_tp_group, get_tp_process_group = _answers(TP_GROUP, _SLICES)
-rdp_rank, rdp_size, get_rdp_group, get_rdp_process_group = _answers(RDP_GROUP, _EQUAL)
-mp_rank, mp_size, get_mp_group, get_mp_process_group = _answers(
+pp_rank, pp_size, get_pp_group, get_pp_process_group = _functions_of(PP_GROUP, _PIPELINE)
+tp_rank, tp_size, get_tp_group, get_tp_process_group = _functions_of(TP_GROUP, _SLICES)
+rdp_rank, rdp_size, get_rdp_group, get_rdp_process_group = _functions_of(RDP_GROUP, _EQUAL)
+mp_rank, mp_size, get_mp_group, get_mp_process_group = _functions_of(
     MP_GROUP, "the processes that hold this replica"
 )
-dp_rank, dp_size, get_dp_group, get_dp_process_group = _answers(
+dp_rank, dp_size, get_dp_group, get_dp_process_group = _functions_of(
     DP_GROUP, "the processes of the same partition"
 )
 

@@ -1,5 +1,5 @@
-"""Which rank is where: coordinates and groups, from the number of ranks, the
-degrees and the placement.
+"""Compute the coordinates and groups of all ranks from the number of ranks, the degrees and the
+placement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """How a rank is counted: its place in the group of that kind."""
+    """A kind of rank: the position in the group of this kind."""
 
     WORLD_RANK = 0
     PP_RANK = 1
@@ -36,8 +36,10 @@ class RankType(enum.Enum):
     DP_RANK = 5
 
 
-GROUP_OF: Mapping[RankType, CommGroup] = {each: CommGroup(each.value) for each in RankType}
-"""The kind of group in which a rank of that type is counted."""
+GROUP_OF: Mapping[RankType, CommGroup] = {
+    rank_type: CommGroup(rank_type.value) for rank_type in RankType
+}
+"""Kind of rank -> kind of the group in which it is counted."""
 
 FIXED: Mapping[CommGroup, str] = {
     CommGroup.WORLD: "",
@@ -47,7 +49,7 @@ FIXED: Mapping[CommGroup, str] = {
     CommGroup.MP_GROUP: "D",
     CommGroup.DP_GROUP: "P",
 }
-"""The coordinates that all members of a group share."""
+"""Kind of group -> letters of the coordinates that are equal for all members of such a group."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Topology:
 
     @property
     def degree(self) -> Mapping[str, int]:
-        """The degree of each letter; D is reduced data parallelism."""
+        """Letter -> degree; D is reduced data parallelism."""
         return {
             "P": self.pipeline,
             "T": self.tensor,
@@ -91,21 +93,22 @@ class Topology:
         }
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Return the place of a global rank along each letter."""
-        places = {}
+        """Return the coordinates of a global rank, for example ``{"P": 1, "T": 0, "D": 0}``."""
+        coordinates = {}
         for letter in reversed(self.placement):
-            rank, places[letter] = divmod(rank, self.degree[letter])
-        return places
+            rank, coordinates[letter] = divmod(rank, self.degree[letter])
+        return coordinates
 
     def members(self, group: CommGroup, rank: int | None = None) -> tuple[int, ...]:
-        """Return the global ranks of a group in ascending order, which is the
-        order of the ranks in the group.
+        """Return the global ranks of a group, in the order of the ranks in the group.
 
         Args:
             group: The kind of the group.
             rank: A member, as a global rank; None: this process.
         """
-        return self._group_of[group][self.rank if rank is None else rank]
+        if rank is None:
+            rank = self.rank
+        return self._group_of[group][rank]
 
     def all_groups(self, group: CommGroup) -> list[tuple[int, ...]]:
         """Return every group of a kind, in the order of their first members."""
@@ -117,13 +120,16 @@ class Topology:
 
     @cached_property
     def _group_of(self) -> Mapping[CommGroup, list[tuple[int, ...]]]:
-        """For each kind, the group of each global rank."""
+        """Kind of group -> for each global rank the members of its group."""
         coordinates = [self.coords(rank) for rank in range(self.world)]
-        found = {}
+        group_of: dict[CommGroup, list[tuple[int, ...]]] = {}
         for group, letters in FIXED.items():
-            keys = [tuple(places[letter] for letter in letters) for places in coordinates]
+            # Ranks with equal fixed coordinates are in the same group.
             members: dict[tuple[int, ...], list[int]] = {}
-            for rank, key in enumerate(keys):
+            keys = []
+            for rank in range(self.world):
+                key = tuple(coordinates[rank][letter] for letter in letters)
+                keys.append(key)
                 members.setdefault(key, []).append(rank)
-            found[group] = [tuple(members[key]) for key in keys]
-        return found
+            group_of[group] = [tuple(members[key]) for key in keys]
+        return group_of

@@ -1,5 +1,5 @@
-"""Tensor parallelism: modules split over the tensor ranks, and how a model's
-own modules become these.
+"""Tensor parallelism: modules that are split over tensor ranks, and the replacement of a model's
+own modules by these.
 """
 
 from . import huggingface

@@ -1,7 +1,7 @@
-"""What modules split over tensor ranks exchange, with the gradients of each exchange.
+"""Collectives of modules that are split over tensor ranks, with their gradients.
 
-All ranks of a group must call the same exchanges in the same order, with tensors of one shape. The
-pipeline keeps that order; see the runtime.
+All ranks of a group must call the same collectives in the same order, with tensors of one shape.
+The pipeline keeps that order (pipeline/scheduler.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Way = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _Both(torch.autograd.Function):
-    """Goes one way with the values, and the other way with the gradient."""
+    """Apply one function to the values, and another function to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: _Way, back: _Way) -> torch.Tensor:
@@ -32,27 +32,24 @@ class _Both(torch.autograd.Function):
 
 
 def exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Send ``x[i]`` to rank ``i`` of the group, and return what came: ``[j]`` is rank ``j``'s."""
+    """Send ``x[i]`` to rank ``i`` of the group. Item ``j`` of the result is from rank ``j``."""
     return _both(x, lambda t: _all_to_all(t, group), lambda t: _all_to_all(t, group))
 
 
 def slice_last(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return this rank's part of the last axis of ``x``, which is the same on
-    all ranks of the group.
+    """Return this rank's part of the last axis of ``x``. All ranks of the group pass the same
+    ``x``.
     """
     return _both(x, lambda t: _mine(t, -1, group), lambda t: _gathered(t, -1, group))
 
 
 def gather_last(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the parts of all ranks, side by side on the last axis.
-
-    Every rank goes on with the same result.
-    """
+    """Return the parts of all ranks, joined along the last axis. All ranks get the same result."""
     return _both(x, lambda t: _gathered(t, -1, group), lambda t: _mine(t, -1, group))
 
 
 def total(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the sum over the group. Every rank goes on with the same result."""
+    """Return the sum over the group. All ranks get the same result."""
 
     def summed(x: torch.Tensor) -> torch.Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -65,10 +62,10 @@ def total(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def gather_weight(
     weight: torch.Tensor, axis: int, group: dist.ProcessGroup, *, same_samples: bool
 ) -> torch.Tensor:
-    """Return a whole weight of which every rank holds a part of ``axis``.
+    """Return the full weight, from the parts of all ranks along ``axis``.
 
-    The gradient of this rank's part is summed over the ranks, unless all work
-    on the ``same_samples``.
+    The gradient of this rank's part is summed over the ranks, unless all ranks have the
+    ``same_samples``.
     """
 
     def summed(gradient: torch.Tensor) -> torch.Tensor:

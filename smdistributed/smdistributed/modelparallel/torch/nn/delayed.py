@@ -1,13 +1,14 @@
-"""Parameters that take no memory until the model is partitioned.
+"""Create parameters that take no memory until the model is partitioned.
 
-Inside ``delayed()``, the memory that ``torch.empty`` returns (all layers of torch begin so) is
-mapped but not used: the operations that would fill it are noted instead. ``materialize`` gives
-memory to what a rank owns and runs them.
+All layers of torch create their parameters by ``torch.empty``. Inside ``delayed()`` the memory that
+it returns is mapped but not used, and the operations that would fill it are recorded.
+``materialize`` allocates the memory of the tensors that a rank owns, and runs the recorded
+operations.
 
-The random generator moves on as if every operation had run, and each noted one keeps the state that
-it found: the values are those of a plain construction, on every rank and however the model is cut.
-What cannot be noted, such as reading the values, fills the memory at once; then only the saving is
-lost.
+The random generator advances as if every operation had run, and each recorded operation keeps the
+state of the generator. So the values are those of a plain construction, on every rank and for every
+partition. An operation that cannot be recorded, such as one that reads the values, fills the memory
+at once. Then only the saving of memory is lost.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["delayed", "is_delayed", "materialize", "put_slice"]
 
-# Below this many bytes memory is not worth a mapping of its own.
 SMALLEST = 1 << 16
-# Tensors of at most this many elements that an operation reads are kept with it.
+"""Bytes below which memory is allocated at once: a mapping of its own costs more."""
 KEPT = 4096
+"""Largest number of elements of a tensor that is kept with a recorded operation that reads it."""
 
 _OVERWRITES = {"normal_", "uniform_", "zero_", "fill_", "bernoulli_", "exponential_", "random_"}
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -37,7 +38,7 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in its storage."""
+    """The place of a tensor in its storage, in elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -49,8 +50,12 @@ class _Place:
 
 @dataclass
 class _Blank:
-    """A storage that was not filled: its element type and number, and what
-    would fill it, in order.
+    """A storage that is not filled yet.
+
+    Attributes:
+        dtype: Type of its elements.
+        count: Number of its elements.
+        writes: Recorded operations, in their order. Each takes all elements as a flat tensor.
     """
 
     dtype: torch.dtype
@@ -69,7 +74,7 @@ _empty = torch.ops.aten.empty.memory_format
 
 @contextlib.contextmanager
 def delayed(enabled: bool = True) -> Iterator[None]:
-    """Delay the filling of parameters that are made in this context."""
+    """Delay the filling of parameters that are created in this context."""
     if not enabled:
         yield
         return
@@ -83,11 +88,11 @@ def is_delayed(tensor: torch.Tensor) -> bool:
 
 
 def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = True) -> None:
-    """Give memory and values to the delayed ones of these named parameters and buffers.
+    """Give memory and values to the delayed parameters and buffers among some tensors.
 
     Args:
         tensors: Names and tensors.
-        forget: These were the last: all others are given up.
+        forget: Whether the recorded operations of all other tensors are dropped.
 
     Raises:
         RuntimeError: A delayed parameter was written to after its context had ended.
@@ -95,7 +100,7 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = T
     if not _blanks:
         return
     bases: dict[int, torch.Tensor] = {}
-    kept = []  # an address must not be used again while others may still have it
+    kept = []  # storages: an address must not be reused while other tensors may still have it
     with _random_state_kept():
         for name, tensor in tensors:
             address = _address(tensor)
@@ -120,8 +125,8 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = T
 def put_slice(
     target: torch.Tensor, source: torch.Tensor, axis: int, degree: int, index: int
 ) -> None:
-    """Copy part ``index`` of ``degree`` equal parts of an axis, now, or when
-    the target is materialized.
+    """Copy part ``index`` of ``degree`` equal parts of an axis, now or when the target is
+    materialized.
     """
     blank = _blanks.get(_address(source))
     if blank is None:
@@ -131,16 +136,17 @@ def put_slice(
     place = _place(source)
 
     def write(base: torch.Tensor) -> None:
-        whole = torch.empty(blank.count, dtype=blank.dtype)
-        blank.fill(whole)
-        base.copy_(place.of(whole).chunk(degree, axis)[index].reshape(-1))
+        full = torch.empty(blank.count, dtype=blank.dtype)
+        blank.fill(full)
+        part = place.of(full).chunk(degree, axis)[index]
+        base.copy_(part.reshape(-1))
 
     target.data = _make_blank(tuple(target.shape), target.dtype)
     _blanks[_address(target)].writes.append(write)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes blank memory, and notes what is written to it."""
+    """A mode of torch that creates blank storages, and records the writes to them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,20 +167,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _new(size: Any, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return a tensor without values, with a blank storage where that is possible."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = torch.device(options.get("device") or "cpu")
     memory_format = options.get("memory_format")
-    if (
-        rest
-        or device.type != "cpu"
-        or not dtype.is_floating_point
-        or options.get("pin_memory")
-        or memory_format not in (None, torch.contiguous_format, torch.preserve_format)
-        or math.prod(size) * _bytes_of(dtype) < SMALLEST
-    ):
-        made: torch.Tensor = _empty(size, *rest, **options)
-        return made
-    return _make_blank(tuple(size), dtype)
+    is_plain = (
+        not rest
+        and device.type == "cpu"
+        and dtype.is_floating_point
+        and not options.get("pin_memory")
+        and memory_format in (None, torch.contiguous_format, torch.preserve_format)
+    )
+    if is_plain and math.prod(size) * _bytes_of(dtype) >= SMALLEST:
+        return _make_blank(tuple(size), dtype)
+    tensor: torch.Tensor = _empty(size, *rest, **options)
+    return tensor
 
 
 def _make_blank(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -187,7 +194,7 @@ def _make_blank(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _map(count: int, dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
-    """Return zeros that take no memory until they are written to, and give it back when they go."""
+    """Return a mapping of zeros, which takes no memory before writes to it, and a tensor of it."""
     memory = mmap.mmap(-1, max(count, 1) * _bytes_of(dtype), flags=_FLAGS)
     return memory, torch.frombuffer(memory, dtype=dtype, count=count)
 
@@ -195,31 +202,37 @@ def _map(count: int, dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
 def _can_be_noted(
     func: Any, leaves: list[Any], touched: list[torch.Tensor], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether a call only writes to its first argument, and what it reads is there to be kept."""
+    """Return whether a call only writes to its first argument, and reads only small tensors.
+
+    Args:
+        func: The function.
+        leaves: Its arguments, flat.
+        touched: The arguments with a blank storage.
+        kwargs: Its keyword arguments.
+    """
     target = leaves[0]
-    writes = [
-        argument.alias_info is not None and argument.alias_info.is_write
-        for argument in _schema(func).arguments
-    ]
+    if len(touched) > 1 or target is not touched[0]:
+        return False
+    written = []
+    for position, argument in enumerate(_schema(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(position)
+    if written != [0] or not _schema(func).name.endswith("_"):
+        return False
+    if target.dtype != _blanks[_address(target)].dtype or kwargs.get("generator") is not None:
+        return False
     others = [leaf for leaf in leaves[1:] if isinstance(leaf, torch.Tensor)]
-    return (
-        target is touched[0]
-        and len(touched) == 1
-        and writes[0]
-        and sum(writes) == 1
-        and _schema(func).name.endswith("_")
-        and target.dtype == _blanks[_address(target)].dtype
-        and kwargs.get("generator") is None
-        and all(other.numel() <= KEPT for other in others)
-    )
+    return all(other.numel() <= KEPT for other in others)
 
 
 def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+    """Record a call that writes to a blank storage."""
     target, blank = leaves[0], _blanks[_address(leaves[0])]
     place = _place(target)
+    # The other arguments may change before the call runs: keep copies.
     rest = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves[1:]]
-    random = torch.Tag.nondeterministic_seeded in func.tags
-    state = torch.get_rng_state() if random else None
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    state = torch.get_rng_state() if is_random else None
 
     def run(tensor: torch.Tensor) -> None:
         args, kwargs = pytree.tree_unflatten([tensor, *rest], spec)
@@ -230,15 +243,17 @@ def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
             torch.set_rng_state(state)
         run(place.of(base))
 
-    if random:  # the generator moves on as if the values had been drawn for good
-        run(place.of(_map(blank.count, blank.dtype)[1]))
-    whole = target.numel() == blank.count and target.is_contiguous()
-    if whole and _schema(func).name.rpartition("::")[2] in _OVERWRITES:
-        blank.writes.clear()
+    if is_random:  # draw the values and drop them, so that the generator advances
+        _, unused = _map(blank.count, blank.dtype)
+        run(place.of(unused))
+    is_full = target.numel() == blank.count and target.is_contiguous()
+    if is_full and _schema(func).name.rpartition("::")[2] in _OVERWRITES:
+        blank.writes.clear()  # all earlier values are overwritten
     blank.writes.append(write)
 
 
 def _fill_now(tensor: torch.Tensor) -> None:
+    """Run the recorded operations of a blank storage."""
     blank = _blanks.pop(_address(tensor), None)
     if blank is not None:
         with _random_state_kept():
@@ -246,10 +261,12 @@ def _fill_now(tensor: torch.Tensor) -> None:
 
 
 def _is_view(func: Any) -> bool:
+    """Return whether a function returns views of its arguments."""
     returns = _schema(func).returns
-    return bool(returns) and all(
-        v.alias_info is not None and not v.alias_info.is_write for v in returns
-    )
+    for value in returns:
+        if value.alias_info is None or value.alias_info.is_write:
+            return False
+    return bool(returns)
 
 
 def _schema(func: Any) -> Any:

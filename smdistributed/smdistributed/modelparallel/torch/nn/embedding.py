@@ -23,8 +23,8 @@ class DistributedEmbedding(DistributedModule):
         num_embeddings: Rows.
         embedding_dim: Columns of all ranks together.
         padding_idx: Row that gets no gradient.
-        scale_grad_by_freq: Whether gradients are divided by how often a row
-            occurs in the group's samples.
+        scale_grad_by_freq: Whether the gradient of a row is divided by the number of times that the
+            row occurs in the group's samples.
     """
 
     weight: nn.Parameter
@@ -40,11 +40,11 @@ class DistributedEmbedding(DistributedModule):
         sparse: bool = False,
         initializer_range: float = 0.02,
     ) -> None:
-        """Make the embedding, with normal values of this standard deviation
-        (``initializer_range``).
+        """Create the embedding, with normal values of the standard deviation
+        ``initializer_range``.
 
         Raises:
-            NotSplitError: ``max_norm`` (no rank sees a whole row) or ``sparse`` is set.
+            NotSplitError: ``max_norm`` is set, which needs full rows, or ``sparse``.
         """
         super().__init__()
         if max_norm is not None or sparse:
@@ -78,12 +78,15 @@ class DistributedEmbedding(DistributedModule):
         group = tensor_group()
         if same_samples():
             return gather_last(self._look_up(ids), group)
-        of_all = [
+        ids_of_all = [
             torch.empty_like(ids, memory_format=torch.contiguous_format)
             for _ in range(group.size())
         ]
-        dist.all_gather(of_all, ids.contiguous(), group=group)
-        return torch.cat(list(exchange(self._look_up(torch.stack(of_all)), group)), -1)
+        dist.all_gather(ids_of_all, ids.contiguous(), group=group)
+        # This rank's columns for all samples, against all columns for this rank's samples.
+        columns = self._look_up(torch.stack(ids_of_all))
+        own_columns = exchange(columns, group)
+        return torch.cat(list(own_columns), -1)
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(

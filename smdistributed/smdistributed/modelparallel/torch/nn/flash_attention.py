@@ -71,16 +71,16 @@ class FlashAttentionLayer(nn.Module):
             causal: No position sees a later one.
         """
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        if attn_mask is not None and causal:
-            length = qkv.shape[1]
-            later = torch.ones(length, length, dtype=torch.bool, device=qkv.device).triu(1)
-            attn_mask = attn_mask.to(qkv.dtype).masked_fill(later, float("-inf"))
+        is_causal = causal
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(qkv.dtype)
+            if causal:
+                # torch takes a mask or is_causal, and not both.
+                is_causal = False
+                length = qkv.shape[1]
+                later = torch.ones(length, length, dtype=torch.bool, device=qkv.device).triu(1)
+                attn_mask = attn_mask.masked_fill(later, float("-inf"))
+        dropout = self.attention_dropout_prob if self.training else 0.0
         return functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            None if attn_mask is None else attn_mask.to(qkv.dtype),
-            self.attention_dropout_prob if self.training else 0.0,
-            is_causal=causal and attn_mask is None,
-            scale=self.scale,
+            query, key, value, attn_mask, dropout, is_causal=is_causal, scale=self.scale
         )

@@ -1,4 +1,4 @@
-"""The base of modules whose parameters are split over tensor ranks."""
+"""The base of modules with parameters that are split over tensor ranks."""
 
 from __future__ import annotations
 
@@ -20,46 +20,49 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class NotSplitError(SMPConfigError):
-    """A module cannot be split over tensor ranks, and stays whole where it was to be replaced."""
+    """A module cannot be split over tensor ranks, and is not replaced."""
 
 
 class DistributedModule(nn.Module):
     """A module that works with the other ranks of its tensor-parallel group.
 
-    A subclass that replaces another class's modules takes the arguments of that class (or what an
-    ``init_hook`` makes of them), names its parameters alike, and calls ``mark`` on those that it
-    splits: replacing copies the values.
+    A subclass that replaces the modules of another class takes the arguments of that class, or the
+    result of an ``init_hook``. Its parameters have the same names, because their values are copied
+    by name. It calls ``mark`` for each parameter that it splits.
     """
 
     @classmethod
     def arguments(cls, _module: nn.Module) -> Arguments | None:
-        """Return the arguments that the module was made with, as far as its attributes tell.
+        """Return the arguments for a replacement of a module, from the module's attributes.
 
-        None if they do not.
+        None if the attributes do not have them.
 
         Raises:
             NotSplitError: Such a module is not split.
         """
         return None
 
-    def split(self, name: str, whole: torch.Tensor, axis: int) -> None:
-        """Register this rank's part of a whole parameter, and mark it.
+    def split(self, name: str, full: torch.Tensor, axis: int) -> None:
+        """Register this rank's part of a full parameter, and mark the part.
+
+        Args:
+            name: Name of the parameter.
+            full: The full parameter.
+            axis: The axis along which it is split.
 
         Raises:
             NotSplitError: The tensor-parallel degree does not divide the axis.
         """
         degree, index = tensor_group().size(), tensor_group().rank()
-        if whole.shape[axis] % degree:
+        if full.shape[axis] % degree:
             raise NotSplitError(
-                f"smp.nn.{type(self).__name__}: {name} has {whole.shape[axis]} channels, which"
+                f"smp.nn.{type(self).__name__}: {name} has {full.shape[axis]} channels, which"
                 f" tensor_parallel_degree ({degree}) does not divide"
             )
-        size = list(whole.shape)
+        size = list(full.shape)
         size[axis] //= degree
-        part = nn.Parameter(
-            torch.empty(size, dtype=dtype_of_parameters(whole), device=whole.device)
-        )
-        put_slice(part, whole, axis, degree, index)
+        part = nn.Parameter(torch.empty(size, dtype=dtype_of_parameters(full), device=full.device))
+        put_slice(part, full, axis, degree, index)
         mark(part, axis)
         self.register_parameter(name, part)
 
@@ -85,6 +88,8 @@ def same_samples() -> bool:
     return state.cfg.prescaled_batch
 
 
-def dtype_of_parameters(whole: torch.Tensor) -> torch.dtype:
-    """Return the type of a distributed module's parameter that is made of a whole one."""
-    return torch.float16 if state.cfg.fp16_params and whole.is_floating_point() else whole.dtype
+def dtype_of_parameters(full: torch.Tensor) -> torch.dtype:
+    """Return the type of a distributed module's parameter, for a full one."""
+    if state.cfg.fp16_params and full.is_floating_point():
+        return torch.float16
+    return full.dtype

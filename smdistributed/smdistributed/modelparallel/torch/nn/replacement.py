@@ -1,4 +1,4 @@
-"""Which modules are split over tensor ranks, and their replacement when the model is wrapped."""
+"""Select the modules that are split over tensor ranks, and replace them when a model is wrapped."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ Class = TypeVar("Class", bound=type[nn.Module])
 
 @dataclass(frozen=True)
 class _Entry:
-    """What replaces the modules of a class.
+    """The replacement for the modules of a class.
 
     Attributes:
         target: The class of the replacement.
-        init_hook: From the arguments of the original's ``__init__`` to those of the replacement's.
-        forward_hook: The same for ``forward``.
-        return_hook: From what the replacement returns to what the original would.
+        init_hook: Converts the arguments of the original's ``__init__`` for the replacement's.
+        forward_hook: Converts the arguments of ``forward``.
+        return_hook: Converts the result of the replacement's ``forward`` to the original's.
     """
 
     target: type[DistributedModule]
@@ -67,7 +67,7 @@ _open: list[tuple[bool, dict[str, object]]] = []
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]:
-    """Split supported modules that are made in this context over the tensor ranks.
+    """Split supported modules that are created in this context over the tensor ranks.
 
     The innermost context counts.
 
@@ -84,7 +84,7 @@ def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: object) -> None:
-    """Split the supported modules of a tree over the tensor ranks, or do not.
+    """Set whether the supported modules of a tree are split over the tensor ranks.
 
     The last call for a module counts.
 
@@ -105,7 +105,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: ob
 
 
 def tag(module: nn.Module) -> None:
-    """Note on a module that is being made whether it is to be split."""
+    """Mark a new module with the innermost context of ``tensor_parallelism``."""
     if _open:
         object.__setattr__(module, "_smp_tp", _open[-1])
 
@@ -117,18 +117,22 @@ def tp_register_with_module(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> None:
-    """Say which class replaces the modules of a class when these are split over tensor ranks.
+    """Register the class that replaces the modules of a class when they are split over tensor
+    ranks.
 
     Args:
-        module_cls: The original. Its instances are replaced, those of its subclasses are not.
-        dist_module: The replacement.
+        module_cls: The original class. Instances of its subclasses are not replaced.
+        dist_module: The class of the replacement.
         init_hook: Takes the arguments of the original's ``__init__`` (without ``self``), and
             returns ``(args, kwargs)`` for the replacement's.
-        forward_hook: The same for ``forward``.
-        return_hook: Takes what the replacement returns, and returns what the original would.
+        forward_hook: Takes the arguments of the original's ``forward``, and returns
+            ``(args, kwargs)`` for the replacement's.
+        return_hook: Takes the result of the replacement's ``forward``, and returns the result that
+            the original would return.
 
     Raises:
-        TypeError: A class is not of the kind that is needed.
+        TypeError: ``module_cls`` is not a subclass of ``torch.nn.Module``, or ``dist_module`` is
+            not a subclass of ``smp.nn.DistributedModule``.
     """
     _check_class(module_cls, nn.Module, "torch.nn.Module")
     _check_class(dist_module, DistributedModule, "smp.nn.DistributedModule")
@@ -153,17 +157,23 @@ def tp_register(
 
 
 def distribute(root: nn.Module, degree: int) -> nn.Module:
-    """Replace the modules of a tree that are to be split, outermost first, and
-    return the root or its replacement.
+    """Replace the modules of a tree that are to be split, the outermost first.
 
-    A module that cannot be split stays as it is. Rank 0 says which and why, one line each.
+    A module that cannot be split is not replaced. Rank 0 logs a warning with the reason.
+
+    Args:
+        root: The root of the tree.
+        degree: The tensor-parallel degree.
+
+    Returns:
+        The root, or its replacement.
     """
-    holders = Counter(
-        id(parameter)
-        for module in root.modules()
-        for parameter in (module._parameters.values())  # noqa: SLF001  a parameter counts once for each module
-        if parameter is not None
-    )
+    # A parameter counts once for each module that has it.
+    holders: Counter[int] = Counter()
+    for module in root.modules():
+        for parameter in module._parameters.values():  # noqa: SLF001
+            if parameter is not None:
+                holders[id(parameter)] += 1
     done: dict[int, nn.Module] = {}
 
     def visit(module: nn.Module, name: str) -> nn.Module:
@@ -193,19 +203,20 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
     return visit(root, "")
 
 
-def _check_class(given: object, base: type, name: str) -> None:
-    if not isinstance(given, type) or not issubclass(given, base):
-        raise TypeError(f"tp_register: {given!r} is not a subclass of {name}")
+def _check_class(cls: object, base: type, name: str) -> None:
+    """Refuse a value that is no subclass of ``base``."""
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise TypeError(f"tp_register: {cls!r} is not a subclass of {name}")
 
 
 def _entry(cls: type[nn.Module]) -> _Entry | None:
-    if (
-        cls not in _registered
-        and cls.__name__ == "Conv1D"
-        and cls.__module__.startswith("transformers.")
-    ):
-        return _Entry(DistributedConv1D)  # by name: this library does not import transformers
-    return _registered.get(cls)
+    """Return the replacement for a class, or None."""
+    if cls in _registered:
+        return _registered[cls]
+    # By its name, because this library does not import transformers.
+    if cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers."):
+        return _Entry(DistributedConv1D)
+    return None
 
 
 class _Hooked:
@@ -218,17 +229,27 @@ class _Hooked:
         if self.entry.forward_hook is not None:
             args, kwargs = self.entry.forward_hook(*args, **kwargs)
         result = self.forward(*args, **kwargs)
-        return result if self.entry.return_hook is None else self.entry.return_hook(result)
+        if self.entry.return_hook is None:
+            return result
+        return self.entry.return_hook(result)
 
 
 def _check(module: nn.Module, holders: Counter[int]) -> None:
+    """Check that a module can be replaced.
+
+    Args:
+        module: The module.
+        holders: ``id()`` of a parameter -> number of modules of the model that have it.
+
+    Raises:
+        NotSplitError: The module shares a parameter with another one, or has hooks.
+    """
     for name, parameter in module.named_parameters():
-        inside = sum(
-            parameter is own
-            for part in module.modules()
-            for own in part._parameters.values()  # noqa: SLF001
-        )
-        if holders[id(parameter)] > inside:
+        holders_inside = 0
+        for part in module.modules():
+            for own_parameter in part._parameters.values():  # noqa: SLF001
+                holders_inside += parameter is own_parameter
+        if holders[id(parameter)] > holders_inside:
             raise NotSplitError(f"its {name} is shared with another module")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if "forward" in vars(module) or any(getattr(module, hook, None) for hook in hooks):
@@ -238,12 +259,18 @@ def _check(module: nn.Module, holders: Counter[int]) -> None:
 def _replacement(
     module: nn.Module, name: str, entry: _Entry, config: dict[str, object], degree: int
 ) -> DistributedModule:
-    found: Arguments | None = getattr(module, "_smp_arguments", None) or entry.target.arguments(
-        module
-    )
-    if found is None:
+    """Return the replacement of a module, with the module's values.
+
+    Raises:
+        NotSplitError: The arguments of the module are unknown, or it cannot be split.
+        SMPConfigError: The replacement cannot take the arguments.
+    """
+    arguments: Arguments | None = getattr(module, "_smp_arguments", None)
+    if not arguments:
+        arguments = entry.target.arguments(module)
+    if arguments is None:
         raise NotSplitError(f"it was made before {type(module).__name__} was registered")
-    args, kwargs = found
+    args, kwargs = arguments
     if entry.init_hook is not None:
         args, kwargs = entry.init_hook(*args, **kwargs)
     try:
@@ -253,15 +280,17 @@ def _replacement(
             f"{name} ({type(module).__name__}): smp.nn.{entry.target.__name__} cannot take its"
             f" arguments: {error}. Register it with an init_hook that returns (args, kwargs)"
         ) from None
-    known = bound.signature.parameters
-    bound.arguments.update({key: value for key, value in config.items() if key in known})
+    for key, value in config.items():
+        if key in bound.signature.parameters:
+            bound.arguments[key] = value
     random_state = torch.get_rng_state()
     complete = True
     try:
         new = entry.target(*bound.args, **bound.kwargs)
         complete = _take_values(new, module, degree)
     finally:
-        if complete:  # no random value is left of the making
+        # All random values of the new module are overwritten: draw the same ones as without it.
+        if complete:
             torch.set_rng_state(random_state)
     for part in new.modules():
         if hasattr(module, "_smp_partition"):
@@ -272,8 +301,15 @@ def _replacement(
 
 
 def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
-    """Copy the values of tensors of one name, whole or sliced, and return
-    whether all of ``new`` were copied.
+    """Copy the values of tensors with equal names, or this rank's slices of them.
+
+    Args:
+        new: The replacement.
+        old: The original.
+        degree: The tensor-parallel degree.
+
+    Returns:
+        Whether all tensors of ``new`` got values.
     """
     sources = {**dict(old.named_parameters()), **dict(old.named_buffers())}
     index, complete = tensor_group().rank(), True
@@ -287,20 +323,17 @@ def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
             complete = False
             continue
         tensor.data = tensor.data.to(source.device, dtype_of_parameters(source))
-        put_slice(
-            tensor,
-            source,
-            axis or 0,
-            degree if axis is not None else 1,
-            index if axis is not None else 0,
-        )
+        if axis is None:
+            put_slice(tensor, source, 0, 1, 0)
+        else:
+            put_slice(tensor, source, axis, degree, index)
         tensor.requires_grad_(source.requires_grad)
     return complete
 
 
 def _keep_arguments(cls: type[nn.Module]) -> None:
-    """Let new instances of a class remember the arguments that they were made
-    with, for an ``init_hook``.
+    """Let new instances of a class store the arguments of their ``__init__``, for an
+    ``init_hook``.
     """
     init = cls.__init__
 

@@ -1,3 +1,3 @@
-"""Which module is on which partition, by hand or by a trace, and what stands
-for the modules of other partitions.
+"""The partition of the model, by hand or by a trace, and stand-ins for the modules of other
+partitions.
 """

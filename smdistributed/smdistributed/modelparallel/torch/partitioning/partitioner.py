@@ -20,15 +20,15 @@ class Node:
     """One module.
 
     Attributes:
-        name: Its name in the root, as ``named_modules`` gives it.
+        name: Its name in the root, as of ``named_modules``.
         children: Its children, in the order of their definition.
-        parameters: Bytes of its own parameters and buffers by key. What two
-            modules share has one key.
+        parameters: Key of each own parameter or buffer -> its bytes. A tensor of two modules has
+            the same key in both.
         activations: Bytes of its outputs in one forward pass.
         work: Seconds or operations of one forward pass, with those of its children.
-        order: When it was called first in the traced forward pass; None: it was never called.
-        whole: It is never split.
-        attached: It is never called: its parent reads its parameters.
+        order: Position of its first call in the traced forward pass; None: it was never called.
+        whole: Whether it is never split.
+        attached: Whether it is never called, because its parent reads its parameters.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Node:
 def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
     """Return the partition of each module, by its name.
 
-    The tree is split from the root until each part costs at most one device's share. These parts
-    are then divided among the devices in the order of their execution, so that the costliest device
-    costs as little as possible. A module that was split is where its first part is: the root is on
-    0. Modules that share a parameter are together.
+    The tree is split from the root into atoms, until each atom costs at most one device's share.
+    The atoms are then divided among the devices in the order of their execution, with the smallest
+    possible cost of the costliest device. A module that was split is on the partition of its first
+    part, so the root is on 0. Modules that share a parameter are on the same partition.
 
     Args:
         root: The tree.
@@ -63,29 +63,30 @@ def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
     tree = _Tree(root, memory_weight)
     atoms = tree.atoms(degree)
     atom_of = _atom_of(tree, {atom.name: i for i, atom in enumerate(atoms)})
-    groups = _groups(tree, atom_of, len(atoms))
-    first = sorted({min(group) for group in groups})
-    cost = {min(group): sum(tree.atom_cost[atoms[i].name] for i in group) for group in groups}
-    devices = dict(zip(first, split([cost[i] for i in first], degree), strict=True))
-    device = {i: devices[min(group)] for group in groups for i in group}
-    return {node.name: device[atom_of[node.name]] for node in root.walk()}
+    groups = sorted(_groups(tree, atom_of, len(atoms)), key=min)
+    costs = [sum(tree.atom_cost[atoms[i].name] for i in group) for group in groups]
+    device_of_atom: dict[int, int] = {}
+    for group, device in zip(groups, split(costs, degree), strict=True):
+        device_of_atom.update(dict.fromkeys(group, device))
+    return {node.name: device_of_atom[atom_of[node.name]] for node in root.walk()}
 
 
 def split(costs: Sequence[float], degree: int) -> list[int]:
     """Divide a sequence into at most ``degree`` contiguous runs that are not empty.
 
-    Return the run of each item.
-
     The largest sum of a run is as small as possible. Among these divisions the one with the
     smallest sum of squares is taken.
+
+    Returns:
+        For each item the number of its run. For example costs of 1, 1, 2 and two runs give 0, 0, 1.
     """
     count, runs = len(costs), min(degree, len(costs))
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    # Sums of the same items differ in their last bits when they start elsewhere.
+    # Sums of the same items differ in their last bits if they start at other items.
     bound = _smallest_largest(before, runs) * (1 + 1e-9)
-    first = [0]  # for each end, where the longest run starts that may end there
+    first = [0]  # for each end the start of the longest run that may end there
     for end in range(1, count + 1):
         start = first[-1]
         while before[end] - before[start] > bound:
@@ -106,9 +107,11 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
 
 
 def _smallest_largest(before: Sequence[float], runs: int) -> float:
-    """Return the largest sum of a run in the division in which that is smallest.
+    """Return the smallest possible largest sum of a run, by bisection.
 
-    ``before`` has the sums so far.
+    Args:
+        before: For each position the sum of the costs before it.
+        runs: Number of runs.
     """
 
     def fits(bound: float) -> bool:
@@ -120,38 +123,60 @@ def _smallest_largest(before: Sequence[float], runs: int) -> float:
     low, high = 0.0, before[-1]
     for _ in range(64):  # as many as a double has bits
         middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def _one_more_run(
     before: Sequence[float], squares: Mapping[int, float], first: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, int]]:
-    """Return the smallest sum of squares for each end that one more run can
-    have, and where that run starts.
+    """Add a run to the best divisions of the items before it.
 
-    A later end never has an earlier start. So the end in the middle says where
-    to look for those on both sides of it.
+    A later end never has an earlier start. So the best start of an end bounds the starts of the
+    ends on both sides, and each half of the ends is searched with its own bounds.
+
+    Args:
+        before: For each position the sum of the costs before it.
+        squares: End of the runs so far -> smallest sum of squares.
+        first: For each end the first allowed start.
+
+    Returns:
+        End of the new run -> smallest sum of squares; end of the new run -> its start.
     """
     best: dict[int, float] = {}
     start_of: dict[int, int] = {}
-    todo = [(1, len(before) - 1, min(squares), max(squares))]
-    while todo:
-        low, high, least, most = todo.pop()
+    ranges = [(1, len(before) - 1, min(squares), max(squares))]
+    while ranges:
+        low, high, least, most = ranges.pop()
         end = (low + high) // 2
         for start in range(max(least, first[end]), min(most, end - 1) + 1):
             total = squares[start] + (before[end] - before[start]) ** 2
             if end not in best or total < best[end]:
                 best[end], start_of[end] = total, start
         if low < end:
-            todo.append((low, end - 1, least, start_of.get(end, most)))
+            ranges.append((low, end - 1, least, start_of.get(end, most)))
         if end < high:
-            todo.append((end + 1, high, start_of.get(end, least), most))
+            ranges.append((end + 1, high, start_of.get(end, least), most))
     return best, start_of
 
 
 class _Tree:
-    """The tree with costs: shares of the whole, each shared parameter counted once."""
+    """The tree with costs. A cost is a share of the model; a shared parameter is counted once.
+
+    Attributes:
+        root: The root.
+        traced: Whether the modules were called in a traced pass.
+        index: Name of a node -> its position in the walk.
+        holders: Key of a parameter -> names of the nodes that have it.
+        order: Name of a node -> position of the first call in its subtree, or None.
+        inside: Name of a node -> keys of the parameters in its subtree.
+        cost: Name of a node -> cost of its subtree.
+        own_cost: Name of a node -> cost without its children.
+        atom_cost: Name of an atom -> its cost, with a share of the nodes that were split.
+    """
 
     def __init__(self, root: Node, memory_weight: float) -> None:
         self.root = root
@@ -161,8 +186,9 @@ class _Tree:
         memory: dict[str, int] = {}
         for node in root.walk():
             size = 0 if node.children else node.activations
-            for key, number in node.parameters.items():
-                size += number if key not in self.holders else 0
+            for key, parameter_size in node.parameters.items():
+                if key not in self.holders:
+                    size += parameter_size
                 self.holders.setdefault(key, []).append(node.name)
             memory[node.name] = size
         work: dict[str, float] = {}
@@ -171,118 +197,142 @@ class _Tree:
         all_memory: dict[str, int] = {}
         for node in reversed(list(root.walk())):
             names = [child.name for child in node.children]
-            orders = [o for o in (node.order, *(self.order[n] for n in names)) if o is not None]
-            self.order[node.name] = (
-                self.index[node.name] if not self.traced else min(orders, default=None)
-            )
-            work[node.name] = max(node.work, sum(work[n] for n in names))
-            all_memory[node.name] = memory[node.name] + sum(all_memory[n] for n in names)
-            self.inside[node.name] = set(node.parameters).union(*(self.inside[n] for n in names))
+            self.order[node.name] = self.index[node.name]
+            if self.traced:
+                orders = [node.order, *(self.order[name] for name in names)]
+                known_orders = [order for order in orders if order is not None]
+                self.order[node.name] = min(known_orders, default=None)
+            work[node.name] = max(node.work, sum(work[name] for name in names))
+            all_memory[node.name] = memory[node.name] + sum(all_memory[name] for name in names)
+            inside_children = [self.inside[name] for name in names]
+            self.inside[node.name] = set(node.parameters).union(*inside_children)
         total_memory, total_work = all_memory[root.name], work[root.name]
         weight = memory_weight if total_work > 0 else 1.0
         if not total_memory:
             weight = 0.0
 
-        def cost(bytes_: float, amount: float) -> float:
-            return weight * bytes_ / max(total_memory, 1) + (1 - weight) * amount / (
-                total_work or 1.0
-            )
+        def cost(size: float, amount: float) -> float:
+            memory_cost = weight * size / max(total_memory, 1)
+            work_cost = (1 - weight) * amount / (total_work or 1.0)
+            return memory_cost + work_cost
 
         self.cost = {name: cost(all_memory[name], work[name]) for name in memory}
-        self.own_cost = {
-            node.name: cost(
-                memory[node.name], work[node.name] - sum(work[c.name] for c in node.children)
-            )
-            for node in root.walk()
-        }
+        self.own_cost: dict[str, float] = {}
+        for node in root.walk():
+            own_work = work[node.name] - sum(work[child.name] for child in node.children)
+            self.own_cost[node.name] = cost(memory[node.name], own_work)
         self.atom_cost: dict[str, float] = {}
 
     def parts(self, node: Node) -> list[Node]:
-        """Return the children that can be elsewhere than their parent, in the
-        order of their execution.
-        """
-        found = [c for c in node.children if not c.attached and self.order[c.name] is not None]
-        return sorted(found, key=lambda c: (self.order[c.name] or 0, self.index[c.name]))
+        """Return the children that need not be with their parent, in the order of execution."""
+        children = []
+        for child in node.children:
+            if not child.attached and self.order[child.name] is not None:
+                children.append(child)
+        return sorted(children, key=lambda c: (self.order[c.name] or 0, self.index[c.name]))
 
     def divisible(self, node: Node) -> bool:
+        """Return whether a node can be split."""
         return not node.whole and bool(self.parts(node))
 
     def divides_shared(self, node: Node) -> bool:
-        """Is something below this node shared with something outside? Then only
-        that part has to go there.
+        """Return whether a node below shares a parameter with a node outside.
+
+        Then only the node below has to be with the node outside.
         """
-        subtree = {n.name for n in node.walk()}
-        keys = self.inside[node.name] - set(node.parameters)
-        return any(
-            len(self.holders[key]) > 1 and not subtree.issuperset(self.holders[key]) for key in keys
-        )
+        subtree = {descendant.name for descendant in node.walk()}
+        for key in self.inside[node.name] - set(node.parameters):
+            holders = self.holders[key]
+            if len(holders) > 1 and not subtree.issuperset(holders):
+                return True
+        return False
 
     def atoms(self, degree: int) -> list[Node]:
-        """Return the modules that are not split further, in the order of their execution."""
-
-        def expand(node: Node, extra: float) -> list[Node]:
-            self.atom_cost[node.name] = self.cost[node.name] + extra
-            # A block that fits is not split: that only adds messages.
-            fits = self.cost[node.name] <= 1 / degree
-            if not self.divisible(node) or (fits and not self.divides_shared(node)):
-                return [node]
-            return [atom for part, more in self._divide(node, extra) for atom in expand(part, more)]
-
-        atoms = expand(self.root, 0.0)
-        while len(atoms) < degree and (rest := [n for n in atoms if self.divisible(n)]):
-            node = max(rest, key=lambda n: self.atom_cost[n.name])
-            at = atoms.index(node)
+        """Return the nodes that are not split further, in the order of their execution."""
+        atoms = self._expand(self.root, 0.0, 1 / degree)
+        # With fewer atoms than devices the costliest ones are split further.
+        while len(atoms) < degree:
+            divisible_atoms = [atom for atom in atoms if self.divisible(atom)]
+            if not divisible_atoms:
+                break
+            node = max(divisible_atoms, key=lambda atom: self.atom_cost[atom.name])
+            index = atoms.index(node)
             pairs = self._divide(node, self.atom_cost[node.name] - self.cost[node.name])
-            for part, more in pairs:
-                self.atom_cost[part.name] = self.cost[part.name] + more
-            atoms[at : at + 1] = [part for part, _ in pairs]
+            for part, extra in pairs:
+                self.atom_cost[part.name] = self.cost[part.name] + extra
+            atoms[index : index + 1] = [part for part, _ in pairs]
+        return atoms
+
+    def _expand(self, node: Node, extra: float, share: float) -> list[Node]:
+        """Return the atoms of a subtree.
+
+        Args:
+            node: The root of the subtree.
+            extra: Cost of nodes above that this node bears.
+            share: Largest cost of an atom, a device's share.
+        """
+        self.atom_cost[node.name] = self.cost[node.name] + extra
+        # A block that fits is not split: a split would only add messages.
+        fits = self.cost[node.name] <= share
+        if not self.divisible(node) or (fits and not self.divides_shared(node)):
+            return [node]
+        atoms = []
+        for part, part_extra in self._divide(node, extra):
+            atoms += self._expand(part, part_extra, share)
         return atoms
 
     def _divide(self, node: Node, extra: float) -> list[tuple[Node, float]]:
-        """Return the parts of a node.
+        """Return the parts of a node, each with the cost of the node that it bears.
 
-        The first has the node's own cost, as it runs on the same device.
+        The first part bears all of this cost, because the node itself is on the same device.
         """
         parts = self.parts(node)
         names = {part.name for part in parts}
-        attached = sum(self.cost[c.name] for c in node.children if c.name not in names)
-        first = extra + self.own_cost[node.name] + attached
-        return [(part, first if i == 0 else 0.0) for i, part in enumerate(parts)]
+        attached_cost = sum(self.cost[c.name] for c in node.children if c.name not in names)
+        pairs = [(part, 0.0) for part in parts]
+        pairs[0] = (parts[0], extra + self.own_cost[node.name] + attached_cost)
+        return pairs
 
 
 def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
-    """Return the atom that each module goes with.
+    """Return the number of the atom that each node is placed with.
 
-    That of a module that was split is its first part's.
+    A node that was split is placed with its first part.
+
+    Args:
+        tree: The tree.
+        place: Name of an atom -> its number.
     """
-    found: dict[str, int] = {}
+    atom_of: dict[str, int] = {}
 
     def visit(node: Node, inherited: int | None) -> int:
-        mine = place.get(node.name, inherited)
-        if mine is None:
+        atom = place.get(node.name, inherited)
+        if atom is None:
             parts = tree.parts(node)
-            mine = visit(parts[0], None)
+            atom = visit(parts[0], None)
             for part in parts[1:]:
                 visit(part, None)
         for child in node.children:
-            if child.name not in found:
-                visit(child, mine)
-        found[node.name] = mine
-        return mine
+            if child.name not in atom_of:
+                visit(child, atom)
+        atom_of[node.name] = atom
+        return atom
 
     visit(tree.root, None)
-    return found
+    return atom_of
 
 
 def _groups(tree: _Tree, atom_of: Mapping[str, int], count: int) -> list[set[int]]:
-    """Return sets of atoms that must be together, as they share parameters.
+    """Return disjoint sets of atoms that share parameters, and so must be together.
 
-    Every atom is in one.
+    An atom that shares nothing is a set of its own.
     """
     group_of = {i: {i} for i in range(count)}
     for holders in tree.holders.values():
-        groups = [group_of[atom] for atom in {atom_of[name] for name in holders}]
+        atoms = {atom_of[name] for name in holders}
+        groups = [group_of[atom] for atom in atoms]
         if len(groups) > 1:
-            together = set().union(*groups)
-            group_of.update(dict.fromkeys(together, together))
-    return list({id(group): group for group in group_of.values()}.values())
+            merged = set().union(*groups)
+            group_of.update(dict.fromkeys(merged, merged))
+    unique = {id(group): group for group in group_of.values()}
+    return list(unique.values())

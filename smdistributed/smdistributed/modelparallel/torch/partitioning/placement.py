@@ -1,5 +1,5 @@
-"""On which partition a module is: `smp.partition`, `smp.set_partition` and the
-decision for a whole model.
+"""Place modules on partitions by hand: `smp.partition`, `smp.set_partition`, and the placement of a
+full model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _module_init = tnn.Module.__init__
 
 
 def _tagging_init(self: tnn.Module, *args: Any, **kwargs: Any) -> None:
-    """Tag a module with the contexts in which it is made."""
+    """Tag a module with the contexts in which it is created."""
     _module_init(self, *args, **kwargs)
     if _open:
         object.__setattr__(self, "_smp_partition", _open[-1])
@@ -39,11 +39,9 @@ tnn.Module.__init__ = _tagging_init  # type: ignore[method-assign]
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Put modules that are made in this context on partition ``index``.
+    """Put modules that are created in this context on partition ``index``.
 
-    The innermost context counts.
-
-    With ``auto_partition`` it has no effect.
+    The innermost context counts. With ``auto_partition`` the context has no effect.
 
     Raises:
         SMPConfigError: There is no such partition, or ``smp.init`` was not called.
@@ -57,20 +55,17 @@ def partition(index: int) -> Iterator[None]:
 
 
 def set_partition(module: tnn.Module, index: int) -> None:
-    """Put a module and all modules in it on partition ``index``.
+    """Put a module and all its submodules on partition ``index``.
 
-    With ``auto_partition`` it has no effect.
+    With ``auto_partition`` the call has no effect.
 
     Raises:
         SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is
             partitioned already.
     """
     _check(index)
-    if (
-        wrapped.model is not None
-        and wrapped.model.partitioned
-        and state.cfg.pipeline_parallel_degree > 1
-    ):
+    is_partitioned = wrapped.model is not None and wrapped.model.partitioned
+    if is_partitioned and state.cfg.pipeline_parallel_degree > 1:
         raise SMPConfigError(
             "smp.set_partition: the model is already partitioned."
             " Call it before the first step function runs"
@@ -80,9 +75,14 @@ def set_partition(module: tnn.Module, index: int) -> None:
 
 
 def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
-    """Return the partition of each module by name: what the script said, else ``default``.
+    """Return the partition of each module, by name.
 
-    Modules that share a parameter go where the first of them is. A warning says so.
+    Modules that share a parameter are placed with the first of them, with a warning.
+
+    Args:
+        root: The model.
+        degree: Number of partitions.
+        default: The partition of modules that the script has not placed.
 
     Raises:
         SMPConfigError: A module's partition does not exist.
@@ -108,42 +108,40 @@ def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
 
 
 def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
-    """See that all ranks have the same parameters, and the same partition for each.
+    """Check that all ranks have the same parameters, on the same partitions. Collective.
 
-    Collective over all ranks.
+    Args:
+        root: The model.
+        owner: Name of a module -> its partition.
 
     Raises:
-        SMPConfigError: They have not. It names the first parameter that differs.
+        SMPConfigError: The ranks differ. The text names the first parameter that differs.
     """
-    mine = [
-        (
-            f"{name}.{key}" if name else key,
-            f"of shape {tuple(parameter.shape)} on partition {owner.get(name)}",
-        )
-        for name, module in root.named_modules()
-        for key, parameter in module.named_parameters(recurse=False)
-    ]
-    if len(set(allgather(hashlib.sha256(repr(mine).encode()).hexdigest()))) == 1:
+    parameters: list[str] = []
+    for name, module in root.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            full_name = f"{name}.{key}" if name else key
+            shape = tuple(parameter.shape)
+            parameters.append(
+                f"parameter {full_name!r} of shape {shape} on partition {owner.get(name)}"
+            )
+    # Mostly equal: the lists are only sent if their hashes differ.
+    digest = hashlib.sha256(repr(parameters).encode()).hexdigest()
+    if len(set(allgather(digest))) == 1:
         return
-    first, *others = allgather(mine)
+    first, *others = allgather(parameters)
+    missing = "no further parameter"
     for number, other in enumerate(others, 1):
-        for one, another in itertools.zip_longest(first, other):
+        for one, another in itertools.zip_longest(first, other, fillvalue=missing):
             if one != another:
                 raise SMPConfigError(
-                    f"the models of the ranks differ: rank 0 has {_words(one)}, rank {number} has"
-                    f" {_words(another)}\nMake the same model on every rank, whatever its rank is."
+                    f"the models of the ranks differ: rank 0 has {one}, rank {number} has"
+                    f" {another}\nMake the same model on every rank, whatever its rank is."
                 )
 
 
-def _words(parameter: tuple[str, str] | None) -> str:
-    return (
-        "no further parameter"
-        if parameter is None
-        else f"parameter {parameter[0]!r} {parameter[1]}"
-    )
-
-
 def _check(index: int) -> None:
+    """Refuse a partition that does not exist."""
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.partition or smp.set_partition")
     degree = state.cfg.pipeline_parallel_degree
@@ -156,15 +154,19 @@ def _check(index: int) -> None:
 
 
 def device() -> torch.device | None:
-    """Return the GPU of this rank, or None: everything stays on the CPU."""
+    """Return the GPU of this rank; None on hosts without a GPU."""
     if emulation.cuda_is_available():
         return torch.device("cuda", gpu_of(local_rank(), torch.cuda.device_count()))
     return None
 
 
 def gpu_of(local_rank: int, visible: int) -> int:
-    """Return which of the GPUs that a rank sees is its own.
+    """Return the number of a rank's own GPU, among the visible ones.
 
-    Schedulers let each rank see one, or all of its host.
+    Schedulers let each rank see one GPU, or all GPUs of its host.
+
+    Args:
+        local_rank: Rank on the host.
+        visible: Number of visible GPUs.
     """
     return local_rank % visible

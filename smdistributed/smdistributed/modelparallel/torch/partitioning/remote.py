@@ -1,5 +1,5 @@
-"""Modules, parameters and buffers of other partitions: no memory, no hooks, and
-an error for those who read them.
+"""Replace modules, parameters and buffers of other partitions: they have no memory and no hooks,
+and raise an error when they are read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 
-# What can be asked of a tensor without its values. Optimizers, clip_grad_norm_
-# and load_state_dict need no more.
+# Attributes and methods of a tensor that do not need its values. Optimizers, clip_grad_norm_ and
+# load_state_dict need no others.
 _ALLOWED = frozenset(
     """
     shape size numel nelement dim ndim ndimension stride storage_offset is_contiguous dtype device
@@ -29,6 +29,8 @@ _ALLOWED = frozenset(
 
 
 class _Guard:
+    """The base of remote tensors: refuses operations that need the values."""
+
     _smp_remote: tuple[str, int, int]  # name, its partition, this rank's partition
 
     @classmethod
@@ -40,21 +42,21 @@ class _Guard:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        setting = name == "__set__"
+        is_assignment = name == "__set__"
         if name in ("__get__", "__set__", "__delete__"):
+            # An attribute: its descriptor has the name.
             name = getattr(getattr(func, "__self__", None), "__name__", name)
-        if name in ("requires_grad", "requires_grad_") and (setting or name == "requires_grad_"):
-            _check_switch(
-                args[0], args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
-            )
+        if name == "requires_grad_" or (name == "requires_grad" and is_assignment):
+            value = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
+            _check_switch(args[0], value)
         if name in _ALLOWED and func is not torch.autograd.grad:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  what torch's own subclasses do
                 return func(*args, **(kwargs or {}))
         if name == "copy_" and isinstance(args[0], _Guard):
             return args[0]  # load_state_dict: the owner takes the values
         tensor = next(t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, _Guard))
-        what, owner, me = tensor._smp_remote  # noqa: SLF001
-        module, _, key = what.rpartition(".")
+        full_name, owner, me = tensor._smp_remote  # noqa: SLF001
+        module, _, key = full_name.rpartition(".")
         raise StepError(
             f"{name}: {key!r} of module {module!r} is on partition {owner},"
             f" and was read on partition {me}.\n"
@@ -65,20 +67,25 @@ class _Guard:
 
 
 def _check_switch(tensor: Any, value: bool) -> None:
-    """Refuse to switch the gradient of a parameter in a step: its owner would not know when."""
+    """Refuse to switch the gradient of a parameter in a step, because its owner does not know the
+    moment.
+
+    Raises:
+        StepError: A step runs, and the value differs.
+    """
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-        same = tensor.requires_grad == value
-    what, owner, _ = tensor._smp_remote  # noqa: SLF001
-    if not same and getattr(tensor, "_smp_in_step", bool)():
+        is_same = tensor.requires_grad == value
+    name, owner, _ = tensor._smp_remote  # noqa: SLF001
+    if not is_same and getattr(tensor, "_smp_in_step", bool)():
         raise StepError(
-            f"requires_grad of {what!r}, which is on partition {owner}, was switched in a step\n"
+            f"requires_grad of {name!r}, which is on partition {owner}, was switched in a step\n"
             "Switch it before the step on all ranks,"
             " detach the module's result, or place it with smp.set_partition."
         )
 
 
 class RemoteParameter(_Guard, nn.Parameter):
-    """A parameter of another partition. It keeps its identity, shape and attributes."""
+    """A parameter of another partition. The object keeps its identity, shape and attributes."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Return its name and partition."""
@@ -101,20 +108,24 @@ def _text(tensor: _Guard) -> str:
 def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
     """Free the memory of a parameter or buffer that is on another partition."""
     if not tensor.is_meta:
-        # A new storage: the old one may have other tensors in it.
-        hollow = torch.empty_strided(
+        # A new storage, because other tensors may be in the old one.
+        without_memory = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
-        hollow.untyped_storage().resize_(0)
-        tensor.data = hollow
+        without_memory.untyped_storage().resize_(0)
+        tensor.data = without_memory
     tensor.grad = None
     tensor._smp_remote = (name, owner, me)  # type: ignore[attr-defined]  # noqa: SLF001
     tensor.__class__ = RemoteParameter if isinstance(tensor, nn.Parameter) else RemoteBuffer
 
 
-class _Kept(dict[str, Any]):
-    """The parameters of a remote module: nobody changes them in a step, as the
-    owner would not know.
+class _RemoteParameters(dict[str, Any]):
+    """The parameters of a remote module. They cannot be replaced in a step, because the owner would
+    not know of it.
+
+    Attributes:
+        where: Words for the module.
+        in_step: Returns whether this thread runs a step.
     """
 
     where: str
@@ -143,7 +154,7 @@ def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> 
         name: Its name.
         in_step: Whether this thread runs a step function.
     """
-    kept = _Kept(module._parameters)  # noqa: SLF001
+    kept = _RemoteParameters(module._parameters)  # noqa: SLF001
     kept.where, kept.in_step = f"module {name!r} ({type(module).__name__})", in_step
     object.__setattr__(module, "_parameters", kept)
     for parameter in kept.values():

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from smdistributed.modelparallel.torch.transport import containers, pytrees
 
 from .partitioner import Node
 
-# Modules of torch that never read a child's parameters: they can be split. Others of torch do, such
-# as MultiheadAttention with out_proj.
+# Modules of torch that never read a child's parameters, and so can be split. Other modules of torch
+# do: MultiheadAttention reads the parameters of out_proj.
 _DIVISIBLE = (
     nn.Sequential,
     nn.ModuleList,
@@ -34,13 +34,13 @@ _traces = False
 
 
 def is_tracing() -> bool:
-    """Return whether the model runs only to be measured, before its partition."""
+    """Return whether the model runs only to be measured, before the partition."""
     return _traces
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Let the model, when it is called in this context, be measured and leave by `TraceDone`."""
+    """Let a call of the model in this context measure the model, and raise `TraceDone`."""
     global _traces
     _traces = True
     try:
@@ -50,16 +50,16 @@ def tracing() -> Iterator[None]:
 
 
 class TraceDone(BaseException):
-    """Leaves the user's step function when the model was traced."""
+    """Leave the user's step function after the model was traced."""
 
 
 @dataclass
 class Call:
-    """What one module did in the traced pass, over all its calls.
+    """The measurements of one module in the traced pass, over all its calls.
 
     Attributes:
-        order: Number of calls that began before its first one.
-        work: Seconds, or floating-point operations.
+        order: Number of modules that were called before its first call.
+        work: Seconds, or floating-point operations, with those of its children.
         activations: Bytes of its outputs.
     """
 
@@ -71,11 +71,11 @@ class Call:
 Trace = dict[str, Call]
 
 
-class _Whole:
-    """What torch's counter asks for the modules that run: it counts the whole here.
+class _NoModuleTracker:
+    """Replaces the module tracker of torch's counter, which then counts the full model.
 
-    Its own looks for gradients, and ends where a module is given a part of a
-    parameter, which has none in this pass.
+    The tracker itself registers hooks for gradients. It fails for a module that is called with a
+    slice of a parameter, because nothing has a gradient in the traced pass.
     """
 
     parents = frozenset({"Global"})
@@ -90,16 +90,19 @@ class _Whole:
 def trace_forward(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seconds: bool = False
 ) -> Trace:
-    """Call ``module(*args, **kwargs)`` without gradients, and return what each module did, by name.
+    """Call ``module(*args, **kwargs)`` without gradients, and measure each module.
 
-    The inputs are copied first: a module may change them in place.
+    The inputs are copied first, because a module may change them in place.
 
     Args:
         module: The root.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        seconds: Measure time, after one more call to warm up. Otherwise
-            operations are counted: the same in every run.
+        args: Arguments of the root.
+        kwargs: Keyword arguments of the root.
+        seconds: Measure time, after one more call to warm up. Otherwise operations are counted,
+            which gives the same numbers in every run.
+
+    Returns:
+        Name of a module -> its measurements.
     """
     trace: Trace = {}
     begun: dict[str, list[float]] = {}
@@ -109,7 +112,7 @@ def trace_forward(
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False)
-        counter.mod_tracker = _Whole()
+        counter.mod_tracker = _NoModuleTracker()
         now = counter.get_total_flops
     handles = []
     for name, part in module.named_modules():
@@ -129,7 +132,7 @@ def trace_forward(
         handles.append(part.register_forward_hook(after, with_kwargs=True))
     try:
         with torch.no_grad():
-            if seconds:  # the first call of an operator costs more than the next ones
+            if seconds:  # to warm up: the first call of an operator costs more
                 module(*_copied(args), **_copied(kwargs))
                 trace.clear()
             with counter:
@@ -142,40 +145,39 @@ def trace_forward(
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore what a module and its parts keep, and the states of all random
-    number generators, at the end.
+    """Restore the state of a module and its submodules, and of all generators of random numbers, at
+    the end of this context.
     """
     attributes = [(part, dict(part.__dict__)) for part in module.modules()]
-    held = [
-        (cell, containers.content(cell))
-        for part, own in attributes
-        for cell in containers.cells(own, type(part).__module__.partition(".")[0])
-    ]
-    buffers = [
-        (buffer, buffer.detach().clone())
-        for part in module.modules()
-        for buffer in part.buffers(recurse=False)
-    ]
+    contents: list[tuple[Any, Any]] = []
+    for part, own in attributes:
+        package = type(part).__module__.partition(".")[0]
+        for cell in containers.cells(own, package):
+            contents.append((cell, containers.content(cell)))
+    buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for part in module.modules():
+        for buffer in part.buffers(recurse=False):
+            buffers.append((buffer, buffer.detach().clone()))
+
     numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    states = (
-        torch.get_rng_state(),
-        random.getstate(),
-        None if numpy is None else numpy.random.get_state(),
-    )
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    cuda_states = None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        cuda_states = torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.random.set_state(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+            numpy.random.set_state(numpy_state)
+        if cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
         for part, own in attributes:
             part.__dict__.clear()
             part.__dict__.update(own)
-        for cell, content in held:
+        for cell, content in contents:
             if not containers.same(containers.content(cell), content):
                 containers.assign(cell, content)
         with torch.no_grad():
@@ -184,54 +186,60 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
-    """Return the tree of ``root`` as the partitioner wants it.
+    """Return the tree of modules as input for the partitioner.
 
     Args:
         root: The model.
-        trace: What ``trace_forward`` returned; empty: the modules run in the
-            order of their definition.
+        trace: The result of ``trace_forward``; empty: the modules run in the order of their
+            definition.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def visit(name: str, module: nn.Module) -> Node:
-        seen.add(id(module))
-        children = [
-            visit(f"{name}.{key}" if name else key, child)
-            for key, child in module.named_children()
-            if id(child) not in seen
-        ]
+        visited.add(id(module))
+        children = []
+        for key, child in module.named_children():
+            if id(child) not in visited:
+                children.append(visit(f"{name}.{key}" if name else key, child))
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        call = trace.get(name)
-        return Node(
+        node = Node(
             name,
             tuple(children),
-            {memory_key(t): t.numel() * t.element_size() for t in tensors},
-            activations=call.activations if call else 0,
-            work=call.work if call else 0.0,
-            order=call.order if call else None,
-            whole=_whole(module),
+            {memory_key(tensor): _size(tensor) for tensor in tensors},
+            whole=_is_indivisible(module),
             attached=isinstance(module, nn.ParameterList | nn.ParameterDict),
         )
+        call = trace.get(name)
+        if call is None:
+            return node
+        return replace(node, activations=call.activations, work=call.work, order=call.order)
 
     return visit("", root)
 
 
 def memory_key(tensor: torch.Tensor) -> int:
-    """Return what is equal for tensors that share memory."""
+    """Return a key that is equal for tensors with the same memory."""
     address = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
     return address or id(tensor)
 
 
-def _whole(module: nn.Module) -> bool:
+def _is_indivisible(module: nn.Module) -> bool:
+    """Return whether a module reads the parameters of its children, and so cannot be split."""
     if isinstance(module, _DIVISIBLE):
         return False
-    return type(module).__module__.startswith("torch.nn.modules") or parametrize.is_parametrized(
-        module
-    )
+    if type(module).__module__.startswith("torch.nn.modules"):
+        return True
+    return parametrize.is_parametrized(module)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the size of a tensor in bytes."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _bytes(output: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in pytrees.tensors_in(output))
+    """Return the size of the tensors in an output in bytes."""
+    return sum(map(_size, pytrees.tensors_in(output)))
 
 
 def _copied(values: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What scripts import in the place of torch's own functions."""
+"""Functions that scripts import in the place of torch's own ones."""

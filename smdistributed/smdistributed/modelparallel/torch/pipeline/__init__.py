@@ -1,1 +1,1 @@
-"""A step as a pipeline of microbatches. `runtime` puts it together."""
+"""The step engine: a step as a pipeline of microbatches. Begin with `runtime`."""

@@ -1,10 +1,10 @@
-"""What of a Hugging Face cache goes to other ranks in training: the entries of
-the layers that are called.
+"""Reduce Hugging Face caches that go to other ranks in training, to the entries of the called
+layers.
 
-Causal language models train with a cache unless they are told not to. Each layer adds its entry, so
-all that came before would travel to each layer. A layer reads its own: of the others it gets
-tensors on the meta device, which have a shape and no values. So do the other ranks' step functions
-with the model's outputs.
+Causal language models train with a cache by default. Each layer adds its entry, so all entries of
+earlier layers would travel to each layer. But a layer reads only its own entry. So for the other
+entries it gets tensors on the meta device, which have a shape and no values. The step functions of
+other ranks get the same in the model's outputs.
 """
 
 from __future__ import annotations
@@ -20,103 +20,120 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import is_cache_class
 
 _AWAY = "_smp_away"
-"""The attribute of a layer's entry that another rank has written."""
+"""Attribute of a layer's entry, set when another rank has written the entry."""
 
-__all__ = ["hollow", "is_cache", "trimmed"]
+__all__ = ["is_cache", "trim_caches", "without_values"]
 
 
-def trimmed(
+def trim_caches(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a remote call, with copies of caches that have
-    only what the module reads.
+    """Replace the caches in the arguments of a remote call by copies with only the values that the
+    module reads.
+
+    Args:
+        module: The remote module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The new arguments.
 
     Raises:
-        StepError: That was written by an earlier call, and stayed on the module's rank.
+        StepError: An earlier call has written these values, and they stayed on the module's rank.
     """
     if not torch.is_grad_enabled() or not any(map(is_cache, (*args, *kwargs.values()))):
         return args, kwargs
-    used = _layers(module)
-    if not used:
+    layers = _layers(module)
+    if not layers:
         return args, kwargs
-    return tuple(_trimmed(value, used) for value in args), {
-        name: _trimmed(v, used) for name, v in kwargs.items()
-    }
+    new_args = tuple(_trim(value, layers) for value in args)
+    new_kwargs = {name: _trim(value, layers) for name, value in kwargs.items()}
+    return new_args, new_kwargs
 
 
-def hollow(outputs: Any) -> Any:
-    """Return what the model returned, with copies of caches that have no values."""
-    if (
-        not torch.is_grad_enabled()
-        or not isinstance(outputs, dict)
-        or not any(map(is_cache, outputs.values()))
-    ):
+def without_values(outputs: Any) -> Any:
+    """Replace the caches in the outputs of the model by copies without values."""
+    if not torch.is_grad_enabled() or not isinstance(outputs, dict):
+        return outputs
+    if not any(map(is_cache, outputs.values())):
         return outputs
     result = copy.copy(outputs)
     for name, value in outputs.items():
-        result[name] = _trimmed(value, frozenset())
+        result[name] = _trim(value, frozenset())
     return result
 
 
 def is_cache(value: Any) -> bool:
-    """Return whether a value is one of Hugging Face's caches."""
+    """Return whether a value is a cache of Hugging Face."""
     kind: Any = type(value)
     return is_cache_class(kind)
 
 
 def _layers(module: nn.Module) -> frozenset[int]:
-    """Return the numbers of the layers in a module; none if it is not known what it reads."""
-    found = set()
-    for each in module.modules():
-        own = vars(each)
+    """Return the numbers of the layers in a module.
+
+    An empty set if a layer reads the entries of other layers, too.
+    """
+    numbers = set()
+    for submodule in module.modules():
+        own = vars(submodule)
         if own.get("kv_shared_layer_index") is not None or own.get("is_kv_shared_layer"):
             return frozenset()
-        found.add(own.get("layer_idx"))
-    return frozenset(number for number in found if isinstance(number, int))
+        number = own.get("layer_idx")
+        if isinstance(number, int):
+            numbers.add(number)
+    return frozenset(numbers)
 
 
-def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
+def _trim(value: Any, used_layers: AbstractSet[int]) -> Any:
+    """Return a copy of a cache with the values of some layers; any other value unchanged."""
     if not is_cache(value):
         return value
-    layers = getattr(value, "layers", None)
     result = copy.copy(value)
-    if isinstance(layers, list):
-        result.layers = [
-            copy.copy(each) if number in used else _hollow(each)
-            for number, each in enumerate(layers)
-        ]
-        for each in (layers[number] for number in used if number < len(layers)):
-            if _AWAY in vars(each):
-                raise StepError(
-                    "the model was called again with the cache of a call before, in training:"
-                    " the entries of remote layers stayed on their ranks\n"
-                    "Call it once with the whole sequence,"
-                    " or place the layers on one partition with smp.set_partition."
-                )
-            setattr(each, _AWAY, True)
-    else:  # one of an encoder and a decoder has two
-        vars(result).update({name: _trimmed(each, used) for name, each in vars(value).items()})
+    layers = getattr(value, "layers", None)
+    if not isinstance(layers, list):
+        # The cache of an encoder and a decoder has two caches as attributes.
+        for name, attribute in vars(value).items():
+            vars(result)[name] = _trim(attribute, used_layers)
+        return result
+    result.layers = []
+    for number, layer in enumerate(layers):
+        is_used = number in used_layers
+        result.layers.append(copy.copy(layer) if is_used else _without_tensors(layer))
+    for number in used_layers:
+        if number >= len(layers):
+            continue
+        if _AWAY in vars(layers[number]):
+            raise StepError(
+                "the model was called again with the cache of a call before, in training:"
+                " the entries of remote layers stayed on their ranks\n"
+                "Call it once with the whole sequence,"
+                " or place the layers on one partition with smp.set_partition."
+            )
+        setattr(layers[number], _AWAY, True)
     return result
 
 
-def _hollow(layer: Any) -> Any:
+def _without_tensors(layer: Any) -> Any:
+    """Return a copy of a layer's entry with shapes in the place of tensors."""
     result = copy.copy(layer)
-    for name, each in vars(layer).items():
-        if isinstance(each, torch.Tensor) and each.dim() > 1:
-            setattr(result, name, _Shape(each))
+    for name, value in vars(layer).items():
+        if isinstance(value, torch.Tensor) and value.dim() > 1:
+            setattr(result, name, _Shape(value))
     return result
 
 
 class _Shape:
-    """What travels of a tensor that stays. It arrives as a tensor on the meta device."""
+    """Stands for a tensor that stays on its rank. It arrives as a tensor on the meta device."""
 
-    __slots__ = ("_of",)
+    __slots__ = ("_dtype", "_shape")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._of = tensor.shape, tensor.dtype
+        self._shape, self._dtype = tensor.shape, tensor.dtype
 
     def __reduce__(self) -> Any:
-        return _on_meta, self._of
+        return _on_meta, (self._shape, self._dtype)
 
 
 def _on_meta(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

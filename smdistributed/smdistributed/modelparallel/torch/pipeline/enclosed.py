@@ -1,9 +1,9 @@
-"""Variables of outer functions: which functions use what is in them, and which store to them.
+"""Find the functions that use, or assign to, variables of their outer functions.
 
-A hook may only note in such a variable what it saw, for the script to look at after the step: a
-list that it appends to, a number that it counts up. That is common, and no business of other ranks.
-So a variable matters only if code of modules uses what is in it. What code does with a variable is
-read from its instructions.
+A hook may collect observations in such a variable, for the script to read after the step: a list
+that it appends to, a number that it counts up. That is common, and other ranks need not know it. So
+a variable matters only if code of modules uses its value. The use of a variable is read from the
+instructions of the code.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Uses", "instructions", "is_augmented", "uses"]
 
 
 class Uses(NamedTuple):
-    """What a function does with the variables of its outer functions.
+    """The variables of outer functions that a function uses.
 
     Attributes:
-        used: Those whose values it uses for more than to write them.
-        stored: Those that it gives another value.
+        used: Names of the variables with a value that is used, and not only written to.
+        stored: Names of the variables that get another value.
     """
 
     used: frozenset[str]
@@ -31,44 +31,45 @@ class Uses(NamedTuple):
 
 @functools.lru_cache(None)
 def uses(code: types.CodeType) -> Uses:
-    """Return what a function, and the functions in it, do with the variables of its outer ones."""
+    """Return the variables of outer functions that a function, and the functions in it, use."""
     used: set[str] = set()
     stored: set[str] = set()
     enclosed = set(code.co_freevars)
-    for each in _codes(code):
-        of_this = list(dis.get_instructions(each))
-        outer = enclosed & set(each.co_freevars)
-        for place, instruction in enumerate(of_this):
+    for function_code in _codes(code):
+        function_instructions = list(dis.get_instructions(function_code))
+        outer = enclosed & set(function_code.co_freevars)
+        for place, instruction in enumerate(function_instructions):
             name = instruction.argval
             if not instruction.opname.endswith("DEREF") or name not in outer:
                 continue
             if not instruction.opname.startswith("LOAD"):
                 stored.add(name)
-            elif not _is_only_written(name, of_this[place + 1 :]):
+            elif not _is_only_written(name, function_instructions[place + 1 :]):
                 used.add(name)
     return Uses(frozenset(used), frozenset(stored))
 
 
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of a function, and of those in it."""
-    for each in _codes(code):
-        yield from dis.get_instructions(each)
+    """Yield the instructions of a function, and of the functions in it."""
+    for function_code in _codes(code):
+        yield from dis.get_instructions(function_code)
 
 
 def is_augmented(before: dis.Instruction | None) -> bool:
     """Return whether an attribute is loaded to be written again, as in ``x.n += 1``.
 
     Args:
-        before: The instruction before the one that loads it.
+        before: The instruction before the one that loads the attribute.
     """
     return before is not None and before.opname in _COPIES
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and of the functions in it."""
     yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 _COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
@@ -78,34 +79,37 @@ _PUSHES = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_SMALL_I
 _IDLE = ("NOP", "CACHE", "EXTENDED_ARG", "RESUME", "NOT_TAKEN")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _STORES_INTO = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3}
-"""Instructions that write into a container, and how far below the top of the stack it begins."""
+"""Instruction that writes into a container -> depth of the container below the top of the stack."""
 
 
 def _is_only_written(name: str, following: Sequence[dis.Instruction]) -> bool:
-    """Return whether a value that was just put on the stack is only written to: ``x.append(v)``,
-    ``x[k] = v``, ``x[k] += v``, ``x = x + v``.
+    """Return whether a value on the top of the stack is only written to.
+
+    Such code is ``x.append(v)``, ``x[k] = v``, ``x[k] += v`` and ``x = x + v``.
 
     Args:
-        name: The variable that the value is from.
-        following: The instructions after it.
+        name: The variable with the value.
+        following: The instructions after the one that loaded the value.
     """
     if following[0].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         return following[0].argval in _WRITING_METHODS
-    depth = 1  # of the value, or of what was computed from it, below the top of the stack
-    for each in following:
-        if each.opname in _STORES_INTO:
-            return depth == _STORES_INTO[each.opname]
-        if depth == 1 and each.opname == "STORE_DEREF":
-            return bool(each.argval == name)
-        if each.opname in _COPIES and depth <= 2:
+    # Depth of the value, or of a value computed from it, below the top of the stack; 1 is the top.
+    depth = 1
+    for instruction in following:
+        opname = instruction.opname
+        if opname in _STORES_INTO:
+            return depth == _STORES_INTO[opname]
+        if depth == 1 and opname == "STORE_DEREF":
+            return bool(instruction.argval == name)
+        if opname in _COPIES and depth <= 2:
             return depth == 2
-        if each.opcode in _JUMPS or each.opname == "SWAP":
+        if instruction.opcode in _JUMPS or opname == "SWAP":
             return False
-        if each.opname in _IDLE:
+        if opname in _IDLE:
             continue
-        if depth == 1 and not each.opname.startswith(_PUSHES):
+        if depth == 1 and not opname.startswith(_PUSHES):
             return False
-        depth += dis.stack_effect(each.opcode, each.arg)
+        depth += dis.stack_effect(instruction.opcode, instruction.arg)
         if depth < 1:
             return False
     return False

@@ -1,10 +1,11 @@
-"""What the code of modules writes outside of them: module-level variables, attributes of classes,
-and what functions have.
+"""Find the state outside of modules that their code writes: module-level variables, attributes of
+classes, and state of functions.
 
-Python does not tell who reads such a variable. But a write is an instruction that names it. So what
-the methods of the modules call is looked through for these, and what they name is watched as the
-containers of modules are (module_state.py). Functions have variables of outer functions
-(enclosed.py), attributes, defaults, and the object or the arguments that they are bound to.
+Reads of such a variable cannot be observed. But the instruction of a write names the variable. So
+the code of the modules' methods, and of all functions that they call, is searched for such
+instructions, and the named state is followed in the same way as the containers of modules
+(module_state.py). The state of a function is: variables of outer functions (enclosed.py),
+attributes, defaults, and the object or the arguments that the function is bound to.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from smdistributed.modelparallel.torch.transport import containers
 
 from . import enclosed
 
-__all__ = ["HOOKS", "Outside", "package"]
+__all__ = ["HOOKS", "GlobalState", "package"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that have its hooks."""
@@ -35,20 +36,22 @@ _FOREIGN = ("torch", "smdistributed", "builtins")
 
 
 class _Code(NamedTuple):
-    """What the methods of a module, and all that they call, name.
+    """The names in the methods of a module, and in all functions that they call.
 
     Attributes:
-        variables: Namespaces of Python modules, with the names that are read or written in them.
-        stored: The same, for names that are written.
-        holders: Classes, Python modules, and functions that have attributes.
+        variables: ``id()`` of a Python module's namespace -> (the namespace, names in it that are
+            read or written).
+        stored: ``id()`` of a namespace -> names in it that are written.
+        holders: ``id()`` -> a class, a Python module, or a function with attributes.
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
-        used: The same, for more than to write them again.
+        used: Names of attributes that are read for more than to write them again.
         draws: Packages with a generator of random numbers that are named.
-        bound: What functions are bound to, with words: defaults, arguments of a partial, an object.
-        cells: Variables of outer functions, with words and their names.
-        stored_cells: Those of them that code stores to.
-        used_cells: Those of them that code uses for more than to write them.
+        bound: Objects that functions are bound to, with words: defaults, arguments of a partial,
+            the object of a method.
+        cells: ``id()`` of a variable of an outer function -> (words, name, the variable).
+        stored_cells: ``id()`` of such variables that are assigned to.
+        used_cells: ``id()`` of such variables that are used, and not only written to.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -69,12 +72,12 @@ def _nothing() -> _Code:
     return _Code({}, stored, {}, set(), set(), set(), set(), [], {}, set(), set())
 
 
-class Outside:
-    """What the modules of a model write outside of them.
+class GlobalState:
+    """The state outside of the modules of a model that their code names.
 
     Attributes:
-        draws: Packages whose generators of random numbers their code names.
-        written: Names of attributes that their forward passes and hooks write.
+        draws: Packages with generators of random numbers that the code names.
+        written: Names of attributes that forward passes and hooks write.
     """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
@@ -90,7 +93,8 @@ class Outside:
                 self._code[id(module)] = known[key]
             hooks = hooks_of(module)
             if hooks:
-                # What hooks only note in module-level variables stays as it is.
+                # Only their cells are followed: hooks may collect observations in module-level
+                # variables.
                 self._hooks[id(module)] = _walk(hooks, package(type(module)))
         stored: dict[int, set[str]] = collections.defaultdict(set)
         attributes: set[str] = set()
@@ -98,11 +102,11 @@ class Outside:
             attributes |= code.attributes
             for place, names in code.stored.items():
                 stored[place] |= names
-        for (
-            code
-        ) in known.values():  # what is code or plain, and is never stored to, stays what it is
+        # A variable that is never assigned to, with code or a plain value, cannot change.
+        for code in known.values():
             for place, (namespace, names) in code.variables.items():
-                names -= {n for n in names - stored[place] if _stays(namespace.get(n))}
+                constants = {n for n in names - stored[place] if _stays(namespace.get(n))}
+                names -= constants
         self._stored, self._attributes = stored, frozenset(attributes)
         self._read = {
             (id(code), id(holder)): _attributes(holder, code.read, self._attributes)
@@ -122,8 +126,9 @@ class Outside:
         self._used_cells = frozenset().union(*(code.used_cells for code in every))
 
     def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield what a module can reach, each with a name of its own: containers, and what
-        stands for variables that are written.
+        """Yield the state that a module can reach, each with a unique name.
+
+        They are containers, and containers that stand for variables which are written.
         """
         if id(module) not in self._code and id(module) not in self._hooks:
             return
@@ -152,12 +157,15 @@ class Outside:
         for holder in code.holders.values():
             title = getattr(holder, "__qualname__", holder.__name__)
             of_function = isinstance(holder, types.FunctionType)
-            watched = self._attributes & self._used if of_function else self._attributes
-            if watched:
-                yield title, self._of(holder, watched)
+            attributes = self._attributes
+            if of_function:
+                attributes = self._attributes & self._used
+            if attributes:
+                yield title, self._of(holder, attributes)
             for name in self._read[id(code), id(holder)]:
                 value = vars(holder).get(name)
-                value = value.default if isinstance(value, containers.StandIn) else value
+                if isinstance(value, containers.StandIn):
+                    value = value.default
                 if not _is_code(value):
                     yield f"{title}.{name}", value
         yield from self._of_cells(code, home)
@@ -181,25 +189,24 @@ class Outside:
         return any(name in code.read for code in self._code.values())
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> containers.Names:
-        made = containers.Names(holder, frozenset(names))
-        return self._names.setdefault(id(holder), made)
+        """Return the container of a namespace or class: the same one every time."""
+        container = containers.Names(holder, frozenset(names))
+        return self._names.setdefault(id(holder), container)
 
 
 def _stays(value: Any) -> bool:
-    """Return whether a value is code or plain: a variable that is never stored
-    to stays what it is.
-    """
+    """Return whether a value is code or plain, and so cannot change in place."""
     if isinstance(value, torch.Tensor | torch.Generator) or containers.is_outside(value):
         return False
-    return isinstance(value, containers.WHOLE)
+    return isinstance(value, containers.UNOPENED)
 
 
 def _is_watched(value: Any, home: str) -> bool:
-    """Return whether what a variable has is looked at.
+    """Return whether the value of a variable is followed.
 
     Args:
         value: The value.
-        home: The package of the class of the module.
+        home: The package of the module's class.
     """
     kind: Any = type(value)
     if kind in containers.BUILTIN or isinstance(value, weakref.WeakKeyDictionary | threading.local):
@@ -214,33 +221,36 @@ def _is_watched(value: Any, home: str) -> bool:
 
 
 def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
-    """Return the names in a class or a Python module that code reads, and that
-    may have a container or an object.
+    """Return the names in a class or a Python module that code reads, and that may have a container
+    or an object.
+
+    Args:
+        holder: The class or Python module.
+        read: Names of attributes that are read.
+        stored: Names of attributes that are written.
     """
-    found = []
+    names = []
     for name, value in sorted(vars(holder).items()):
         if name not in read or name.startswith("__"):
             continue
-        # Code that is never stored to stays what it is.
+        # Code that is never assigned to cannot change.
         if name in stored or not _is_code(value):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _is_code(value: Any) -> bool:
+    """Return whether a value is code, or a plain value."""
     kind: Any = type(value)
     if kind in containers.BUILTIN or containers.is_outside(value):
         return False
-    return isinstance(value, containers.WHOLE) or kind.__module__.partition(".")[0] in (
-        "builtins",
-        "smdistributed",
-    )
+    if isinstance(value, containers.UNOPENED):
+        return True
+    return kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
 
 
 def package(kind: type) -> str:
-    """Return the package of a class: what belongs to another one, such as a log
-    or a writer, is left alone.
-    """
+    """Return the top-level package of a class."""
     return kind.__module__.partition(".")[0]
 
 
@@ -254,155 +264,160 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def _held_code(module: nn.Module) -> list[Any]:
-    """Return the functions that a module has in attributes, and the classes of objects there."""
+    """Return the functions in the attributes of a module, and the classes of the objects there."""
     home = package(type(module))
-    found: list[Any] = []
+    code: list[Any] = []
     for name, value in module.__dict__.items():
         if name in HOOKS:
             continue
-        found += [each for each in (value, *_items(value)) if isinstance(each, _FUNCTIONS)]
+        code += [item for item in (value, *_items(value)) if isinstance(item, _FUNCTIONS)]
         if home not in _FOREIGN and not _installed(type(module)):
             objects = map(containers.held, containers.cells(value, home))
             kinds = dict.fromkeys(map(type, objects))
-            found += [kind for kind in kinds if not containers.foreign(kind, home)]
-    return found
+            code += [kind for kind in kinds if not containers.foreign(kind, home)]
+    return code
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """Yield what is in tuples, lists and dictionaries, and in those in them."""
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if type(each) not in (tuple, list, dict) or id(each) in seen:
+    """Yield the items of nested tuples, lists and dictionaries."""
+    visited: set[int] = set()
+    to_visit = [value]
+    while to_visit:
+        container = to_visit.pop()
+        if type(container) not in (tuple, list, dict) or id(container) in visited:
             continue
-        seen.add(id(each))
-        inside = list(each.values() if isinstance(each, dict) else each)
-        yield from inside
-        todo += inside
+        visited.add(id(container))
+        items = list(container.values() if isinstance(container, dict) else container)
+        yield from items
+        to_visit += items
 
 
 def _code_of(kind: type, own: Sequence[Any]) -> _Code:
-    """Return what the methods of a class of modules name.
+    """Return the names in the methods of a module's class.
 
     Args:
         kind: The class.
-        own: Functions and classes that a module has besides.
+        own: Functions and classes of objects that a module has in attributes.
     """
     if not _installed(kind):
         return _walk([kind, *own], package(kind))
-    found = _own(kind)
-    return _walk(own, "", found) if own else found
+    code = _own(kind)
+    if not own:
+        return code
+    return _walk(own, "", code)
 
 
 def _own(kind: Any) -> _Code:
-    """Return what the forward of an installed class names itself: its package
-    has registries of its own.
+    """Return the names in the forward of an installed class.
+
+    Functions that it calls are not searched, because its package has registries of its own.
     """
-    found = _nothing()
+    code = _nothing()
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
-        for value in _named(forward, found):
-            found.draws.update(_generators(value))
-    found.attributes.clear()
-    return found._replace(stored=collections.defaultdict(set))
+        for value in _named(forward, code):
+            code.draws.update(_generators(value))
+    code.attributes.clear()
+    return code._replace(stored=collections.defaultdict(set))
 
 
 def _stored(start: Sequence[Any], kind: type) -> set[str]:
-    """Return the names of attributes that functions write, and what they call:
-    methods of a class, and own functions.
+    """Return the names of attributes that functions write, and the functions that they call.
 
     Args:
         start: The functions.
-        kind: The class.
+        kind: The class with the methods that are followed; other functions are followed if they are
+            in its package.
     """
     methods: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if package(base) not in _FOREIGN:
             methods.update(vars(base))
-    follows = not _installed(kind)
-    found: set[str] = set()
-    seen: set[int] = set()
-    todo = [*start, methods.get("forward"), methods.get("__call__")]
-    while todo:
-        function = todo.pop()
+    follows_functions = not _installed(kind)
+    written: set[str] = set()
+    visited: set[int] = set()
+    to_visit = [*start, methods.get("forward"), methods.get("__call__")]
+    while to_visit:
+        function = to_visit.pop()
         if isinstance(function, property):
-            todo += [function.fget, function.fset]
+            to_visit += [function.fget, function.fset]
             continue
-        function = inspect.unwrap(function) if callable(function) else function
+        if callable(function):
+            function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)
-        if not isinstance(function, types.FunctionType) or id(function) in seen:
+        if not isinstance(function, types.FunctionType) or id(function) in visited:
             continue
-        seen.add(id(function))
-        for each in enclosed.instructions(function.__code__):
-            if each.opname == "STORE_ATTR":
-                found.add(each.argval)
-            elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                todo.append(methods.get(each.argval))
-            elif each.opname == "LOAD_GLOBAL" and follows:
-                value = function.__globals__.get(each.argval)
+        visited.add(id(function))
+        for instruction in enclosed.instructions(function.__code__):
+            name = instruction.argval
+            if instruction.opname == "STORE_ATTR":
+                written.add(name)
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                to_visit.append(methods.get(name))
+            elif instruction.opname == "LOAD_GLOBAL" and follows_functions:
+                value = function.__globals__.get(name)
                 if isinstance(value, types.FunctionType) and _ours(value.__module__, package(kind)):
-                    todo.append(value)
-    return found
+                    to_visit.append(value)
+    return written
 
 
-def _walk(start: Sequence[Any], home: str, found: _Code | None = None) -> _Code:
-    """Return what functions and classes name, and all that they call.
+def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
+    """Return the names in functions and classes, and in all functions that they call.
 
     Args:
         start: The functions and classes.
         home: The package that they belong to.
-        found: What else is known.
+        code: Names from elsewhere, which are added to.
     """
-    found = found or _nothing()
-    seen: set[int] = set()
-    todo = list(start)
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
+    code = code or _nothing()
+    visited: set[int] = set()
+    to_visit = list(start)
+    while to_visit:
+        value = to_visit.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         draws = list(_generators(value))
-        found.draws.update(draws)
+        code.draws.update(draws)
         owner = getattr(value, "__self__", None)
         if isinstance(value, _BOUND) and not draws and not _is_code(owner):
-            found.bound.append((f"the object of {value.__qualname__}", owner))
-            todo.append(type(owner))
+            code.bound.append((f"the object of {value.__qualname__}", owner))
+            to_visit.append(type(owner))
         if isinstance(value, functools.partial):
             name = getattr(value.func, "__qualname__", type(value.func).__qualname__)
-            found.bound.append((f"arguments of {name}", (value.args, value.keywords)))
-            todo += [value.func, *value.args, *value.keywords.values()]
+            code.bound.append((f"arguments of {name}", (value.args, value.keywords)))
+            to_visit += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, property):
-            todo += [value.fget, value.fset]
+            to_visit += [value.fget, value.fset]
         elif isinstance(value, types.ModuleType):
             if _ours(value.__name__, home):
-                found.holders[id(value)] = value
+                code.holders[id(value)] = value
         elif isinstance(value, type):
             for base in value.__mro__:
                 if package(base) not in _FOREIGN and not containers.foreign(base, home):
-                    found.holders[id(base)] = base
-                    todo += vars(base).values()
+                    code.holders[id(base)] = base
+                    to_visit += vars(base).values()
         elif isinstance(value, types.FunctionType):
             if _ours(value.__module__, home):
-                todo += _named(value, found)
+                to_visit += _named(value, code)
         else:
             # A bound or a static method, a function with a cache, an object with methods.
-            todo += [getattr(value, name, None) for name in ("__func__", "__wrapped__")]
+            to_visit += [getattr(value, name, None) for name in ("__func__", "__wrapped__")]
             kind: type = type(value)
             if package(kind) not in _FOREIGN and not containers.foreign(kind, home):
-                todo.append(kind)
-    return found
+                to_visit.append(kind)
+    return code
 
 
 _BOUND = (types.MethodType, types.BuiltinMethodType)
 
 
 def _generators(value: Any) -> Iterator[str]:
-    """Yield the package of a generator of random numbers, if a value is that
-    package or belongs to it.
+    """Yield the package of a generator of random numbers, if a value is the package or a function
+    of the generator.
     """
     # A function of the generator, such as random.random or numpy.random.rand, is bound to it.
     owner = type(getattr(value, "__self__", None)).__module__
@@ -414,51 +429,55 @@ def _generators(value: Any) -> Iterator[str]:
 
 
 def _ours(name: str | None, home: str) -> bool:
-    probe = type("", (), {"__module__": name or ""})
-    return (name or "").partition(".")[0] not in _FOREIGN and not containers.foreign(probe, home)
+    """Return whether a Python module is of the script, or of the package ``home``."""
+    if name is None:
+        name = ""
+    probe = type("", (), {"__module__": name})
+    return name.partition(".")[0] not in _FOREIGN and not containers.foreign(probe, home)
 
 
-def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
-    """Note what a function names, and yield what it may call."""
+def _named(function: types.FunctionType, code: _Code) -> Iterator[Any]:
+    """Add the names in a function to ``code``, and yield the values that it may call."""
     namespace = function.__globals__
-    variables = found.variables.setdefault(id(namespace), (namespace, set()))[1]
-    _note_cells(function, found)
+    variables = code.variables.setdefault(id(namespace), (namespace, set()))[1]
+    _note_cells(function, code)
     yield from containers.enclosed(function)
     yield getattr(function, "__wrapped__", None)
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     if not all(map(_is_code, defaults)):
-        found.bound.append((f"defaults of {function.__qualname__}", defaults))
+        code.bound.append((f"defaults of {function.__qualname__}", defaults))
     if vars(function).keys() - {"__wrapped__"}:
-        found.holders[id(function)] = function
+        code.holders[id(function)] = function
     before: dis.Instruction | None = None
-    value: Any = None  # of the last variable that was named
-    for each in enclosed.instructions(function.__code__):
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            variables.add(each.argval)
-            value = namespace.get(each.argval)
+    value: Any = None  # of the last variable that was loaded
+    for instruction in enclosed.instructions(function.__code__):
+        opname, name = instruction.opname, instruction.argval
+        if opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            variables.add(name)
+            value = namespace.get(name)
             yield value
-        elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            variables.add(each.argval)
-            found.stored[id(namespace)].add(each.argval)
-        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found.read.add(each.argval)
+        elif opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            variables.add(name)
+            code.stored[id(namespace)].add(name)
+        elif opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            code.read.add(name)
             if not enclosed.is_augmented(before):
-                found.used.add(each.argval)
-        elif each.opname == "STORE_ATTR" and function.__name__ != "__init__":
-            found.attributes.add(each.argval)
-            named = before is not None and before.opname == "LOAD_GLOBAL"
-            if named and isinstance(value, types.FunctionType):
-                found.holders[id(value)] = value
-        before = each
+                code.used.add(name)
+        elif opname == "STORE_ATTR" and function.__name__ != "__init__":
+            code.attributes.add(name)
+            is_of_global = before is not None and before.opname == "LOAD_GLOBAL"
+            if is_of_global and isinstance(value, types.FunctionType):
+                code.holders[id(value)] = value
+        before = instruction
 
 
-def _note_cells(function: types.FunctionType, found: _Code) -> None:
-    """Note the variables of outer functions that a function has."""
-    does = enclosed.uses(function.__code__)
+def _note_cells(function: types.FunctionType, code: _Code) -> None:
+    """Add the variables of outer functions that a function has to ``code``."""
+    uses = enclosed.uses(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         title = f"variable {name} of {function.__qualname__}"
-        found.cells.setdefault(id(cell), (title, name, cell))
-        if name in does.stored:
-            found.stored_cells.add(id(cell))
-        if name in does.used:
-            found.used_cells.add(id(cell))
+        code.cells.setdefault(id(cell), (title, name, cell))
+        if name in uses.stored:
+            code.stored_cells.add(id(cell))
+        if name in uses.used:
+            code.used_cells.add(id(cell))

@@ -1,6 +1,6 @@
-"""What ranks send each other within a step.
+"""The messages that ranks send each other within a step.
 
-Each message is sent with tensors beside it, in the order that the message describes.
+The tensors of a message are sent after the message, in the order that the message describes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from smdistributed.modelparallel.torch.transport import containers
 from smdistributed.modelparallel.torch.transport.pytrees import Tree
 
 from .caches import is_cache
-from .module_state import NOTHING, Notes
-from .recompute import Again
+from .module_state import EMPTY_HEADER, StateHeader
+from .recompute import Recomputation
 from .threadstate import Flags
 
 CallId = tuple[int, int]
@@ -29,7 +29,7 @@ Hop = tuple[CallId, "int | None"]
 
 
 class Forward(NamedTuple):
-    """Run a module, or a segment of a Sequential chain. Tensors: its tensor arguments.
+    """Run a module, or a segment of a Sequential chain. Tensors: the tensors of the arguments.
 
     Attributes:
         step: Number of the step.
@@ -40,13 +40,15 @@ class Forward(NamedTuple):
         microbatch: The microbatch that the call belongs to.
         place: The place of the call in the step, for random numbers.
         flags: Modes of the caller's thread.
-        arguments: Positional and keyword arguments, and `Beside` or None, without tensors.
-        needs: For each tensor whether the caller wants its gradient.
-        before: The rank and segment that gets these gradients.
-        tail: If the result is the model's own: the number of the model call; else None.
-        checkpoint: Set where `patches.checkpoint` runs the module: how it runs
-            again in the backward pass.
-        notes: What the microbatch has written; the values are beside the arguments.
+        arguments: Positional arguments, keyword arguments, and `AttachedState` or None, without
+            tensors.
+        needs: For each tensor whether the caller needs its gradient.
+        before: The rank and the segment that get these gradients.
+        tail: Number of the model call, if the result is the result of the model; else None.
+        checkpoint: Where `patches.checkpoint` runs the module: how the module runs again in the
+            backward pass; else None.
+        header: Describes the state that the microbatch has written; None without such state. The
+            values are in `AttachedState`.
     """
 
     step: int
@@ -61,28 +63,37 @@ class Forward(NamedTuple):
     needs: tuple[bool, ...]
     before: tuple[int, int | None]
     tail: int | None
-    checkpoint: Again | None
-    notes: Notes | None = None
+    checkpoint: Recomputation | None
+    header: StateHeader | None = None
 
 
 class Result(NamedTuple):
-    """What a remote call returned, for the caller, with `Beside`. Tensors: those of both."""
+    """The result of a remote call, for the caller. Tensors: the tensors of `value`.
+
+    Attributes:
+        step: Number of the step.
+        call: The remote call.
+        value: The result without tensors; with a header (result, `AttachedState`).
+        differentiable: For each tensor whether it requires a gradient.
+        header: Describes the state that the microbatch has written, or None.
+    """
 
     step: int
     call: CallId
     value: Tree
     differentiable: tuple[bool, ...]
-    notes: Notes | None = None
+    header: StateHeader | None = None
 
 
-class Beside(NamedTuple):
-    """What goes along with arguments or a result.
+class AttachedState(NamedTuple):
+    """Values of state that go along with arguments or a result.
 
     Attributes:
-        written: Values of what the microbatch has written (module_state.py).
+        written: State that the microbatch has written, in the order of the header's writes
+            (module_state.py).
         variables: Values of context variables (variables.py).
-        tensors: Arguments of the call that were written in place: number, and the values.
-        cells: Containers among the arguments that were written: number, and the content.
+        tensors: Arguments of the call that were written in place: (number, value).
+        cells: Containers among the arguments that were written: (number, content).
     """
 
     written: list[Any]
@@ -91,12 +102,12 @@ class Beside(NamedTuple):
     cells: list[tuple[int, Any]]
 
 
-class Mode(NamedTuple):
-    """What a backward pass leaves.
+class BackwardMode(NamedTuple):
+    """The effects of a backward pass.
 
     Attributes:
-        adds: It adds to the gradients of parameters; `torch.autograd.grad` does not.
-        keeps: The graph stays, for another pass.
+        adds: Whether the pass adds to the gradients of parameters; `torch.autograd.grad` does not.
+        keeps: Whether the graph is kept for another pass.
     """
 
     adds: bool = True
@@ -104,20 +115,20 @@ class Mode(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Run the backward pass of a served call. Tensors: the gradients of its results, or None."""
+    """Run the backward pass of a served call. Tensors: for each result its gradient, or None."""
 
     step: int
     call: CallId
     module: int
     segment: int | None
     microbatch: int
-    mode: Mode = Mode()
+    mode: BackwardMode = BackwardMode()
 
 
 class Gradients(NamedTuple):
     """The end of a call's backward pass, for the caller.
 
-    Tensors: the gradients of its arguments, or None.
+    Tensors: for each tensor of the arguments its gradient, or None.
     """
 
     step: int
@@ -125,8 +136,8 @@ class Gradients(NamedTuple):
 
 
 class NotStarted(NamedTuple):
-    """The last owner of a tail call has not started the backward pass: the
-    caller must ask for it.
+    """The last owner of a tail call has not started the backward pass: the caller must request
+    the pass.
     """
 
     step: int
@@ -134,19 +145,19 @@ class NotStarted(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the model returned, for the other ranks.
+    """The result of the model, for the other ranks.
 
     Attributes:
         step: Number of the step.
         function: Name of the step function that the sender runs.
         microbatch: The microbatch.
         number: Number of the model call within the microbatch.
-        value: The value without tensors.
-        sources: For each tensor None if it is sent along, else hop and position of a result that
-            the receiver served.
+        value: The result without tensors; with a header (result, `AttachedState`).
+        sources: For each tensor None if it is sent along, else the hop and the position of a
+            result that the receiver has served.
         differentiable: For each tensor whether it requires a gradient.
-        tail: For the last owner of a tail call its own hop and the number of its module.
-        notes: What the microbatch has written; the values are beside the value.
+        tail: For the last owner of a tail call its own hop and the number of the module.
+        header: Describes the state that the microbatch has written, or None.
     """
 
     step: int
@@ -157,7 +168,7 @@ class Outputs(NamedTuple):
     sources: tuple[tuple[Hop, int] | None, ...]
     differentiable: tuple[bool, ...]
     tail: tuple[Hop, int] | None
-    notes: Notes | None = None
+    header: StateHeader | None = None
 
 
 class Pick(NamedTuple):
@@ -176,12 +187,12 @@ class Done(NamedTuple):
     Attributes:
         step: Number of the step.
         function: Name of the step function that the sender ran.
-        late: The microbatches of the next step of this function run one after another.
+        in_turn: Whether the microbatches of the next step of this function run one after another.
     """
 
     step: int
     function: str
-    late: bool
+    in_turn: bool
 
 
 class Abort(NamedTuple):
@@ -189,10 +200,10 @@ class Abort(NamedTuple):
 
     Attributes:
         step: Number of the step.
-        rank: Its global rank.
-        name: Words for the rank.
+        rank: Global rank that failed.
+        name: Words for the rank, such as "rank 1 (pp_rank 1)".
         summary: The error in one line.
-        trace: Its traceback.
+        trace: The traceback of the error.
     """
 
     step: int
@@ -202,58 +213,79 @@ class Abort(NamedTuple):
     trace: str
 
 
-def beside(
-    notes: Notes,
+def attach(
+    header: StateHeader,
     written: list[Any],
     variables: list[Any] | None = None,
     tensors: Any = (),
     cells: Any = (),
-) -> tuple[Notes, Beside] | tuple[None, None]:
-    """Return what goes along; None and None if nothing does."""
-    if notes is NOTHING and not (variables or tensors or cells):
+) -> tuple[StateHeader, AttachedState] | tuple[None, None]:
+    """Return a header with the values of the state that goes along.
+
+    Returns:
+        (header, values); (None, None) if no state goes along.
+    """
+    if header is EMPTY_HEADER and not (variables or tensors or cells):
         return None, None
-    return notes, Beside(written, variables or [], list(tensors), list(cells))
+    return header, AttachedState(written, variables or [], list(tensors), list(cells))
 
 
 class Arguments:
-    """The arguments of a call as they were before it: the owner sees what it
-    writes, and the caller repeats that.
+    """The arguments of a call as they were before the call.
+
+    The owner finds the arguments that its module has written, and the caller writes the same.
+
+    Attributes:
+        cells: Containers in the arguments, each with its content.
+        leaves: Other objects that can be written in place, each with its state.
+        tensors: Tensors, each with its version and shape.
     """
 
     def __init__(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        along: Beside | None,
+        attached: AttachedState | None,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
-        inside = (*args, *kwargs.values(), *(() if along is None else along.variables))
-        if torch.is_grad_enabled():  # what a layer adds to a cache stays with it (caches.py)
-            inside = tuple(each for each in inside if not is_cache(each))
-        plain = all(isinstance(each, torch.Tensor) for each in inside)
-        self.cells = (
-            [] if plain else [(cell, containers.content(cell)) for cell in containers.cells(inside)]
-        )
-        leaves = () if plain else containers.leaves(list(inside), "")
-        self.leaves = [
-            (each, containers.state(each)) for each in leaves if containers.writable(each)
-        ]
-        self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
+        values = [*args, *kwargs.values()]
+        if attached is not None:
+            values += attached.variables
+        if torch.is_grad_enabled():
+            # The entries that a layer adds to a cache stay on its rank (caches.py).
+            values = [value for value in values if not is_cache(value)]
+        self.cells: list[tuple[Any, Any]] = []
+        self.leaves: list[tuple[Any, Any]] = []
+        # Arguments are mostly tensors alone: then there is nothing to look through.
+        if not all(isinstance(value, torch.Tensor) for value in values):
+            for cell in containers.cells(tuple(values)):
+                self.cells.append((cell, containers.content(cell)))
+            for leaf in containers.leaves(values, ""):
+                if containers.writable(leaf):
+                    self.leaves.append((leaf, containers.state(leaf)))
+        self.tensors: list[tuple[torch.Tensor, int | None, torch.Size]] = []
+        for tensor in tensors:
+            version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
+            self.tensors.append((tensor, version, tensor.shape))
 
-    def known(self) -> dict[int, tuple[str, int]]:
-        """Return, by the identity of each tensor and container, its kind and
-        number: the caller has them, too.
+    def by_identity(self) -> dict[int, tuple[str, int]]:
+        """Return the tensors and containers, which the caller has, too.
+
+        Returns:
+            ``id()`` of the object -> ("tensor" or "cell", its number).
         """
-        found = {
-            id(tensor): ("tensor", number) for number, (tensor, _, _) in enumerate(self.tensors)
-        }
-        return found | {id(cell): ("cell", number) for number, (cell, _) in enumerate(self.cells)}
+        numbers: dict[int, tuple[str, int]] = {}
+        for number, (tensor, _, _) in enumerate(self.tensors):
+            numbers[id(tensor)] = ("tensor", number)
+        for number, (cell, _) in enumerate(self.cells):
+            numbers[id(cell)] = ("cell", number)
+        return numbers
 
-    def written(self, where: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
+    def written(self, title: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """Return the tensors and the containers that were written since, each with its number.
 
         Args:
-            where: Words for the module.
+            title: Words for the module.
 
         Raises:
             StepError: A tensor got another shape.
@@ -263,11 +295,11 @@ class Arguments:
             if version is not None and tensor._version != version:  # noqa: SLF001
                 if tensor.shape != shape:
                     raise StepError(
-                        f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}"
+                        f"module {title} gave one of its arguments another shape\n{_ARGUMENTS}"
                     )
-                # Not the caller's own object: its values.
+                # A view, because the tensor itself would stand for the caller's own object.
                 tensors.append((number, tensor.view_as(tensor)))
-        cells = []
+        cells: list[tuple[int, Any]] = []
         for number, (cell, before) in enumerate(self.cells):
             now = containers.content(cell)
             if not containers.same(now, before):
@@ -277,28 +309,34 @@ class Arguments:
                 cells.append((number, containers.value(leaf)))
         return tensors, cells
 
-    def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
-        """Write what the owner wrote.
+    def repeat_writes(
+        self, tensors: Sequence[torch.Tensor], attached: AttachedState, title: str
+    ) -> None:
+        """Write to the caller's arguments as the owner has written to its copies.
 
         Args:
-            tensors: Those of the arguments.
-            back: What came with the result.
-            where: Words for the module.
+            tensors: The tensors of the arguments.
+            attached: The state that came with the result.
+            title: Words for the module.
 
         Raises:
-            StepError: Another argument has the same memory: on the owner it kept its values.
+            StepError: Another argument shares the memory. On the owner that argument kept its
+                values.
         """
-        for number, value in back.tensors:
+        for number, value in attached.tensors:
             memory = tensors[number].untyped_storage().data_ptr()
-            if [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided].count(
-                memory
-            ) > 1:
+            sharers = 0
+            for tensor in tensors:
+                if tensor.layout is torch.strided:
+                    sharers += tensor.untyped_storage().data_ptr() == memory
+            if sharers > 1:
                 raise StepError(
-                    f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}"
+                    f"module {title} writes to memory that two of its arguments share\n{_ARGUMENTS}"
                 )
             tensors[number].copy_(value)
-        for number, content in back.cells:
-            containers.assign([*self.cells, *self.leaves][number][0], content)
+        for number, content in attached.cells:
+            holder, _ = [*self.cells, *self.leaves][number]
+            containers.assign(holder, content)
 
 
 _ARGUMENTS = (

@@ -1,29 +1,50 @@
 """Contexts and the threads that run them.
 
-A context is one run of the user's step function on a microbatch, or one served request. It may wait
-for another rank in the middle of a Python call, so each context that waits has a thread. Exactly
-one thread of a rank runs at any time: the one that was handed the baton. So contexts need no locks.
+A context is one run of the user's step function on a microbatch, or one served request. A context
+may wait for another rank in the middle of a Python call, so each waiting context has a thread.
+Exactly one thread of a rank runs at any time, and wakes its successor before it sleeps. So contexts
+need no locks.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .threadstate import Flags
 
 Key = tuple[Any, ...]
+"""The key of a context, or of an answer that a context waits for."""
 
 
-class Seat:
+class Produced(NamedTuple):
+    """A tensor that a remote call returned.
+
+    Attributes:
+        tensor: A weak reference to the tensor.
+        rank: The rank that computed it.
+        hop: The served part of the call.
+        position: Number of the tensor in the result.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    rank: int
+    hop: Any
+    position: int
+
+
+class Runner:
     """A thread that contexts run on.
 
     Attributes:
-        task: A context that the thread shall start when it is woken.
-        closed: The thread shall end when it is woken.
+        main: Whether it is the thread that called the step.
+        ident: Its number, as `threading.get_ident` returns it.
+        task: A context that the thread starts when it is woken, or None.
+        closed: Whether the thread ends when it is woken.
     """
 
     __slots__ = ("_lock", "closed", "ident", "main", "task")
@@ -36,11 +57,11 @@ class Seat:
         self._lock.acquire()
 
     def wake(self) -> None:
-        """Hand the baton to this thread."""
+        """Let this thread run. The caller sleeps next."""
         self._lock.release()
 
     def sleep(self) -> None:
-        """Wait for the baton; called by the thread itself."""
+        """Wait until another thread calls `wake`. Only the thread itself calls this."""
         self._lock.acquire()
 
 
@@ -48,34 +69,34 @@ class Context:
     """One run of a step function, or one served request.
 
     Attributes:
-        key: What it is: ("S", microbatch), ("F", call, segment) or ("B", call,
-            segment). Equal on tensor peers.
-        microbatch: Its microbatch.
-        body: What it runs.
-        flags: Modes of torch that hold in it.
-        inline: It cannot wait for another rank, so it may run on the thread of a waiting context.
-        seat: The thread it runs on; None before its start.
-        buried: Another context runs on its thread, above it, so it cannot go on.
+        key: ("S", microbatch) for the step function, ("F", call, segment) for a forward, ("B",
+            call, segment) for a backward. Equal on tensor-parallel peers.
+        microbatch: Number of the microbatch.
+        body: The function that the context runs.
+        flags: Modes of torch that the body runs with.
+        inline: Whether the body cannot wait for another rank, and so may run on the thread of a
+            waiting context.
+        runner: The thread that the context runs on; None before its start.
+        is_blocked: Whether another context runs above this one on the stack of its thread.
         calls: Number of model calls so far.
-        produced: Results of remote calls of this context, by identity: the
-            tensor, the rank, its hop, the position.
-        in_model: It runs the root module.
+        produced: Results of remote calls of this context, by `id()` of the tensor.
+        in_model: Whether the root module runs.
         tail: The tensors of the tail call of the present model call.
-        place: Its place in the step, for its random numbers.
+        place: Number that stands for the context's place in the step, for its random numbers.
     """
 
     __slots__ = (
         "body",
-        "buried",
         "calls",
         "flags",
         "in_model",
         "inline",
+        "is_blocked",
         "key",
         "microbatch",
         "place",
         "produced",
-        "seat",
+        "runner",
         "tail",
     )
 
@@ -86,40 +107,35 @@ class Context:
         body: Callable[[], None],
         flags: Flags,
         *,
-        inline: bool,
-        place: int,
+        inline: bool = False,
     ) -> None:
-        self.key, self.microbatch, self.body, self.flags, self.inline = (
-            key,
-            microbatch,
-            body,
-            flags,
-            inline,
-        )
-        self.place = place
-        self.seat: Seat | None = None
-        self.buried = self.in_model = False
+        self.key, self.microbatch = key, microbatch
+        self.body, self.flags = body, flags
+        self.inline = inline
+        self.place = 0
+        self.runner: Runner | None = None
+        self.is_blocked = self.in_model = False
         self.calls = 0
-        self.produced: dict[int, tuple[Any, int, Any, int]] = {}
+        self.produced: dict[int, Produced] = {}
         self.tail: list[Any] | None = None
 
 
 class Worker(threading.Thread):
     """A pooled thread for contexts."""
 
-    def __init__(self, seat_taken: Callable[[Seat], None]) -> None:
+    def __init__(self, run_contexts: Callable[[Runner], None]) -> None:
         super().__init__(name="smp-context", daemon=True)
-        self._seat_taken = seat_taken
-        self.seat = Seat()
+        self._run_contexts = run_contexts
+        self.runner = Runner()
         self.start()
 
     def run(self) -> None:
         """Wait for the first context, and run contexts until the end."""
-        self.seat.ident = threading.get_ident()
-        # The question gives this thread what torch.set_num_threads said. Without it the first
-        # parallel loop would, and a product of matrices is none: it would use as many threads as
-        # OMP_NUM_THREADS says, or as there are cores.
+        self.runner.ident = threading.get_ident()
+        # This call makes torch.set_num_threads hold in this thread. Otherwise only the first
+        # parallel loop would do that. A product of matrices is no such loop: it would use as many
+        # threads as OMP_NUM_THREADS has, or one for each core.
         torch.get_num_threads()
-        self.seat.sleep()
-        if not self.seat.closed:
-            self._seat_taken(self.seat)
+        self.runner.sleep()
+        if not self.runner.closed:
+            self._run_contexts(self.runner)

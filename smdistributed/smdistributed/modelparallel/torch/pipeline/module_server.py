@@ -1,9 +1,10 @@
-"""The serving side of remote calls: modules of this rank, run for others."""
+"""The serving side of remote calls: run modules of this rank for other ranks."""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,20 +13,32 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, tensors_in, unflatten
 
 from . import own_passes, variables
-from .messages import Arguments, Backward, Forward, Gradients, Hop, Outputs, Result, beside
+from .messages import (
+    Arguments,
+    AttachedState,
+    Backward,
+    BackwardMode,
+    Forward,
+    Gradients,
+    Hop,
+    Outputs,
+    Result,
+    attach,
+)
 from .microbatch_threads import Context
-from .module_state import NOTHING, Notes
+from .module_state import EMPTY_HEADER, StateHeader, Turn
 from .modules import run_children
 from .randomness import place
-from .rank_state import TWICE, Port
+from .rank_state import TWICE, PipelineRank
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
 from .threadstate import capture
 
 
-class Fresh(torch.autograd.Function):
-    """The identity, whose result is not a leaf: modules that work in place may
-    get it, and scripts may write to it.
+class NonLeaf(torch.autograd.Function):
+    """The identity, with a result that is not a leaf of the graph.
+
+    Modules and scripts may write to such a tensor in place; torch refuses writes to a leaf.
     """
 
     @staticmethod
@@ -39,56 +52,65 @@ class Fresh(torch.autograd.Function):
         return grad
 
 
-def leaves_of(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Return the identities of the leaves that gradients of tensors go to."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
+def find_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Return the ``id()`` of each leaf in the graphs of tensors."""
+    leaves: set[int] = set()
+    visited: set[Any] = set()
+    to_visit: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while to_visit:
+        node = to_visit.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
-            found.add(id(leaf))
-        todo += [following for following, _ in node.next_functions]
-    return found
+            leaves.add(id(leaf))
+        to_visit += [next_node for next_node, _ in node.next_functions]
+    return leaves
 
 
-def unused_of(
+def find_unused(
     inputs: Sequence[torch.Tensor],
-    given: Sequence[torch.Tensor],
-    came: set[int],
+    seen_by_module: Sequence[torch.Tensor],
+    attached: set[int],
     sent: Sequence[torch.Tensor],
 ) -> tuple[int, ...]:
-    """Return the numbers of the tensors that came along with a call and are in
-    no graph of what is sent back.
+    """Return the numbers of the attached tensors that are in no graph of the tensors sent back.
 
     Args:
-        inputs: What came, each a leaf.
-        given: The same tensors as the modules saw them.
-        came: Identities of those of ``given`` that came along, and that a gradient may go to.
-        sent: What is sent back.
+        inputs: The received tensors, each a leaf.
+        seen_by_module: The same tensors as the module got them.
+        attached: ``id()`` of the tensors of ``seen_by_module`` that are attached state and require
+            a gradient.
+        sent: The tensors that are sent back.
     """
-    if not came:
+    if not attached:
         return ()
-    reached = leaves_of(sent)
+    leaves = find_leaves(sent)
     unused: list[int] = []
-    for number, (leaf, seen) in enumerate(zip(inputs, given, strict=True)):
-        if id(seen) in came and id(leaf) not in reached:
+    for number, (leaf, tensor) in enumerate(zip(inputs, seen_by_module, strict=True)):
+        if id(tensor) in attached and id(leaf) not in leaves:
             unused.append(number)
     return tuple(unused)
 
 
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is not a leaf, and whose gradient goes to the given one."""
-    result: torch.Tensor = Fresh.apply(tensor)  # type: ignore[no-untyped-call]
+def non_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is not a leaf, and has its gradient sent to the given one."""
+    result: torch.Tensor = NonLeaf.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Saved(NamedTuple):
-    """What a served forward leaves for its backward."""
+class _SavedForward(NamedTuple):
+    """The graph of a served forward, for its backward.
+
+    Attributes:
+        inputs: The received tensors, leaves of the graph.
+        results: The tensors of the result.
+        differentiable: For each result whether it requires a gradient.
+        needs: For each input whether the caller needs its gradient.
+        before: The rank and the segment that get these gradients.
+        place: The place of the call in the step, for random numbers.
+    """
 
     inputs: list[torch.Tensor]
     results: list[torch.Tensor]
@@ -98,57 +120,98 @@ class _Saved(NamedTuple):
     place: int
 
 
-class Server:
-    """Runs modules of this rank for others.
+class _Reply(NamedTuple):
+    """The result of a served call as it is sent on.
 
     Attributes:
-        results: For each microbatch the results that its model outputs may refer to.
+        value: The result without its tensors, with attached state if there is a header.
+        tensors: The tensors of the value.
+        header: Describes the attached state, or None.
     """
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
-        self._saved: dict[Hop, _Saved] = {}
+    value: Tree
+    tensors: list[torch.Tensor]
+    header: StateHeader | None
+
+
+@dataclass(frozen=True)
+class _ServedCall:
+    """A forward that this rank serves.
+
+    Attributes:
+        message: The request.
+        header: Describes the state that came with it; `EMPTY_HEADER` without such state.
+        inputs: The received tensors, leaves of the graph.
+        seen_by_module: The same tensors as the module got them, no leaves.
+        attached: The values of the state that came along, or None.
+        before: The arguments before the module ran.
+        context: Context variables before the module ran.
+        argument_tensors: The tensors of the arguments, if state came along.
+    """
+
+    message: Forward
+    header: StateHeader
+    inputs: list[torch.Tensor]
+    seen_by_module: list[torch.Tensor]
+    attached: AttachedState | None
+    before: Arguments
+    context: contextvars.Context
+    argument_tensors: list[torch.Tensor]
+
+
+class Server:
+    """Runs modules of this rank for other ranks.
+
+    Attributes:
+        pipeline: This rank's place in its pipeline.
+        results: Microbatch -> results of served calls, which the model's outputs may refer to.
+    """
+
+    def __init__(self, pipeline: PipelineRank) -> None:
+        self.pipeline = pipeline
+        self._saved: dict[Hop, _SavedForward] = {}
         self.results: dict[int, dict[Hop, list[torch.Tensor]]] = {}
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Forget the calls of the last step."""
         self._saved.clear()
         self.results.clear()
 
     def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
         """Make a request for a forward ready to run."""
-        self.port.scheduler.make_ready(
-            Context(
-                ("F", message.call, message.segment),
-                message.microbatch,
-                lambda: self._alone(self._forward, message, tensors),
-                message.flags,
-                inline=self.port.modules.is_inline(message.module, message.segment),
-                place=message.place,
-            ),
-            FORWARD,
+        context = Context(
+            ("F", message.call, message.segment),
+            message.microbatch,
+            lambda: self._run_request(self._forward, message, tensors),
+            message.flags,
+            inline=self.pipeline.modules.is_inline(message.module, message.segment),
         )
+        context.place = message.place
+        self.pipeline.scheduler.make_ready(context, FORWARD)
 
     def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
         """Make a request for a backward ready to run."""
-        self.port.scheduler.make_ready(self.backward_context(message, grads), "B")
+        self.pipeline.scheduler.make_ready(self.backward_context(message, grads), "B")
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
-        """Return the context of a backward."""
-        saved = self._saved.get((message.call, message.segment))
-        return Context(
+        """Return the context of the backward of a served call."""
+        context = Context(
             ("B", message.call, message.segment),
             message.microbatch,
-            lambda: self._alone(self._backward, message, grads),
+            lambda: self._run_request(self._backward, message, grads),
             BACKWARD_FLAGS,
-            inline=self.port.modules.is_inline(message.module, message.segment),
-            place=0 if saved is None else place(saved.place, -1),
+            inline=self.pipeline.modules.is_inline(message.module, message.segment),
         )
+        saved = self._saved.get((message.call, message.segment))
+        if saved is not None:
+            context.place = place(saved.place, -1)
+        return context
 
-    def _alone(self, run: Callable[[Any, Any], None], message: Any, tensors: Any) -> None:
-        """Run a request.
+    def _run_request(self, run: Callable[[Any, Any], None], message: Any, tensors: Any) -> None:
+        """Run a request of another rank.
 
-        The thread may be one on which a step function waits: it is not that one's own pass.
+        A step function may wait below on the stack of this thread. So the passes of the request
+        are marked as smp's own (own_passes.py), and are not taken for passes of the script.
         """
         with own_passes.inside():
             run(message, tensors)
@@ -158,100 +221,147 @@ class Server:
         return hop in self._saved
 
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        port, views = self.port, self.port.scheduler.views
-        port.order.append(("F", message.microbatch))
-        port.arrived(tensors)
-        inputs = [
-            t.requires_grad_() if needed else t
-            for t, needed in zip(tensors, message.needs, strict=True)
-        ]
-        given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
-        args, kwargs, along = unflatten(message.arguments, given)
-        turn, notes = (message.microbatch, False), message.notes or NOTHING
-        if along is not None:
-            views.unpack(turn, notes, along.written, message.before[0])
-            views.enter(turn)
-            variables.put(
-                notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked]
-            )
-        before = Arguments(args, kwargs, along, given)
-        context = contextvars.copy_context()
-        asked = tensors_in((args, kwargs)) if notes.writes else []
+        """Run a module or a segment, and send the result to the caller or to the next segment."""
+        pipeline, module_state = self.pipeline, self.pipeline.scheduler.module_state
+        pipeline.order.append(("F", message.microbatch))
+        pipeline.arrived(tensors)
+        inputs, seen_by_module = [], []
+        for tensor, is_needed in zip(tensors, message.needs, strict=True):
+            inputs.append(tensor.requires_grad_() if is_needed else tensor)
+            seen_by_module.append(non_leaf(tensor) if is_needed else tensor)
+        args, kwargs, attached = unflatten(message.arguments, seen_by_module)
+        turn, header = Turn(message.microbatch), message.header or EMPTY_HEADER
+        if attached is not None:
+            module_state.unpack(turn, header, attached.written, message.before[0])
+            module_state.enter(turn)
+            hooked_models = [pipeline.modules.modules[number] for number in header.hooked]
+            variables.put(header.variables, attached.variables, hooked_models)
+        call = _ServedCall(
+            message=message,
+            header=header,
+            inputs=inputs,
+            seen_by_module=seen_by_module,
+            attached=attached,
+            before=Arguments(args, kwargs, attached, seen_by_module),
+            context=contextvars.copy_context(),
+            argument_tensors=tensors_in((args, kwargs)) if header.writes else [],
+        )
         flags = capture()
-        result, following = self._run(message, args, kwargs)
+        result, next_segment = self._run_module(message, args, kwargs)
         if capture() != flags:
             raise StepError(
-                f"module {port.modules.title(message.module)} left another gradient mode,"
+                f"module {pipeline.modules.title(message.module)} left another gradient mode,"
                 " inference mode or autocast than it was called in,"
                 " which its caller on another partition would not see\n"
                 "Use `with`, or place the module with its caller with smp.set_partition."
             )
-        views.leave(turn)
-        if message.before[1] is None:
-            wrote = before.written(port.modules.title(message.module))
-        else:  # what came before in the chain is nobody's argument
-            wrote = ([], []) if along is None else (along.tensors, along.cells)
-        if following is None:
-            # What the caller gave is the caller's own object again, also in the result.
-            own = before.known() if message.before[1] is None and message.tail is None else None
-            held = notes.held if message.tail is None else frozenset()
-            news, written = views.pack(message.microbatch, message.call[0], held=held)
-            # A chain's earlier segments may have set some, too: then what came here says it.
-            names, values = variables.since(
-                context if message.segment is None else port.scheduler.home.variables
-            )
-            if along is not None and message.segment is None:
-                unread = views.unread(turn, notes, along.written, asked)
-                news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
-            if along is not None and message.before[1] is None:
-                came = {id(t) for t in tensors_in(along.written) if t.requires_grad}
-                sent = tensors_in((result, written, values, wrote))
-                news = news._replace(unused=unused_of(inputs, given, came, sent))
-            if own is not None and (lent := views.lent(result)):
-                news = news._replace(lent=lent)
-            if names:
-                news = news._replace(variables=names)
-            note, back = beside(news, written, values, *wrote)
-            value, results = flatten(result if back is None else (result, back), own)
+        module_state.leave(turn)
+        if next_segment is None:
+            reply = self._reply_to_caller(call, result)
         else:
-            owner = port.modules.chains[message.module][following].owner
-            news, onward = views.pack(message.microbatch, owner)
-            names, values = variables.since(port.scheduler.home.variables)
-            if message.notes is not None or names:
-                news = news._replace(variables=names, hooked=notes.hooked, held=notes.held)
-            note, back = beside(news, onward, values, *wrote)
-            value, results = flatten(((result,), {}, back))
-        differentiable = tuple(bool(t.requires_grad) for t in results)
-        if any(differentiable):
-            saved = _Saved(
-                inputs, results, differentiable, message.needs, message.before, message.place
-            )
-            self._saved[message.call, message.segment] = saved
-        if following is None:
-            self._answer(message, value, results, differentiable, note)
-            return
-        port.post(
-            owner,
-            message._replace(
-                segment=following,
-                place=place(message.place, following),
-                arguments=value,
-                needs=differentiable,
-                before=(port.me, message.segment),
-                notes=note,
-            ),
-            results,
-            f"result of module {port.modules.title(message.module)}",
-        )
+            owner = pipeline.modules.chains[message.module][next_segment].owner
+            reply = self._reply_to_next(call, result, owner)
 
-    def _run(
+        differentiable = tuple(bool(tensor.requires_grad) for tensor in reply.tensors)
+        if any(differentiable):
+            self._saved[message.call, message.segment] = _SavedForward(
+                inputs,
+                reply.tensors,
+                differentiable,
+                message.needs,
+                message.before,
+                message.place,
+            )
+        if next_segment is None:
+            self._answer(message, reply, differentiable)
+            return
+        following = message._replace(
+            segment=next_segment,
+            place=place(message.place, next_segment),
+            arguments=reply.value,
+            needs=differentiable,
+            before=(pipeline.me, message.segment),
+            header=reply.header,
+        )
+        title = f"result of module {pipeline.modules.title(message.module)}"
+        pipeline.post(owner, following, reply.tensors, title)
+
+    def _written_arguments(self, call: _ServedCall) -> tuple[Any, Any]:
+        """Return the tensors and containers of the arguments that were written."""
+        message, attached = call.message, call.attached
+        if message.before[1] is None:
+            return call.before.written(self.pipeline.modules.title(message.module))
+        # The argument of a later segment is a result of the chain, and no argument of the caller.
+        if attached is None:
+            return [], []
+        return attached.tensors, attached.cells
+
+    def _reply_to_caller(self, call: _ServedCall, result: Any) -> _Reply:
+        """Return the result of the last or only segment, with the state that was written."""
+        message, header, attached = call.message, call.header, call.attached
+        scheduler = self.pipeline.scheduler
+        module_state = scheduler.module_state
+        writes = self._written_arguments(call)
+        is_whole_call = message.before[1] is None
+        # The caller's own objects stay the same objects in the result.
+        own_objects = None
+        if is_whole_call and message.tail is None:
+            own_objects = call.before.by_identity()
+        held = header.held if message.tail is None else frozenset()
+        new_header, written = module_state.pack(message.microbatch, message.call[0], held=held)
+        # Earlier segments of a chain may have set variables, too. So after a chain all variables
+        # count that differ from the script's.
+        base = call.context if message.segment is None else scheduler.caller_thread.variables
+        names, values = variables.since(base)
+        if attached is not None and message.segment is None:
+            turn = Turn(message.microbatch)
+            unread_ids = module_state.unread(turn, header, attached.written, call.argument_tensors)
+            unread = []
+            for number, tensor in enumerate(call.seen_by_module):
+                if id(tensor) in unread_ids:
+                    unread.append(number)
+            new_header = new_header._replace(unread=tuple(unread))
+        if attached is not None and is_whole_call:
+            differentiable = {id(t) for t in tensors_in(attached.written) if t.requires_grad}
+            sent = tensors_in((result, written, values, writes))
+            unused = find_unused(call.inputs, call.seen_by_module, differentiable, sent)
+            new_header = new_header._replace(unused=unused)
+        if own_objects is not None:
+            lent = module_state.lent(result)
+            if lent:
+                new_header = new_header._replace(lent=lent)
+        if names:
+            new_header = new_header._replace(variables=names)
+        sent_header, returned = attach(new_header, written, values, *writes)
+        if returned is not None:
+            result = (result, returned)
+        value, tensors = flatten(result, own_objects)
+        return _Reply(value, tensors, sent_header)
+
+    def _reply_to_next(self, call: _ServedCall, result: Any, owner: int) -> _Reply:
+        """Return the arguments of the next segment of a chain, with the state that was written."""
+        message, header = call.message, call.header
+        scheduler = self.pipeline.scheduler
+        writes = self._written_arguments(call)
+        new_header, written = scheduler.module_state.pack(message.microbatch, owner)
+        names, values = variables.since(scheduler.caller_thread.variables)
+        if message.header is not None or names:
+            new_header = new_header._replace(
+                variables=names, hooked=header.hooked, held=header.held
+            )
+        sent_header, onward = attach(new_header, written, values, *writes)
+        value, tensors = flatten(((result,), {}, onward))
+        return _Reply(value, tensors, sent_header)
+
+    def _run_module(
         self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, int | None]:
         """Run a module, or one segment of a chain.
 
-        Return its result, and the segment that has to follow it.
+        Returns:
+            The result, and the segment that follows; None after the last or only segment.
         """
-        modules = self.port.modules
+        modules = self.pipeline.modules
         module = modules.modules[message.module]
         if message.segment is None:
             if message.checkpoint is not None and modules.local[message.module]:
@@ -263,82 +373,97 @@ class Server:
             result = message.checkpoint.chain(children, args[0])
         else:
             result = run_children(module, children, args[0])
-        following = message.segment + 1
-        return result, following if following < len(segments) else None
+        next_segment = message.segment + 1
+        if next_segment == len(segments):
+            return result, None
+        return result, next_segment
 
-    def _answer(
-        self,
-        message: Forward,
-        value: Tree,
-        results: list[torch.Tensor],
-        differentiable: tuple[bool, ...],
-        notes: Notes | None,
-    ) -> None:
-        """Send a result to the caller; if it is the model's, also to every other rank."""
-        port, caller = self.port, message.call[0]
+    def _answer(self, message: Forward, reply: _Reply, differentiable: tuple[bool, ...]) -> None:
+        """Send a result to the caller. The result of a tail call goes to every other rank, too."""
+        pipeline, caller = self.pipeline, message.call[0]
         hop = (message.call, message.segment)
-        title = f"result of module {port.modules.title(message.module)}"
-        port.post(
-            caller, Result(port.number, message.call, value, differentiable, notes), results, title
-        )
+        title = f"result of module {pipeline.modules.title(message.module)}"
+        answer = Result(pipeline.number, message.call, reply.value, differentiable, reply.header)
+        pipeline.post(caller, answer, reply.tensors, title)
         if message.tail is not None:
             outputs = Outputs(
-                port.number,
-                port.function,
+                pipeline.number,
+                pipeline.function,
                 message.microbatch,
                 message.tail,
-                value,
-                (None,) * len(results),
+                reply.value,
+                (None,) * len(reply.tensors),
                 differentiable,
                 None,
-                notes,
+                reply.header,
             )
-            for peer in range(port.n):
-                if peer == port.me:
-                    port.post(peer, outputs._replace(tail=(hop, message.module)), results, title)
+            for peer in range(pipeline.n):
+                if peer == pipeline.me:
+                    own_outputs = outputs._replace(tail=(hop, message.module))
+                    pipeline.post(peer, own_outputs, reply.tensors, title)
                 elif peer != caller:
-                    port.post(peer, outputs, results, title)
-        elif caller == port.root_rank and port.me != caller:
-            self.results.setdefault(message.microbatch, {})[hop] = [t.detach() for t in results]
+                    pipeline.post(peer, outputs, reply.tensors, title)
+        elif caller == pipeline.root_rank and pipeline.me != caller:
+            # The outputs of the model may contain these tensors: then they are not sent back.
+            results = [tensor.detach() for tensor in reply.tensors]
+            self.results.setdefault(message.microbatch, {})[hop] = results
 
     def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        port = self.port
-        port.order.append(("B", message.microbatch))
-        port.arrived(grads)
+        """Run the backward pass of a served call, and send the gradients of its inputs on."""
+        pipeline = self.pipeline
+        pipeline.order.append(("B", message.microbatch))
+        pipeline.arrived(grads)
         hop, mode = (message.call, message.segment), message.mode
         saved = self._saved.get(hop) if mode.keeps else self._saved.pop(hop, None)
         if saved is None:
             raise StepError(
                 "a second backward pass through one call of module"
-                f" {port.modules.title(message.module)}\n{TWICE}"
+                f" {pipeline.modules.title(message.module)}\n{TWICE}"
             )
-        pairs = [
-            (result, grad)
-            for result, grad, needed in zip(saved.results, grads, saved.differentiable, strict=True)
-            if needed and grad is not None
-        ]
-        wanted = [t for t, needed in zip(saved.inputs, saved.needs, strict=True) if needed]
-        found: dict[int, torch.Tensor | None] = {}
-        if pairs and (mode.adds or wanted):
-            outputs, given = zip(*pairs, strict=True)
-            if mode.adds:
-                with port.scheduler.views.explained():
-                    torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
-            else:
-                gradients = torch.autograd.grad(
-                    outputs, wanted, given, retain_graph=mode.keeps, allow_unused=True
-                )
-                found = dict(zip(map(id, wanted), gradients, strict=True))
-        if mode.adds:
-            found = {id(t): t.grad for t in wanted}
-            for t in wanted:
-                t.grad = None
-        inputs = [found.get(id(t)) for t in saved.inputs]
+        input_grads = self._run_backward(saved, grads, mode)
         rank, segment = saved.before
         if segment is None:
-            port.post(rank, Gradients(port.number, message.call), inputs, "gradients")
+            answer: Any = Gradients(pipeline.number, message.call)
         else:
-            following = Backward(
-                port.number, message.call, message.module, segment, message.microbatch, mode
+            answer = Backward(
+                pipeline.number, message.call, message.module, segment, message.microbatch, mode
             )
-            port.post(rank, following, inputs, "gradients")
+        pipeline.post(rank, answer, input_grads, "gradients")
+
+    def _run_backward(
+        self, saved: _SavedForward, grads: list[torch.Tensor | None], mode: BackwardMode
+    ) -> list[torch.Tensor | None]:
+        """Run autograd through the graph of a served forward.
+
+        Args:
+            saved: The graph.
+            grads: For each result its gradient, or None.
+            mode: The effects of the pass.
+
+        Returns:
+            For each input its gradient, or None.
+        """
+        roots: list[torch.Tensor] = []
+        root_grads: list[torch.Tensor] = []
+        for result, grad, is_differentiable in zip(
+            saved.results, grads, saved.differentiable, strict=True
+        ):
+            if is_differentiable and grad is not None:
+                roots.append(result)
+                root_grads.append(grad)
+        needed = [t for t, is_needed in zip(saved.inputs, saved.needs, strict=True) if is_needed]
+
+        input_grads: dict[int, torch.Tensor | None] = {}  # by id() of the input
+        if roots and mode.adds:
+            with self.pipeline.scheduler.module_state.explained():
+                torch.autograd.backward(roots, root_grads, retain_graph=mode.keeps)
+        elif roots and needed:
+            gradients = torch.autograd.grad(
+                roots, needed, root_grads, retain_graph=mode.keeps, allow_unused=True
+            )
+            input_grads = dict(zip(map(id, needed), gradients, strict=True))
+        if mode.adds:
+            for tensor in needed:
+                input_grads[id(tensor)] = tensor.grad
+                tensor.grad = None
+        return [input_grads.get(id(tensor)) for tensor in saved.inputs]

@@ -1,4 +1,6 @@
-"""Which rank owns which module, and which modules of this rank are entrances to other ranks."""
+"""The placed module tree: the owner of each module, and the modules at which work leaves this
+rank.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from .tail_calls import returned_modules
 
 
 class Segment(NamedTuple):
-    """Neighbours of a Sequential chain that one rank owns."""
+    """Neighbours of a Sequential chain with the same owner.
+
+    Attributes:
+        owner: The rank that owns the modules.
+        modules: The modules, in the order of the chain.
+    """
 
     owner: int
     modules: tuple[nn.Module, ...]
@@ -28,13 +35,15 @@ class Modules:
 
     Attributes:
         root: The wrapped module.
-        names: Name of each module, by its number; the same on all ranks.
-        modules: Each module, by its number.
-        owner: The rank that owns it.
-        chains: Numbers of the Sequential modules that span ranks, with their segments.
-        local: Whether a call of the module stays on this rank whatever it does.
-        tails: Remote modules and chains whose result is the model's own, with
-            the modules that pass it on.
+        me: This rank in the pipeline.
+        names: Name of each module. The index is the number of the module, equal on all ranks.
+        modules: Each module.
+        owner: For each module the rank that owns it.
+        number: ``id()`` of a module -> its number.
+        chains: Number of a Sequential that spans ranks -> its segments.
+        local: For each module whether a call of it can never leave this rank.
+        tails: Number of a remote module or chain with the same result as the model -> the modules
+            that return this result.
     """
 
     def __init__(self, root: nn.Module, owner: Mapping[str, int], me: int) -> None:
@@ -44,14 +53,14 @@ class Modules:
         self.modules = [module for _, module in named]
         self.owner = [owner[name] for name in self.names]
         self.number = {id(module): number for number, module in enumerate(self.modules)}
-        self.chains = {
-            n: segments
-            for n, m in enumerate(self.modules)
-            if len(segments := self._segments(m)) > 1
-        }
-        self.local = [
-            all(self.owner_of(m) == me for m in module.modules()) for module in self.modules
-        ]
+        self.chains: dict[int, tuple[Segment, ...]] = {}
+        self.local: list[bool] = []
+        for number, module in enumerate(self.modules):
+            segments = self._segments(module)
+            if len(segments) > 1:
+                self.chains[number] = segments
+            owners = {self.owner_of(submodule) for submodule in module.modules()}
+            self.local.append(owners == {me})
         self.tails = self._tails()
 
     def owner_of(self, module: nn.Module) -> int:
@@ -59,30 +68,37 @@ class Modules:
         return self.owner[self.number[id(module)]]
 
     def title(self, number: int) -> str:
-        """Return words for a module."""
+        """Return words for a module, such as "encoder.0 (Linear)"."""
         return f"{self.names[number] or 'the root module'} ({type(self.modules[number]).__name__})"
 
     def is_inline(self, number: int, segment: int | None) -> bool:
-        """Return whether a served call cannot wait for another rank."""
+        """Return whether a served call cannot wait for another rank.
+
+        Args:
+            number: Number of the module.
+            segment: Segment of a chain; None for a whole module.
+        """
         if segment is None:
             return self.local[number]
-        return all(self.local[self.number[id(m)]] for m in self.chains[number][segment].modules)
+        modules = self.chains[number][segment].modules
+        return all(self.local[self.number[id(module)]] for module in modules)
 
     def bind(self, remote: Call, chain: Call) -> None:
         """Replace the forward of each module at which work leaves this rank.
 
-        All others stay as they are.
+        Other modules are not changed.
 
         Args:
-            remote: Called with the number of a remote module, and arguments.
-            chain: The same for a Sequential of this rank that spans ranks.
+            remote: Calls a remote module. Gets its number and the arguments.
+            chain: Calls a Sequential of this rank that spans ranks, with the same arguments.
         """
-        # What a torch.compile around a remote module traces ends before the
-        # call: the scheduler cannot be compiled.
+        # A graph of torch.compile ends before a remote call: the scheduler cannot be compiled.
         if "torch._dynamo" in sys.modules:
             untraced: Any = torch.compiler.disable
-            why = {"reason": _PARTED} if "reason" in inspect.signature(untraced).parameters else {}
-            remote, chain = untraced(remote, **why), untraced(chain, **why)
+            options = {}
+            if "reason" in inspect.signature(untraced).parameters:
+                options["reason"] = _PARTED
+            remote, chain = untraced(remote, **options), untraced(chain, **options)
         for number, module in enumerate(self.modules):
             if number and self.owner[number] != self.me:
                 _replace(module, _Entrance(remote, number))
@@ -90,13 +106,13 @@ class Modules:
                 _replace(module, _Entrance(chain, number))
 
     def _segments(self, module: nn.Module) -> tuple[Segment, ...]:
-        if (
-            not isinstance(module, nn.Sequential)
-            or type(module).forward is not nn.Sequential.forward
-        ):
+        """Return the segments of a Sequential; none for any other module."""
+        if not isinstance(module, nn.Sequential):
+            return ()
+        if type(module).forward is not nn.Sequential.forward:
             return ()
         groups: list[tuple[int, list[nn.Module]]] = []
-        for child in module:  # `children` has one that is called twice once
+        for child in module:  # not `children()`, which has a module once that is in it twice
             owner = self.owner_of(child)
             if groups and groups[-1][0] == owner:
                 groups[-1][1].append(child)
@@ -105,12 +121,10 @@ class Modules:
         return tuple(Segment(owner, tuple(children)) for owner, children in groups)
 
     def _tails(self) -> dict[int, tuple[nn.Module, ...]]:
-        """Find the remote calls whose result the root returns unchanged,
-        whatever happens before.
-        """
-        found: dict[int, tuple[nn.Module, ...]] = {}
+        """Find the remote calls with a result that the root always returns unchanged."""
+        tails: dict[int, tuple[nn.Module, ...]] = {}
         if self.owner[0] != self.me:
-            return found
+            return tails
         uses: dict[int, int] = {}
         for _, module in self.root.named_modules(remove_duplicate=False):
             uses[id(module)] = uses.get(id(module), 0) + 1
@@ -120,19 +134,19 @@ class Modules:
             if uses[id(module)] > 1:
                 return
             if self.owner[number] != self.me:
-                found[number] = path
+                tails[number] = path
                 return
             path = (*path, module)
             if number in self.chains:
                 if self.chains[number][-1].owner != self.me:
-                    found[number] = path
+                    tails[number] = path
                 return
             for child in returned_modules(module):
                 if id(child) in self.number:
                     follow(child, path)
 
         follow(self.root, ())
-        return found
+        return tails
 
 
 _PARTED = (
@@ -152,9 +166,8 @@ class _Entrance:
 
 
 def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) -> Any:
-    """Run neighbours of a Sequential.
-
-    Activation checkpointing of groups replaces how (activation_checkpointing.py).
+    """Run neighbours of a Sequential, or the function that activation checkpointing of groups has
+    set for it (activation_checkpointing.py).
     """
     replaced = chain.__dict__.get("_smp_run_children")
     if replaced is not None:
@@ -165,5 +178,6 @@ def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) ->
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Replace the forward of a module, without a call of ``nn.Module.__setattr__``."""
     object.__setattr__(module, "_orig_forward", module.forward)
     object.__setattr__(module, "forward", forward)

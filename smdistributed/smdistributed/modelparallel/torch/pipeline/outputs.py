@@ -1,154 +1,215 @@
-"""The model call and its backward within the user's step function: every rank gets the outputs."""
+"""The model call within the user's step function, and its backward: every rank gets the outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import flatten, unflatten
 
-from .caches import hollow
-from .messages import Backward, Hop, NotStarted, Outputs, beside
-from .module_server import Server, fresh
-from .rank_state import Port
+from .caches import without_values
+from .messages import Backward, Hop, NotStarted, Outputs, attach
+from .microbatch_threads import Context
+from .module_server import Server, non_leaf
+from .module_state import Turn
+from .rank_state import PipelineRank
 from .scheduler import FORWARD
+
+
+class _TailOutputs(NamedTuple):
+    """The outputs of the model that came from a tail call of this rank.
+
+    Attributes:
+        hop: The served part of the call.
+        module: Number of the module.
+        leaves: The outputs as leaves of this rank's graph, where the loss is computed.
+    """
+
+    hop: Hop
+    module: int
+    leaves: list[torch.Tensor]
 
 
 class Model:
     """The root module, as the user's step function calls it.
 
-    The root's owner runs it and sends what it returns to all others. A tensor that another rank
-    computed is not sent back to it. After a tail call the last owner has sent the outputs already.
+    The root's owner runs the module and sends the outputs to all other ranks. A tensor is not sent
+    back to the rank that computed it. After a tail call the last owner has sent the outputs
+    already.
     """
 
-    def __init__(self, port: Port, server: Server) -> None:
-        self.port, self.server = port, server
-        self._leaves: dict[tuple[int, int], tuple[Hop, int, list[torch.Tensor]]] = {}
+    def __init__(self, pipeline: PipelineRank, server: Server) -> None:
+        self.pipeline, self.server = pipeline, server
+        # (microbatch, model call) -> the outputs of a tail call that this rank has served.
+        self._tail_outputs: dict[tuple[int, int], _TailOutputs] = {}
 
     def begin(self) -> None:
-        """Forget the step before."""
-        self._leaves.clear()
+        """Forget the calls of the last step."""
+        self._tail_outputs.clear()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the root module returns."""
-        port = self.port
-        context = port.context()
+        """Return the result of the root module."""
+        pipeline = self.pipeline
+        context = pipeline.context()
         number = context.calls
         context.calls += 1
-        if port.me != port.root_rank:
-            message, tensors = port.scheduler.wait(("O", context.microbatch, number), FORWARD)
-            port.arrived(tensors)
-            return self._take(message, tensors)
-        port.order.append(("F", context.microbatch))
+        if pipeline.me != pipeline.root_rank:
+            message, tensors = pipeline.scheduler.wait(("O", context.microbatch, number), FORWARD)
+            pipeline.arrived(tensors)
+            return self._receive(message, tensors)
+        pipeline.order.append(("F", context.microbatch))
         context.in_model = True
         try:
-            result = port.modules.root(*args, **kwargs)
+            result = pipeline.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
-        given = hollow(result)
-        value, tensors = flatten(given)
+        outputs = without_values(result)
         if context.tail is not None:
+            _, tensors = flatten(outputs)
             sent, context.tail = context.tail, None
-            if len(sent) != len(tensors) or any(
-                a is not b for a, b in zip(sent, tensors, strict=True)
-            ):
+            if list(map(id, sent)) != list(map(id, tensors)):
                 raise StepError(
                     "the model returned something else than its last remote call did\n"
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
                 )
             return result
-        views, own = port.scheduler.views, {id(tensor) for tensor in tensors}
-        views.leave((context.microbatch, False))
-        for peer in range(port.n):
-            if peer == port.me:
+        pipeline.scheduler.module_state.leave(Turn(context.microbatch))
+        self._send(context, number, outputs)
+        return result
+
+    def _send(self, context: Context, number: int, outputs: Any) -> None:
+        """Send the outputs of a model call to all other ranks.
+
+        Args:
+            context: The context that called the model.
+            number: Number of the model call within the microbatch.
+            outputs: The outputs.
+        """
+        pipeline = self.pipeline
+        plain_value, output_tensors = flatten(outputs)
+        output_ids = {id(tensor) for tensor in output_tensors}
+        for peer in range(pipeline.n):
+            if peer == pipeline.me:
                 continue
-            notes, along = beside(*views.pack(context.microbatch, peer, copy=True))
-            whole, parts = (value, tensors) if along is None else flatten((given, along))
-            made = [context.produced.get(id(tensor)) for tensor in parts]
-            sources = tuple(
-                (entry[2], entry[3])
-                if entry is not None and entry[0]() is t and entry[1] == peer
-                else None
-                for entry, t in zip(made, parts, strict=True)
-            )
-            outputs = Outputs(
-                port.number,
-                port.function,
+            state = pipeline.scheduler.module_state.pack(context.microbatch, peer, copy=True)
+            header, attached = attach(*state)
+            value, tensors = plain_value, output_tensors
+            if attached is not None:
+                value, tensors = flatten((outputs, attached))
+
+            sources: list[tuple[Hop, int] | None] = []
+            sent: list[torch.Tensor] = []
+            differentiable: list[bool] = []
+            for tensor in tensors:
+                produced = context.produced.get(id(tensor))
+                # An id() may be another tensor's by now: the reference tells.
+                is_of_peer = (
+                    produced is not None and produced.rank == peer and produced.tensor() is tensor
+                )
+                if produced is not None and is_of_peer:
+                    sources.append((produced.hop, produced.position))
+                else:
+                    sources.append(None)
+                    sent.append(tensor)
+                differentiable.append(bool(tensor.requires_grad) and id(tensor) in output_ids)
+            message = Outputs(
+                pipeline.number,
+                pipeline.function,
                 context.microbatch,
                 number,
-                whole,
-                sources,
-                tuple(bool(t.requires_grad) and id(t) in own for t in parts),
+                value,
+                tuple(sources),
+                tuple(differentiable),
                 None,
-                notes,
+                header,
             )
-            sent = [tensor for tensor, source in zip(parts, sources, strict=True) if source is None]
-            port.post(peer, outputs, sent, "outputs of the model")
-        return result
+            pipeline.post(peer, message, sent, "outputs of the model")
 
     def backward(
         self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
     ) -> None:
         """Run the backward pass of a loss.
 
-        The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after
-        a tail call the last owner starts at once.
+        The root's owner runs it, and the other ranks serve it. On these ranks the outputs are
+        copies, and this call does nothing; but after a tail call the last owner starts at once.
+
+        Args:
+            tensors: The loss, or several tensors.
+            grads: For each tensor its gradient, or None.
         """
-        port = self.port
-        context = port.context()
-        if port.me == port.root_rank:
-            port.scheduler.wait_at_gate()
-            port.order.append(("B", context.microbatch))
-            views = port.scheduler.views
-            views.leave((context.microbatch, False))
-            with views.explained():
+        pipeline = self.pipeline
+        context = pipeline.context()
+        if pipeline.me == pipeline.root_rank:
+            pipeline.scheduler.wait_at_gate()
+            pipeline.order.append(("B", context.microbatch))
+            module_state = pipeline.scheduler.module_state
+            turn = Turn(context.microbatch)
+            module_state.leave(turn)
+            with module_state.explained():
                 torch.autograd.backward(tensors, grads)
-            views.leave((context.microbatch, False), backward=True)
+            module_state.leave(turn, backward=True)
             return
-        own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]
-        if not own:
+        own_keys = self._keys_of(context.microbatch)
+        if not own_keys:
             return
         torch.autograd.backward(tensors, grads)
-        for key, (hop, module, leaves) in own:
-            found = [leaf.grad for leaf in leaves]
-            if all(grad is None for grad in found) or not self.server.has_graph(hop):
+        for key in own_keys:
+            hop, module, leaves = self._tail_outputs[key]
+            leaf_grads = [leaf.grad for leaf in leaves]
+            if all(grad is None for grad in leaf_grads) or not self.server.has_graph(hop):
                 continue
-            del self._leaves[key]
-            message = Backward(port.number, hop[0], module, hop[1], context.microbatch)
-            port.scheduler.hold_at_gate(self.server.backward_context(message, found))
+            del self._tail_outputs[key]
+            message = Backward(pipeline.number, hop[0], module, hop[1], context.microbatch)
+            pipeline.scheduler.hold_at_gate(self.server.backward_context(message, leaf_grads))
 
     def finish(self, microbatch: int) -> None:
-        """Clear up when the step function has returned for a microbatch."""
-        port = self.port
+        """Clean up when the step function has returned for a microbatch."""
+        pipeline = self.pipeline
         self.server.results.pop(microbatch, None)
-        for key in [key for key in self._leaves if key[0] == microbatch]:
-            hop, _, _ = self._leaves.pop(key)
+        for key in self._keys_of(microbatch):
+            hop, _, _ = self._tail_outputs.pop(key)
             if self.server.has_graph(hop):
-                port.post(port.root_rank, NotStarted(port.number, hop[0]), (), "")
+                message = NotStarted(pipeline.number, hop[0])
+                pipeline.post(pipeline.root_rank, message, (), "")
 
-    def _take(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
-        given, outputs, leaves = iter(received), [], []
-        kept = self.server.results.get(message.microbatch, {})
+    def _keys_of(self, microbatch: int) -> list[tuple[int, int]]:
+        """Return the keys of a microbatch's tail outputs."""
+        return [key for key in self._tail_outputs if key[0] == microbatch]
+
+    def _receive(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
+        """Return the outputs of the model that another rank has sent.
+
+        Tensors that require a gradient become leaves of this rank's graph.
+        """
+        next_received = iter(received)
+        outputs: list[torch.Tensor] = []
+        leaves: list[torch.Tensor] = []
+        served_results = self.server.results.get(message.microbatch, {})
         for source, differentiable in zip(message.sources, message.differentiable, strict=True):
-            tensor = next(given) if source is None else kept[source[0]][source[1]]
+            if source is None:
+                tensor = next(next_received)
+            else:
+                hop, position = source
+                tensor = served_results[hop][position]
             if differentiable:
                 with torch.inference_mode(False), torch.enable_grad():
                     tensor = tensor.detach().requires_grad_()
-                    outputs.append(fresh(tensor))
+                    outputs.append(non_leaf(tensor))
             else:
                 outputs.append(tensor)
             leaves.append(tensor)
         if message.tail is not None:
             hop, module = message.tail
-            self._leaves[message.microbatch, message.number] = (hop, module, leaves)
+            key = (message.microbatch, message.number)
+            self._tail_outputs[key] = _TailOutputs(hop, module, leaves)
         result = unflatten(message.value, outputs)
-        if message.notes is not None:
-            result, along = result
-            turn = (message.microbatch, True)
-            port_views = self.port.scheduler.views
-            port_views.unpack(turn, message.notes, along.written, self.port.root_rank)
-            port_views.enter(turn)
+        if message.header is not None:
+            result, attached = result
+            turn = Turn(message.microbatch, is_copy=True)
+            module_state = self.pipeline.scheduler.module_state
+            module_state.unpack(turn, message.header, attached.written, self.pipeline.root_rank)
+            module_state.enter(turn)
         return result

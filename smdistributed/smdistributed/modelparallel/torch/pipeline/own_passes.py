@@ -1,10 +1,10 @@
-"""What a step function must not do itself: run the model's backward pass, or its optimizer.
+"""Refuse backward passes and optimizer steps that a step function runs itself.
 
 ``model.backward`` divides the gradients by the number of microbatches and scales them. The
-optimizer's step waits for all microbatches, on all ranks. A script that was ported by hand may
-still have ``loss.backward()``: its gradients were too large, and nothing said so. torch has no
-place that sees every pass, so ``torch.autograd.backward`` is replaced when this module is imported:
-it is what ``Tensor.backward`` calls.
+optimizer's step must wait for all microbatches, on all ranks. A script that was ported by hand may
+still call ``loss.backward()``: without this module its gradients would be too large, without an
+error. torch has no hook for all passes. So ``torch.autograd.backward``, which ``Tensor.backward``
+calls, is replaced when this module is imported.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ __all__ = ["check_optimizer", "inside", "script"]
 _torch_backward = torch.autograd.backward
 
 
-class _Place(threading.local):
-    """Where a thread is.
+class _ThreadState(threading.local):
+    """State of a thread.
 
     Attributes:
-        in_script: It runs the step function itself, and not the model or its backward pass.
+        in_script: Whether the thread runs the step function itself, and not the model or its
+            backward pass.
     """
 
     in_script = False
 
 
-_place = _Place()
+_thread = _ThreadState()
 
 
 @contextlib.contextmanager
 def _set(in_script: bool) -> Iterator[None]:
-    before = _place.in_script
-    _place.in_script = in_script
+    before = _thread.in_script
+    _thread.in_script = in_script
     try:
         yield
     finally:
-        _place.in_script = before
+        _thread.in_script = before
 
 
 def script(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -57,33 +58,41 @@ def script(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def inside() -> contextlib.AbstractContextManager[None]:
-    """Return a context for the forward and the backward pass of the model: what
-    they run inside is their own.
-    """
+    """Return a context for the model's own forward and backward passes, which are not checked."""
     return _set(in_script=False)
 
 
 @functools.wraps(_torch_backward)
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    if _place.in_script:
-        given = args[4] if len(args) > 4 else kwargs.get("inputs")
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        # An iterator is read once.
-        tensors = tensors if isinstance(tensors, torch.Tensor) else roots
-        _check_backward(roots, given)
+    if _thread.in_script:
+        inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
+        if isinstance(tensors, torch.Tensor):
+            roots = [tensors]
+        else:
+            # An iterator can be read only once: torch gets the list.
+            tensors = roots = list(tensors)
+        _check_backward(roots, inputs)
     _torch_backward(tensors, *args, **kwargs)
 
 
-def _check_backward(roots: Sequence[Any], given: Any) -> None:
-    """Refuse a backward pass whose gradients would be others than those of ``model.backward``."""
+def _check_backward(roots: Sequence[Any], inputs: Any) -> None:
+    """Refuse a backward pass with other gradients than ``model.backward`` would give.
+
+    Args:
+        roots: The tensors that the pass begins at.
+        inputs: The tensors that get gradients; None: all leaves of the graph.
+
+    Raises:
+        StepError: The pass adds to gradients of the model.
+    """
     model = wrapped.model
     if model is None or not model.changes_gradients or _in_function():
         return
-    if given is None:
+    if inputs is None:
         adds = _leads_to(model, roots)
     else:
-        named = [given] if isinstance(given, torch.Tensor) else list(given)
-        adds = any(model.partition_of(each) is not None for each in named)
+        input_tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        adds = any(model.partition_of(tensor) is not None for tensor in input_tensors)
     if adds:
         raise StepError(
             "loss.backward() or torch.autograd.backward() was called in a function decorated"
@@ -94,45 +103,43 @@ def _check_backward(roots: Sequence[Any], given: Any) -> None:
 
 
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
-    """Return whether a backward pass adds to a gradient of the model, on this
-    rank or on another.
-    """
-    todo = [
-        each if each.grad_fn is None else each.grad_fn
-        for each in roots
-        if isinstance(each, torch.Tensor)
-    ]
-    seen = set()
-    while todo:
-        node: Any = todo.pop()
-        if node is None or node in seen:
+    """Return whether a backward pass adds to a gradient of the model, on any rank."""
+    tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+    # Nodes of the graph; a leaf stands for itself.
+    to_visit: list[Any] = [t if t.grad_fn is None else t.grad_fn for t in tensors]
+    visited = set()
+    while to_visit:
+        node = to_visit.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        variable = node if isinstance(node, torch.Tensor) else getattr(node, "variable", None)
-        if variable is not None and model.partition_of(variable) is not None:
+        visited.add(node)
+        is_leaf = isinstance(node, torch.Tensor)
+        leaf = node if is_leaf else getattr(node, "variable", None)
+        if leaf is not None and model.partition_of(leaf) is not None:
             return True
-        if isinstance(node, torch.Tensor):
+        if is_leaf:
             continue
-        made_by = getattr(type(node), "_forward_cls", None)
-        package = getattr(made_by, "__module__", "")
+        function = getattr(type(node), "_forward_cls", None)
+        package = getattr(function, "__module__", "")
         # A call of another rank, a copy of the model's output, or a block that fully_shard gathers.
         if package.startswith(("smdistributed.modelparallel.", "torch.distributed.fsdp.")):
             return True
-        todo += [following for following, _ in node.next_functions]
+        to_visit += [next_node for next_node, _ in node.next_functions]
     return False
 
 
 def _in_function() -> bool:
-    """Return whether a Function of the script runs, in its forward or backward:
-    what it returns is divided later.
+    """Return whether a ``torch.autograd.Function`` of the script runs, forward or backward.
+
+    Gradients that such a function returns are divided later, with those of the model.
     """
-    own = {
+    apply_codes = {
         torch.autograd.Function.apply.__code__,
         torch.autograd.function.BackwardCFunction.apply.__code__,
     }
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code is not script.__code__:
-        if frame.f_code in own:
+        if frame.f_code in apply_codes:
             return True
         frame = frame.f_back
     return False
@@ -145,14 +152,12 @@ def check_optimizer(optimizer: Any, *_: Any) -> None:
         StepError: It was called in a step function.
     """
     model = wrapped.model
-    if not _place.in_script or model is None or not model.is_spread:
+    if not _thread.in_script or model is None or not model.is_spread:
         return
-    groups = optimizer.param_groups
-    if any(
-        model.partition_of(parameter) is not None
-        for group in groups
-        for parameter in group["params"]
-    ):
+    parameters: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    if any(model.partition_of(parameter) is not None for parameter in parameters):
         raise StepError(
             "optimizer.step() was called in a function decorated with smp.step, which runs once for"
             " each microbatch: the gradients of the others, and of other ranks, are still to"

@@ -1,16 +1,16 @@
-"""Random numbers that do not depend on which message came first.
+"""Random numbers that do not depend on the order of messages.
 
-A rank has one generator, and its contexts take turns as messages arrive. So each context has a
-stream of its own: it starts from the step's seed and from the context's place in the step, and goes
-on where it stopped when the context waited. The place is the number of the microbatch, or for a
-remote call a number that the caller draws from its stream: so a caller that puts its generator
-back, as torch's checkpoint does, gets what it got before. The script's own stream advances by one
-number in a step, on every rank.
+A rank has one generator, and its contexts take turns as messages arrive. So each context has its
+own stream of random numbers. A stream starts from the seed of the step and from the context's place
+in the step. After a wait of the context, the stream goes on where it stopped. The place is the
+number of the microbatch, or for a remote call a number that the caller draws from its own stream.
+So a caller that resets its generator, as torch's checkpoint does, gets the same numbers again. The
+script's own stream advances by one number in a step, on every rank.
 
-So it is with the generators of Python's ``random`` and of numpy, for models that draw from them. To
-put these back takes some 50 us whenever contexts change, so others are spared that: a model draws
-if its code names the generator, or if the generator was moved in a step. The script's own streams
-of these two do not advance.
+The generators of Python's ``random`` and of numpy are treated in the same way, but only for models
+that draw from them, because to reset these takes about 50 us at each change of contexts. A model
+draws from a generator if its code names the generator, or if the generator moved in a step. The
+script's own streams of these two do not advance.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SEEDS = 1 << 63
 
 
 def place(*numbers: int) -> int:
-    """Return one number for several: the same in every process, as Python gives
-    integers no random hash.
+    """Return one number for several numbers: the same one in every process, because Python hashes
+    integers without a random seed.
     """
     return hash(numbers)
 
@@ -41,9 +41,9 @@ class _Generator(NamedTuple):
     """A generator of this process.
 
     Attributes:
-        seed: Starts it from a number.
-        get: Returns where it is.
-        set: Goes on from there.
+        seed: Starts the generator from a number.
+        get: Returns the state of the generator.
+        set: Sets the state.
     """
 
     seed: Callable[[int], Any]
@@ -52,35 +52,40 @@ class _Generator(NamedTuple):
 
 
 def _of_torch() -> list[_Generator]:
-    found: list[torch.Generator] = [torch.default_generator]
+    """Return torch's generator of the CPU, and of this rank's GPU."""
+    generators: list[torch.Generator] = [torch.default_generator]
     if torch.cuda.is_initialized() and torch.cuda.default_generators:  # type: ignore[no-untyped-call]
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return [_Generator(each.manual_seed, each.get_state, each.set_state) for each in found]
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return [
+        _Generator(generator.manual_seed, generator.get_state, generator.set_state)
+        for generator in generators
+    ]
 
 
 def _of_others() -> dict[str, _Generator]:
-    """Return Python's generator, and numpy's if that is loaded, by the names of their packages."""
-    found = {"random": _Generator(random.seed, random.getstate, random.setstate)}
+    """Return Python's generator, and numpy's if numpy is loaded, by the names of the packages."""
+    generators = {"random": _Generator(random.seed, random.getstate, random.setstate)}
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        found["numpy"] = _Generator(
+        generators["numpy"] = _Generator(
             lambda seed: numpy.seed(seed % (1 << 32)), numpy.get_state, numpy.set_state
         )
-    return found
+    return generators
 
 
-def _mark(name: str, generator: _Generator) -> Any:
-    """Return what differs once a generator has moved, and can be compared."""
+def _comparable_state(name: str, generator: _Generator) -> Any:
+    """Return the state of a generator in a form in which two states can be compared."""
     state = generator.get()
-    return (state[1].tobytes(), *state[2:]) if name == "numpy" else state
+    if name == "numpy":
+        return (state[1].tobytes(), *state[2:])
+    return state
 
 
 class Streams:
-    """The streams of a step, on the generators that this rank uses: that of the
-    CPU, and of its GPU if it has one.
+    """The streams of a step, on the generators of this rank's CPU and GPU.
 
     Args:
-        drawn: Names of the other packages whose generators the model uses.
+        drawn: Names of other packages with generators that the model draws from.
     """
 
     def __init__(self, drawn: Iterable[str] = ()) -> None:
@@ -88,9 +93,10 @@ class Streams:
         self._generators = _of_torch()
         others = _of_others()
         self._generators += [others[name] for name in sorted(drawn) if name in others]
-        self._rest = {
-            name: (each, _mark(name, each)) for name, each in others.items() if name not in drawn
-        }
+        self._unused: dict[str, tuple[_Generator, Any]] = {}
+        for name, generator in others.items():
+            if name not in drawn:
+                self._unused[name] = (generator, _comparable_state(name, generator))
 
     def start(self, number: int) -> None:
         """Start the stream of a place."""
@@ -99,16 +105,18 @@ class Streams:
             generator.seed(seed)
 
     def stop(self) -> list[Any]:
-        """Return where the present stream stopped."""
+        """Return the states at which the present stream stops."""
         return [generator.get() for generator in self._generators]
 
     def resume(self, states: Sequence[Any]) -> None:
-        """Go on with a stream."""
+        """Continue a stream from the states that `stop` returned."""
         for generator, state in zip(self._generators, states, strict=True):
             generator.set(state)
 
     def moved(self) -> set[str]:
-        """Return the packages whose generators were moved in the step, and were
-        not known to be used.
-        """
-        return {name for name, (each, before) in self._rest.items() if _mark(name, each) != before}
+        """Return the packages with generators that moved in the step unexpectedly."""
+        moved = set()
+        for name, (generator, state) in self._unused.items():
+            if _comparable_state(name, generator) != state:
+                moved.add(name)
+        return moved

@@ -1,5 +1,5 @@
-"""What all parts of a rank's pipeline have in hand: who the rank is, which step
-runs, and how messages leave.
+"""The state that all parts of a rank's pipeline share: the rank, the present step, and the link for
+messages.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from .microbatch_threads import Context
 from .modules import Modules
 from .scheduler import Scheduler
 
-__all__ = ["GONE", "TWICE", "Port"]
+__all__ = ["GONE", "TWICE", "PipelineRank"]
 
 GONE = "it ended, was killed, or its connection was lost"
 TWICE = (
     "Add the losses up, and call model.backward once. Detach what a module keeps of an earlier"
     " pass, or place that module with smp.set_partition."
 )
+"""Advice for a second backward pass through the same call."""
 
 
-class Port:
-    """A rank's place in its pipeline. Calls, served requests and the model's outputs go through it.
+class PipelineRank:
+    """A rank of a pipeline, as the calling side, the serving side and the model calls use it.
 
     Attributes:
         me: Rank in the pipeline.
         n: Number of ranks of the pipeline.
         root_rank: The rank that owns the root module.
         modules: The placed modules, once they are installed.
-        scheduler: What decides which context runs next.
+        scheduler: Chooses the context that runs next.
         number: Number of the present step, or of the last one.
-        function: Name of its step function.
-        order: What ran in it, for tests of schedules: ("F" or "B", microbatch).
+        function: Name of the step function of this step.
+        order: Passes that ran in this step, for tests of schedules: ("F" or "B", microbatch).
     """
 
     modules: Modules
@@ -55,15 +56,15 @@ class Port:
         context = self.scheduler.current
         return (
             context is not None
-            and context.seat is not None
-            and context.seat.ident == threading.get_ident()
+            and context.runner is not None
+            and context.runner.ident == threading.get_ident()
         )
 
     def context(self) -> Context:
         """Return the context that this thread runs.
 
         Raises:
-            StepError: It runs none.
+            StepError: The thread runs no context.
         """
         if not self.in_step or self.scheduler.current is None:
             raise StepError(
@@ -73,22 +74,22 @@ class Port:
         return self.scheduler.current
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make the tensors of a message ready for this thread, which uses them."""
+        """Make received tensors ready for use in this thread."""
         self._transport.arrived(tensors)
 
     def post(
-        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str
+        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], title: str
     ) -> None:
-        """Send a message to a rank of the pipeline, which may be this one.
+        """Send a message to a rank of the pipeline, which may be this rank.
 
         Args:
             peer: Rank in the pipeline.
-            message: One of messages.py.
-            tensors: What it describes.
-            what: Words for it.
+            message: A message of messages.py.
+            tensors: The tensors of the message, in the order that the message describes.
+            title: Words for the message in errors, such as "gradients".
 
         Raises:
-            PeerError: The rank is gone.
+            PeerError: The connection with the rank is lost.
             StepError: The message cannot be pickled.
         """
         link = self._transport
@@ -96,13 +97,14 @@ class Port:
             if peer != self.me:
                 link.send(peer, message, tensors)
                 return
-            pickle.dumps(message, 5)
-            link.inbox.put((link, peer, message, [t if t is None else t.detach() for t in tensors]))
+            pickle.dumps(message, 5)  # refuses the same objects as a message to another rank
+            detached = [tensor if tensor is None else tensor.detach() for tensor in tensors]
+            link.inbox.put((link, peer, message, detached))
         except OSError as error:
             raise PeerError(link.members[peer], link.name(peer), f"{GONE} ({error})") from error
-        except Exception as error:  # whatever pickle says of an object
+        except Exception as error:  # pickling an object may raise any error
             raise StepError(
-                f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}: {error}\n"
+                f"cannot send the {title} to {link.name(peer)}: {type(error).__name__}: {error}\n"
                 "Place the module and its caller on one partition with smp.set_partition,"
                 " or pass tensors and what pickle knows."
             ) from error

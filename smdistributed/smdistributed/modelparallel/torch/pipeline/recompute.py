@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Again", "in_turn", "run"]
+__all__ = ["Recomputation", "in_turn", "run"]
 
 WITHOUT_CACHE: Mapping[str, Any] = {
     "use_cache": False,
@@ -19,18 +19,18 @@ WITHOUT_CACHE: Mapping[str, Any] = {
     "past_key_value": None,
     "layer_past": None,
 }
-"""Named arguments that Hugging Face's layers get when they run again: their own
-checkpointing gives them too.
+"""Named arguments that Hugging Face's layers get when they run again. Their own checkpointing gives
+the same ones.
 """
 
 
-class Again(NamedTuple):
-    """How modules run again.
+class Recomputation(NamedTuple):
+    """Options with which modules run again in the backward pass.
 
     Attributes:
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
-        offload: Whether what is kept waits on the host, if it is on a GPU.
-        group: How many neighbours of a Sequential run again together; None: as many as there are.
+        offload: Whether inputs on a GPU wait in host memory for the second run.
+        group: Number of neighbours of a Sequential that run again together; None: all.
     """
 
     preserve_rng_state: bool
@@ -58,29 +58,39 @@ def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
 
 
 def run(
-    again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    recomputation: Recomputation,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function that is run again in the backward pass, in whichever thread that runs.
+    """Call a function that runs again in the backward pass, in the thread of that pass.
 
     Args:
-        again: How it runs again.
-        function: It must not call a module of another partition.
-        args: Its arguments. Tensors in them, nested ones too, are kept.
-        kwargs: Its named arguments, likewise.
+        recomputation: The options.
+        function: The function. It must not call a module of another partition.
+        args: Arguments. Tensors in them, also nested ones, are kept for the second run.
+        kwargs: Named arguments, treated in the same way.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    # The second run would write into the cache again.
-    kwargs = {**kwargs, **{name: value for name, value in WITHOUT_CACHE.items() if name in kwargs}}
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    # Without a cache: the second run would write into it again.
+    overridden = {name: value for name, value in WITHOUT_CACHE.items() if name in kwargs}
+    new_kwargs = {**kwargs, **overridden}
+    leaves, spec = pytree.tree_flatten((args, new_kwargs))
 
     def call(*values: Any) -> Any:
-        again_args, again_kwargs = pytree.tree_unflatten(list(values), spec)
-        return function(*again_args, **again_kwargs)
+        call_args, call_kwargs = pytree.tree_unflatten(list(values), spec)
+        return function(*call_args, **call_kwargs)
 
-    offload = again.offload and any(isinstance(v, torch.Tensor) and v.is_cuda for v in leaves)
-    # The hooks reach only what the checkpoint itself keeps: its inputs.
-    with torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
+    on_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+    # The hooks move only the tensors that the checkpoint itself keeps: its inputs.
+    saved: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if recomputation.offload and on_gpu:
+        saved = torch.autograd.graph.save_on_cpu(pin_memory=True)
+    with saved:
         return checkpoint(
-            call, *leaves, use_reentrant=False, preserve_rng_state=again.preserve_rng_state
+            call,
+            *leaves,
+            use_reentrant=False,
+            preserve_rng_state=recomputation.preserve_rng_state,
         )

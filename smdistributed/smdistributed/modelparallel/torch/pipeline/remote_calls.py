@@ -1,5 +1,5 @@
-"""Calls of remote modules: one autograd function for each, whose forward and
-backward run on the owner.
+"""Calls of remote modules. Each call is an autograd function; its forward and backward run on the
+rank that owns the module.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import Tree, flatten, tensors_in, unflatten
 
 from . import variables
-from .caches import trimmed
-from .messages import Arguments, Backward, CallId, Forward, Mode, beside
-from .microbatch_threads import Context
-from .module_state import Notes
+from .caches import trim_caches
+from .messages import Arguments, Backward, BackwardMode, CallId, Forward, attach
+from .microbatch_threads import Context, Produced
+from .module_state import StateHeader, Turn
 from .modules import run_children
 from .randomness import draw
-from .rank_state import TWICE, Port
+from .rank_state import TWICE, PipelineRank
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
 
@@ -32,9 +32,17 @@ class RemoteCall:
 
     Attributes:
         id: Unique in the step, and equal on tensor-parallel peers.
+        number: Number of the module.
+        segment: First segment of the chain; None for a whole module.
+        tail: Number of the model call with the same result; None if there is none.
         first: The rank that gets the arguments.
         last: The rank that returns the result, and starts the backward.
-        hop: The last served part.
+        last_segment: Last segment of the chain; None for a whole module.
+        value: The result without its tensors, once it is here.
+        header: Describes the state that came with the result, or None.
+        differentiable: For each tensor of the result whether it requires a gradient.
+        count: Number of tensors in the arguments.
+        has_requested_backward: Whether a backward pass was requested that frees the graph.
     """
 
     def __init__(
@@ -45,46 +53,38 @@ class RemoteCall:
         segment: int | None,
         tail: int | None,
     ) -> None:
-        modules = caller.port.modules
-        self.caller, self.id, self.number, self.segment, self.tail = (
-            caller,
-            id,
-            number,
-            segment,
-            tail,
-        )
+        modules = caller.pipeline.modules
+        self.caller, self.id = caller, id
+        self.number, self.segment, self.tail = number, segment, tail
+        self.last_segment: int | None = None
         if segment is None:
             self.first = self.last = modules.owner[number]
-            self.last_segment = None
         else:
             segments = modules.chains[number]
-            self.first, self.last, self.last_segment = (
-                segments[segment].owner,
-                segments[-1].owner,
-                len(segments) - 1,
-            )
+            self.first, self.last = segments[segment].owner, segments[-1].owner
+            self.last_segment = len(segments) - 1
         self.value: Tree | None = None
-        self.notes: Notes | None = None
+        self.header: StateHeader | None = None
         self.differentiable: tuple[bool, ...] = ()
         self.count = 0
-        self.asked = False
+        self.has_requested_backward = False
 
     @property
     def title(self) -> str:
         """Words for the module."""
-        return self.caller.port.modules.title(self.number)
+        return self.caller.pipeline.modules.title(self.number)
 
     def forward(
-        self, arguments: Tree, notes: Notes | None, tensors: list[torch.Tensor], flags: Flags
+        self, arguments: Tree, header: StateHeader | None, tensors: list[torch.Tensor], flags: Flags
     ) -> list[torch.Tensor]:
-        """Send the arguments, and wait for the result."""
-        port = self.caller.port
-        context = port.context()
+        """Send the arguments, wait for the result, and return the tensors of the result."""
+        pipeline = self.caller.pipeline
+        context = pipeline.context()
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
-            port.number,
-            port.function,
+            pipeline.number,
+            pipeline.function,
             self.id,
             self.number,
             self.segment,
@@ -93,54 +93,79 @@ class RemoteCall:
             flags,
             arguments,
             needs,
-            (port.me, None),
+            (pipeline.me, None),
             self.tail,
-            port.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
-            notes,
+            pipeline.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
+            header,
         )
-        port.post(self.first, message, tensors, f"arguments of module {self.title}")
-        self.value, self.differentiable, self.notes, results = port.scheduler.wait(
-            ("R", self.id), FORWARD
+        pipeline.post(self.first, message, tensors, f"arguments of module {self.title}")
+        result, tensors = pipeline.scheduler.wait(("R", self.id), FORWARD)
+        self.value, self.differentiable, self.header = (
+            result.value,
+            result.differentiable,
+            result.header,
         )
-        port.arrived(results)
-        return list(results)
+        pipeline.arrived(tensors)
+        return list(tensors)
 
-    def backward(self, grads: list[torch.Tensor | None], mode: Mode) -> list[torch.Tensor | None]:
-        """Send the gradients of the result, and wait for those of the arguments.
+    def backward(
+        self, grads: list[torch.Tensor | None], mode: BackwardMode
+    ) -> list[torch.Tensor | None]:
+        """Send the gradients of the result, and wait for the gradients of the arguments.
 
-        After a tail call the last owner has the loss too, and starts by itself.
+        After a tail call the last owner has the loss, too, and starts by itself.
+
+        Args:
+            grads: For each tensor of the result its gradient, or None.
+            mode: The effects of the pass.
+
+        Raises:
+            StepError: An earlier pass through this call has freed the graph.
         """
-        if self.asked:
+        if self.has_requested_backward:
             raise StepError(
                 f"a second backward pass through one call of module {self.title}\n{TWICE}"
             )
-        self.asked = not mode.keeps
+        self.has_requested_backward = not mode.keeps
         if self.tail is None or not mode.adds:
-            self.ask(grads, mode)
+            self.request_backward(grads, mode)
         else:
             self.caller.expect(self, grads)
-        gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(
+        gradients: list[torch.Tensor | None] = self.caller.pipeline.scheduler.wait(
             ("B", self.id), BACKWARD
         )
-        self.caller.port.arrived(gradients)
+        self.caller.pipeline.arrived(gradients)
         return gradients
 
-    def ask(self, grads: list[torch.Tensor | None], mode: Mode = Mode()) -> None:  # noqa: B008  it never changes
-        """Send the gradients of the result to the last owner."""
-        port = self.caller.port
-        microbatch = port.context().microbatch if port.scheduler.current else 0
-        message = Backward(port.number, self.id, self.number, self.last_segment, microbatch, mode)
-        port.post(self.last, message, grads, "gradients")
+    def request_backward(
+        self, grads: list[torch.Tensor | None], mode: BackwardMode | None = None
+    ) -> None:
+        """Send the gradients of the result to the last owner.
+
+        Args:
+            grads: For each tensor of the result its gradient, or None.
+            mode: The effects of the pass; None: a plain backward pass.
+        """
+        pipeline = self.caller.pipeline
+        microbatch = 0
+        if pipeline.scheduler.current is not None:
+            microbatch = pipeline.context().microbatch
+        mode = mode or BackwardMode()
+        message = Backward(
+            pipeline.number, self.id, self.number, self.last_segment, microbatch, mode
+        )
+        pipeline.post(self.last, message, grads, "gradients")
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)  # noqa: SLF001
-"""Whether a running pass leaves its graph.
+"""Returns whether the running backward pass keeps its graph.
 
-PyTorch 2.4 does not say; a second pass over a call is an error there.
+PyTorch 2.4 cannot tell; a second pass over a call is an error there.
 """
 
 
 def _check_transforms(title: str) -> None:
+    """Refuse a remote call within a transform of torch.func."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         raise StepError(
             f"torch.func, vmap and is_grads_batched do not go through module {title}, which is on"
@@ -149,10 +174,10 @@ def _check_transforms(title: str) -> None:
 
 
 class _Remote(torch.autograd.Function):
-    """Records a remote call in the graph.
+    """Record a remote call in the graph.
 
-    `tie` is a tensor that requires a gradient: the parameters are remote, so the result may need a
-    gradient although no argument does.
+    `tie` is a tensor that requires a gradient. It is needed because the parameters are remote: the
+    result may require a gradient although no argument does.
     """
 
     @staticmethod
@@ -164,9 +189,11 @@ class _Remote(torch.autograd.Function):
         *tensors: torch.Tensor,  # noqa: ARG004
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = call
-        ctx.mark_non_differentiable(
-            *[r for r, needed in zip(results, call.differentiable, strict=True) if not needed]
-        )
+        constants = []
+        for result, is_differentiable in zip(results, call.differentiable, strict=True):
+            if not is_differentiable:
+                constants.append(result)
+        ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -180,32 +207,36 @@ class _Remote(torch.autograd.Function):
                 "Place it with smp.set_partition where the gradient is taken."
             )
         _check_transforms(call.title)
-        wanted = [
-            g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)
-        ]
-        if all(g is None for g in wanted):
+        result_grads: list[torch.Tensor | None] = []
+        for grad, is_differentiable in zip(grads, call.differentiable, strict=True):
+            result_grads.append(grad if is_differentiable else None)
+        if all(grad is None for grad in result_grads):
             return (None,) * (3 + call.count)
-        # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the
-        # first of the inputs.
-        mode = Mode(
-            bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
-            bool(_keeps_graph()),
-        )
-        return (None, None, None, *call.backward(wanted, mode))
+        # The tie is a leaf, as a parameter is. torch.autograd.grad runs only the nodes that lead
+        # to its inputs, and so no leaf; torch.autograd.backward runs the tie's node, too.
+        tie_node = ctx.next_functions[0][0]
+        adds = bool(torch._C._will_engine_execute_node(tie_node))  # noqa: SLF001
+        mode = BackwardMode(adds, bool(_keeps_graph()))
+        return (None, None, None, *call.backward(result_grads, mode))
 
 
 class Caller:
-    """The calling side of remote calls."""
+    """The calling side of remote calls.
 
-    def __init__(self, port: Port) -> None:
-        self.port = port
+    Attributes:
+        pipeline: This rank's place in its pipeline.
+        tail_calls: Whether the last owner may hand the model's outputs out itself.
+    """
+
+    def __init__(self, pipeline: PipelineRank) -> None:
+        self.pipeline = pipeline
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
         self._ids = itertools.count()
         self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
         self._not_started: set[CallId] = set()
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Forget the calls of the last step."""
         self._ids = itertools.count()
         self._expected.clear()
         self._not_started.clear()
@@ -215,119 +246,158 @@ class Caller:
         return self._call(number, args, kwargs, None)
 
     def chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a Sequential of this rank that spans ranks: the result of each
-        segment goes to the next owner.
+        """Call a Sequential of this rank that spans ranks.
+
+        The result of each segment goes straight to the owner of the next one.
         """
         if kwargs or len(args) != 1:
-            raise TypeError(f"{self.port.modules.title(number)} takes one argument")
+            raise TypeError(f"{self.pipeline.modules.title(number)} takes one argument")
         value = args[0]
-        port = self.port
-        for n, segment in enumerate(port.modules.chains[number]):
-            if segment.owner != port.me:
-                return self._call(number, (value,), {}, n)
-            value = run_children(port.modules.modules[number], segment.modules, value)
+        pipeline = self.pipeline
+        for index, segment in enumerate(pipeline.modules.chains[number]):
+            if segment.owner != pipeline.me:
+                return self._call(number, (value,), {}, index)
+            value = run_children(pipeline.modules.modules[number], segment.modules, value)
         return value
 
     def _call(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None
     ) -> Any:
-        port = self.port
-        if not port.in_step:
+        """Call a remote module, or the rest of a chain from a segment on."""
+        pipeline = self.pipeline
+        self._check_call(number, [*args, *kwargs.values()])
+        context = pipeline.context()
+        tail = self._tail(context, number)
+        call = RemoteCall(self, (pipeline.me, next(self._ids)), number, segment, tail)
+        module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
+        turn = Turn(microbatch)
+        module_state.leave(turn)
+        if segment is None:
+            module_state.check_hooks(number)
+
+        # The arguments, with the state that the microbatch has written so far.
+        state_header, written = module_state.pack(microbatch, call.first)
+        changed = variables.changed(pipeline.scheduler.caller_thread.variables)
+        if changed:
+            names = tuple(name for name, _ in changed)
+            hooked: tuple[int, ...] = ()
+            if variables.collects(names):
+                hooked = variables.hooked(pipeline.modules.modules)
+            state_header = state_header._replace(variables=names, hooked=hooked)
+        own_writes = module_state.written(microbatch)
+        header, attached = attach(state_header, written, [value for _, value in changed])
+        args, kwargs = trim_caches(pipeline.modules.modules[number], args, kwargs)
+        before = Arguments(args, kwargs, attached)
+        arguments, tensors = flatten((args, kwargs, attached))
+        flags = capture()
+        results = call.forward(arguments, header, tensors, flags)
+        module_state.returned(turn)
+
+        if results and flags.grad and not flags.inference:
+            tie = torch.empty(0, requires_grad=True)
+            inputs = self._graph_inputs(call, tensors, microbatch)
+            results = list(_Remote.apply(call, results, tie, *inputs))  # type: ignore[no-untyped-call]
+        assert call.value is not None
+        if own_writes:
+            module_state.restore(turn, own_writes)
+
+        def own_object(place: tuple[str, int]) -> Any:
+            kind, index = place
+            return tensors[index] if kind == "tensor" else before.cells[index][0]
+
+        result = unflatten(call.value, results, own_object)
+        if call.header is not None:
+            result, returned = result
+            module_state.unpack(turn, call.header, returned.written, call.last)
+            variables.put(call.header.variables, returned.variables, ())
+            if header is not None and attached is not None:
+                unread = {id(tensors[index]) for index in call.header.unread}
+                module_state.note_reads(turn, header, attached.written, unread)
+            before.repeat_writes(tensors, returned, call.title)
+            module_state.borrow(result, call.header.lent, call.title)
+        if tail is not None:
+            context.tail = results if call.header is None else tensors_in(result)
+        elif context.key[0] == "S" and pipeline.me == pipeline.root_rank:
+            hop = (call.id, call.last_segment)
+            for position, tensor in enumerate(results):
+                produced = Produced(weakref.ref(tensor), call.last, hop, position)
+                context.produced[id(tensor)] = produced
+        return result
+
+    def _check_call(self, number: int, values: list[Any]) -> None:
+        """Refuse a call of a remote module that could not work as a local one.
+
+        Args:
+            number: Number of the module.
+            values: The arguments.
+
+        Raises:
+            StepError: No step runs in this thread, or a transform, a mode or a hook of this thread
+                would have no effect on another rank, or another tail call was made before.
+        """
+        pipeline = self.pipeline
+        title = pipeline.modules.title(number)
+        if not pipeline.in_step:
             raise StepError(
-                f"module {port.modules.title(number)} is on pp_rank {port.modules.owner[number]},"
+                f"module {title} is on pp_rank {pipeline.modules.owner[number]},"
                 " and can only be called in the thread of a function decorated with smp.step"
             )
-        context = port.context()
-        _check_transforms(port.modules.title(number))
-        scope = port.scheduler.home.scope(
-            [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-        )
+        context = pipeline.context()
+        _check_transforms(title)
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        scope = pipeline.scheduler.caller_thread.scope(tensors)
         if scope is not None:
             raise StepError(
-                f"module {port.modules.title(number)} was called within {scope},"
+                f"module {title} was called within {scope},"
                 " and is on another partition, where that would have no effect\n"
                 "Enter it around the whole step function,"
                 " or place the module with its caller with smp.set_partition."
             )
         if context.tail is not None:
             raise StepError(_NOT_LAST)
-        tail = self._tail(context, number)
-        call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
-        views, microbatch = port.scheduler.views, context.microbatch
-        turn = (microbatch, False)
-        views.leave(turn)
-        if segment is None:
-            views.check_hooks(number)
-        notes, written = views.pack(microbatch, call.first)
-        named = variables.changed(port.scheduler.home.variables)
-        if named:
-            names = tuple(name for name, _ in named)
-            hooked = variables.hooked(port.modules.modules) if variables.collects(names) else ()
-            notes = notes._replace(variables=names, hooked=hooked)
-        kept = views.written(microbatch)
-        note, along = beside(notes, written, [value for _, value in named])
-        args, kwargs = trimmed(port.modules.modules[number], args, kwargs)
-        before = Arguments(args, kwargs, along)
-        arguments, tensors = flatten((args, kwargs, along))
-        flags = capture()
-        results = call.forward(arguments, note, tensors, flags)
-        views.returned(turn)
-        if results and flags.grad and not flags.inference:
-            tie = torch.empty(0, requires_grad=True)
-            # What came along and was not read leads nowhere: its graph may be gone.
-            idle = () if call.notes is None else call.notes.idle
-            if call.notes is not None and call.notes.unused:
-                old = views.old(microbatch)
-                idle = (*idle, *(n for n in call.notes.unused if id(tensors[n]) in old))
-            used = (
-                [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)]
-                if idle
-                else tensors
-            )
-            results = list(_Remote.apply(call, results, tie, *used))  # type: ignore[no-untyped-call]
-        assert call.value is not None
-        if kept:
-            views.restore(turn, kept)
-        result = unflatten(
-            call.value,
-            results,
-            lambda own: tensors[own[1]] if own[0] == "tensor" else before.cells[own[1]][0],
-        )
-        if call.notes is not None:
-            result, back = result
-            views.unpack(turn, call.notes, back.written, call.last)
-            variables.put(call.notes.variables, back.variables, ())
-            if note is not None and along is not None:
-                views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
-            before.take(tensors, back, call.title)
-            views.borrow(result, call.notes.lent, call.title)
-        if tail is not None:
-            context.tail = results if call.notes is None else tensors_in(result)
-        elif context.key[0] == "S" and port.me == port.root_rank:
-            hop = (call.id, call.last_segment)
-            for n, tensor in enumerate(results):
-                context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
-        return result
+
+    def _graph_inputs(
+        self, call: RemoteCall, tensors: list[torch.Tensor], microbatch: int
+    ) -> list[torch.Tensor]:
+        """Return the tensors of the arguments as inputs of the graph.
+
+        State that went along and was not read is detached: no gradient leads to it, and its graph
+        may be freed already. So is state from before this step that is in no graph of the result.
+        """
+        header = call.header
+        if header is None:
+            return tensors
+        outside_graph = set(header.unread)
+        if header.unused:
+            old = self.pipeline.scheduler.module_state.old(microbatch)
+            outside_graph.update(n for n in header.unused if id(tensors[n]) in old)
+        if not outside_graph:
+            return tensors
+        inputs = []
+        for number, tensor in enumerate(tensors):
+            inputs.append(tensor.detach() if number in outside_graph else tensor)
+        return inputs
 
     def _tail(self, context: Context, number: int) -> int | None:
-        """Return the number of the model call whose result this call's will be,
-        if that is certain.
+        """Return the number of the model call that returns the result of this call unchanged.
+
+        None if that is not certain.
         """
-        port = self.port
-        path = port.modules.tails.get(number)
+        pipeline = self.pipeline
+        path = pipeline.modules.tails.get(number)
         if path is None or not self.tail_calls or context.key[0] != "S" or not context.in_model:
             return None
-        if torch_module._global_forward_hooks or any(  # noqa: SLF001
-            module._forward_hooks or module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001
-            for module in path
-        ):
+        if torch_module._global_forward_hooks:  # noqa: SLF001
             return None
+        for module in path:
+            if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:  # noqa: SLF001
+                return None
         return context.calls - 1
 
     def expect(self, call: RemoteCall, grads: list[torch.Tensor | None]) -> None:
         """Keep the gradients of a tail call, in case its last owner does not start by itself."""
         if call.id in self._not_started:
-            call.ask(grads)
+            call.request_backward(grads)
         else:
             self._expected[call.id] = (call, grads)
 
@@ -336,12 +406,13 @@ class Caller:
         self._expected.pop(id, None)
 
     def not_started(self, id: CallId) -> None:  # noqa: A002
-        """Ask for the backward of a tail call that its last owner has not started."""
+        """Request the backward of a tail call that its last owner has not started."""
         expected = self._expected.pop(id, None)
         if expected is None:
             self._not_started.add(id)
         else:
-            expected[0].ask(expected[1])
+            call, grads = expected
+            call.request_backward(grads)
 
 
 _NOT_LAST = (

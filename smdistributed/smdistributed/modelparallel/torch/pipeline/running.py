@@ -1,14 +1,14 @@
-"""The running statistics of batch normalization: each microbatch updates its
-own, and a step joins them in order.
+"""The running statistics of batch normalization: each microbatch updates its own, and a step joins
+the updates in order.
 
-In training, batch normalization normalizes by the batch. It takes its running statistics only to
-move them by a fixed share. So microbatches may overlap, if their updates are put in the order of
-the microbatches afterwards. Each microbatch gets tensors of zeros to update. One update makes
-``share * value`` of zero, and ``n`` updates in a row make ``(1 - share) ** n * before + made`` of
-what was there before, where ``made`` is what they made of zero.
+In training, batch normalization normalizes by the batch, and moves its running statistics by a
+fixed share of the batch's. So microbatches may overlap, if their updates are joined in the order of
+the microbatches afterwards. Each microbatch updates tensors that are zero at first. After ``n``
+updates such a tensor has a value ``made``. The same updates turn a statistic ``before`` into
+``(1 - share) ** n * before + made``.
 
-Without a momentum the share is computed from the number of batches so far,
-which is read: that is not followed here.
+Without a momentum the share depends on the number of batches, which is read. That case is not
+treated by this module.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _COUNT = "num_batches_tracked"
 _UPDATES = frozenset(
     {nn.modules.batchnorm._BatchNorm.forward.__code__, nn.SyncBatchNorm.forward.__code__}  # noqa: SLF001
 )
-"""The code of torch that takes the buffers to update them. What else reads them wants their values.
+"""The code of torch that takes the buffers to update them. All other code reads their values.
 
-Instance normalization is not among it: it does not count its batches.
+Instance normalization is not in the set, because it does not count its batches.
 """
 
 
@@ -39,19 +39,24 @@ def is_update(code: Any, module: nn.Module) -> bool:
     """Return whether code that takes a buffer of a module only updates it.
 
     Args:
-        code: The code object that takes it.
-        module: The module that has it.
+        code: The code object that takes the buffer.
+        module: The module.
     """
     if code not in _UPDATES or not isinstance(module, _Norm):
         return False
-    return (
-        module.training and module.momentum is not None and module._buffers.get(_COUNT) is not None  # noqa: SLF001
-    )
+    if not module.training or module.momentum is None:
+        return False
+    return module._buffers.get(_COUNT) is not None  # noqa: SLF001
 
 
 @dataclass
 class _Updates:
-    """What one microbatch made of the buffers of a module, which were zeros before."""
+    """The updates of one microbatch to the buffers of a module.
+
+    Attributes:
+        share: The momentum.
+        made: Name of a buffer -> the updated tensor, which was zero before.
+    """
 
     share: float
     made: dict[str, torch.Tensor]
@@ -70,11 +75,11 @@ class RunningStatistics:
         updates = by_microbatch.get(microbatch)
         if updates is None:
             assert module.momentum is not None
-            zeros = {
-                key: torch.zeros_like(each)
-                for key in BUFFERS
-                if (each := module._buffers[key]) is not None  # noqa: SLF001
-            }
+            zeros = {}
+            for key in BUFFERS:
+                buffer = module._buffers[key]  # noqa: SLF001
+                if buffer is not None:
+                    zeros[key] = torch.zeros_like(buffer)
             updates = by_microbatch[microbatch] = _Updates(module.momentum, zeros)
         return updates.made[name]
 

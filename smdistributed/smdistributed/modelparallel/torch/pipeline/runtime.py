@@ -1,10 +1,10 @@
-"""The pipeline of one rank: a server of modules, and the microbatches of the
-user's step function as its clients.
+"""The pipeline of one rank: a server of modules, with the microbatches of the user's step function
+as clients.
 
-Every rank runs the user's step function on each microbatch. Where that calls a module of another
-rank, the arguments go there, and the context waits (remote_calls.py). The owner runs the module and
-sends the result back, later the gradients (module_server.py). What the root module returns goes to
-all ranks (outputs.py). scheduler.py decides what runs when.
+Every rank runs the user's step function on each microbatch. If the function calls a module of
+another rank, the arguments go to this rank, and the context waits (remote_calls.py). The owner runs
+the module and sends the result back, and later the gradients (module_server.py). The result of the
+root module goes to all ranks (outputs.py). scheduler.py chooses the context that runs next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError, summary
 from smdistributed.modelparallel.torch.job.config import Config
-from smdistributed.modelparallel.torch.transport.transport import Gone, Item, Transport
+from smdistributed.modelparallel.torch.transport.transport import Item, PeerLost, Transport
 
 from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
 from .microbatch_threads import Key
@@ -27,10 +27,10 @@ from .module_server import Server
 from .modules import Modules
 from .outputs import Model
 from .randomness import Streams
-from .rank_state import GONE, Port
+from .rank_state import GONE, PipelineRank
 from .remote_calls import Caller
-from .scheduler import Scheduler, Step
-from .threadstate import Home, capture
+from .scheduler import Role, Scheduler, Step
+from .threadstate import CallerThread
 
 __all__ = ["Runtime", "present", "use"]
 
@@ -39,7 +39,14 @@ class Runtime:
     """The pipeline of one rank.
 
     Attributes:
-        port: What its parts have in common.
+        cfg: The configuration.
+        transport: The link with the other ranks of the pipeline.
+        peers: The link with ranks of this stage that must run contexts in the same order, or None.
+        scheduler: Chooses the context that runs next.
+        pipeline: The state that the parts below share.
+        calls: The calling side of remote calls.
+        server: The serving side of remote calls.
+        model: The calls of the root module.
     """
 
     def __init__(self, cfg: Config, transport: Transport, peers: Transport | None = None) -> None:
@@ -52,88 +59,89 @@ class Runtime:
                 the same order, with the same inbox.
         """
         self.cfg, self.transport, self.peers = cfg, transport, peers
-        self._leads = peers is None or peers.me == 0
-        self._later: list[Item] = []
+        self._early_messages: list[Item] = []  # of steps that this rank has not begun
+        leads = peers is None or peers.me == 0
+        announce = self._announce if peers is not None and leads else None
+        self._role = Role(leads, transport.me == 0, announce)
         self.scheduler = Scheduler(
             transport.inbox,
             self._dispatch,
-            self._announce if peers is not None and self._leads else None,
             transport.me,
-            lambda number: self.port.modules.title(number),
-            leads=self._leads,
-            starts=transport.me == 0,
+            lambda number: self.pipeline.modules.title(number),
+            self._role,
         )
-        self.port = Port(transport, self.scheduler)
-        self.calls, self.server = Caller(self.port), Server(self.port)
-        self.model = Model(self.port, self.server)
+        self.pipeline = PipelineRank(transport, self.scheduler)
+        self.calls, self.server = Caller(self.pipeline), Server(self.pipeline)
+        self.model = Model(self.pipeline, self.server)
         self._drawn: set[str] = set()
 
     @property
     def in_step(self) -> bool:
         """Whether this thread runs a context."""
-        return self.port.in_step
+        return self.pipeline.in_step
 
     def install(self, root: nn.Module, owner: Mapping[str, int]) -> None:
-        """Place the modules: replace the forward of each at which work leaves this rank.
+        """Place the modules: replace the forward of each module at which work leaves this rank.
 
         Args:
             root: The wrapped module.
-            owner: Rank in the pipeline for the name of each module.
+            owner: Name of a module -> the rank in the pipeline that owns the module.
         """
-        self.port.modules = Modules(root, owner, self.port.me)
-        self.port.modules.bind(self.calls.module, self.calls.chain)
-        self.port.root_rank = self.port.modules.owner[0]
-        self.scheduler.views.install(self.port.modules.modules, self.port.modules.owner)
-        self.scheduler.starts = self.port.me == self.port.root_rank
-        self._drawn = self.scheduler.views.draws()
+        self.pipeline.modules = Modules(root, owner, self.pipeline.me)
+        self.pipeline.modules.bind(self.calls.module, self.calls.chain)
+        self.pipeline.root_rank = self.pipeline.modules.owner[0]
+        self.scheduler.module_state.install(
+            self.pipeline.modules.modules, self.pipeline.modules.owner
+        )
+        self._role.starts = self.pipeline.me == self.pipeline.root_rank
+        self._drawn = self.scheduler.module_state.draws()
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step.
 
         Args:
-            callables: One for each microbatch.
+            callables: The step function on each microbatch.
             function: Name of the step function; the other ranks must run the same one.
 
         Returns:
-            What the callables returned, in their order.
+            The results of the callables, in their order.
 
         Raises:
             StepError: Another rank failed, or the model cannot be run.
-            Exception: What the user's code raised on this rank.
+            Exception: An error of the user's code on this rank.
         """
         if self.scheduler.step is not None:
             raise StepError("a function decorated with smp.step was called within another")
-        self.port.number, self.port.function = self.port.number + 1, function
-        self.port.order = []
+        self.pipeline.number += 1
+        self.pipeline.function = function
+        self.pipeline.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
-        simple = self.cfg.pipeline == "simple"
-        in_turn = self.scheduler.views.begin(function)
-        limit = 1 if in_turn else self.cfg.active_microbatches
-        bodies = [self._body(n, body) for n, body in enumerate(callables)]
+        in_turn = self.scheduler.module_state.begin(function)
+        bodies = [self._body(number, body) for number, body in enumerate(callables)]
         streams = Streams(self._drawn)
         step = Step(
-            self.port.number,
             bodies,
-            capture(),
-            Home(),
+            CallerThread(),
             streams,
-            simple=simple and not in_turn,
-            limit=limit,
+            simple=self.cfg.pipeline == "simple" and not in_turn,
+            limit=1 if in_turn else self.cfg.active_microbatches,
         )
         self.scheduler.step = step
         try:
-            later, self._later = self._later, []
-            for item in later:
+            messages, self._early_messages = self._early_messages, []
+            for item in messages:
                 self._dispatch(item)
             self.scheduler.run(step)
             self._drawn |= streams.moved()
-            # torch's own errors may follow from it: a graph that was freed, a
-            # tensor that was written.
-            may = step.error is None or type(step.error) is RuntimeError
-            if may and (wrong := self.scheduler.views.conflict()) is not None:
-                wrong.__cause__ = step.error
-                step.error, step.trace = wrong, "".join(traceback.format_exception(wrong))
+            # A conflict may be the cause of an error of torch: a graph that was freed, a tensor
+            # that was written.
+            if step.error is None or type(step.error) is RuntimeError:
+                conflict = self.scheduler.module_state.conflict()
+                if conflict is not None:
+                    conflict.__cause__ = step.error
+                    step.error = conflict
+                    step.trace = "".join(traceback.format_exception(conflict))
             if step.error is not None:
                 self._abort(step.error, step.trace)
                 raise step.error
@@ -141,14 +149,14 @@ class Runtime:
         except OSError as error:
             raise StepError(f"a connection of the pipeline was lost: {error}") from error
         finally:
-            self.scheduler.views.end()
+            self.scheduler.module_state.end()
             self.scheduler.step = None
             for part in (self.calls, self.server, self.model):
                 part.begin()
         return step.results
 
     def model_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model in a step function."""
+        """Call the root module in a step function, and return its result."""
         return self.model.call(args, kwargs)
 
     def backward(
@@ -165,11 +173,13 @@ class Runtime:
                 link.close()
 
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the step function on a microbatch, with an explained error and the clean-up."""
+
         def run() -> Any:
             try:
                 result = body()
             except RuntimeError as error:
-                if self.port.me == self.port.root_rank or _UNUSED not in str(error):
+                if self.pipeline.me == self.pipeline.root_rank or _UNUSED not in str(error):
                     raise
                 raise StepError(
                     "torch.autograd.grad was called in the step function:"
@@ -184,96 +194,108 @@ class Runtime:
         return run
 
     def _announce(self, key: Key) -> None:
+        """Tell the peers that follow which context runs next."""
         assert self.peers is not None
         for peer in range(self.peers.n):
             if peer != self.peers.me:
-                self.peers.send(peer, Pick(self.port.number, key))
+                self.peers.send(peer, Pick(self.pipeline.number, key))
 
     def _dispatch(self, item: Item) -> None:
+        """Handle a message of another rank.
+
+        Messages of earlier steps are dropped, messages of later steps are stored.
+        """
         link, peer, message, tensors = item
-        if isinstance(message, Gone):
+        if isinstance(message, PeerLost):
             reason = f"{GONE} ({message.reason})"
             self.scheduler.lost = PeerError(link.members[peer], link.name(peer), reason)
             return
-        if message.step != self.port.number:
-            if message.step > self.port.number:
-                self._later.append(item)
+        if message.step != self.pipeline.number:
+            if message.step > self.pipeline.number:
+                self._early_messages.append(item)
             return
-        if isinstance(message, Forward | Outputs | Done) and message.function != self.port.function:
+        if (
+            isinstance(message, Forward | Outputs | Done)
+            and message.function != self.pipeline.function
+        ):
             self.scheduler.fail(
                 StepError(
                     f"{link.name(peer)} runs the step function {message.function},"
-                    f" and {link.name(link.me)} runs {self.port.function}\n"
+                    f" and {link.name(link.me)} runs {self.pipeline.function}\n"
                     "All ranks of a pipeline must call the same step functions in the same order."
                 )
             )
             return
-        given: Any = tensors
+        received: Any = tensors
         match message:
             case Forward():
-                self.server.accept_forward(message, given)
+                self.server.accept_forward(message, received)
             case Backward():
-                self.server.accept_backward(message, given)
+                self.server.accept_backward(message, received)
             case Result():
-                value = (message.value, message.differentiable, message.notes, given)
-                self.scheduler.answer(("R", message.call), value)
+                self.scheduler.answer(("R", message.call), (message, received))
             case Gradients():
                 self.calls.ended(message.call)
-                self.scheduler.answer(("B", message.call), given)
+                self.scheduler.answer(("B", message.call), received)
             case Outputs():
-                self.scheduler.answer(("O", message.microbatch, message.number), (message, given))
+                key = ("O", message.microbatch, message.number)
+                self.scheduler.answer(key, (message, received))
             case NotStarted():
                 self.calls.not_started(message.call)
             case Pick():
                 self.scheduler.picked(message.key)
             case Done():
-                self.scheduler.views.agreed[message.function] = message.late
-                self.scheduler.done(self._leads or link is self.peers)
+                self.scheduler.module_state.agreed[message.function] = message.in_turn
+                if self._role.leads or link is self.peers:
+                    self.scheduler.end_by_peer()
             case Abort():
                 self.scheduler.fail(
                     PeerError(message.rank, message.name, message.summary, message.trace)
                 )
 
     def _links(self) -> list[Transport]:
-        return [self.transport] if self.peers is None else [self.transport, self.peers]
+        if self.peers is None:
+            return [self.transport]
+        return [self.transport, self.peers]
 
     def _end(self) -> None:
-        """Tell those who wait for it that the step has ended."""
-        if not self._leads:
+        """Tell the ranks that wait for it that the step has ended."""
+        if not self._role.leads:
             return
-        late = self.scheduler.views.agree(
-            self.port.function, root=self.port.me == self.port.root_rank
-        )
+        is_root = self.pipeline.me == self.pipeline.root_rank
+        in_turn = self.scheduler.module_state.agree(self.pipeline.function, root=is_root)
+        message = Done(self.pipeline.number, self.pipeline.function, in_turn)
         for link in self._links():
-            if link is self.transport and self.port.me != self.port.root_rank:
+            if link is self.transport and not is_root:
                 continue
             for peer in range(link.n):
                 if peer != link.me:
-                    with contextlib.suppress(OSError):  # this rank needs nothing more of the others
-                        link.send(peer, Done(self.port.number, self.port.function, late))
+                    with contextlib.suppress(OSError):  # this rank needs the others no more
+                        link.send(peer, message)
 
     def _abort(self, error: BaseException, trace: str) -> None:
-        """Tell the others that the step failed. News from another rank go on to the other link."""
+        """Tell the other ranks that the step failed.
+
+        The failure of another rank is passed on to the ranks of the other link.
+        """
+        number = self.pipeline.number
         if isinstance(error, PeerError):
             if self.peers is None or not error.trace:
                 return
-            news = Abort(self.port.number, error.rank, error.name, error.reason, error.trace)
+            message = Abort(number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
-            news = Abort(
-                self.port.number, link.members[link.me], link.name(link.me), summary(error), trace
-            )
+            rank, name = link.members[link.me], link.name(link.me)
+            message = Abort(number, rank, name, summary(error), trace)
         for link in self._links():
             for peer in range(link.n):
                 if peer != link.me:
-                    try:
-                        link.send(peer, news)
-                    except OSError:
-                        continue
+                    with contextlib.suppress(OSError):  # a peer that is gone needs no message
+                        link.send(peer, message)
 
 
 _UNUSED = "not have been used in the graph"
-"""torch's words for a tensor that a gradient does not lead to."""
+"""Part of torch's error for an input that is not in the graph of the outputs."""
 
 _present: Runtime | None = None
 
@@ -284,6 +306,6 @@ def present() -> Runtime | None:
 
 
 def use(runtime: Runtime | None) -> None:
-    """Make a runtime the one of this process; None: it has ended."""
+    """Set the runtime of this process; None: the runtime has ended."""
     global _present
     _present = runtime

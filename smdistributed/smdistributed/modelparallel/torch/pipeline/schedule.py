@@ -1,11 +1,12 @@
-"""The order of a step as data: which rank runs what when, where each pass of a
-microbatch takes one unit of time.
+"""The order of a step as data: the passes of each rank, with one unit of time for each pass of a
+microbatch.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 
@@ -20,31 +21,35 @@ def print_schedule(
     pipeline: str = "interleaved",
     active_microbatches: int | None = None,
 ) -> None:
-    """Print which passes each rank of a pipeline runs, and when: ``1F0`` is
-    partition 1, forward, microbatch 0.
+    """Print the passes of each rank of a pipeline, one line for each unit of time.
 
-    It is the order of a model whose partitions follow each other, with passes of equal length. In a
-    job passes take what they take, and the same rules choose among what has arrived. It needs no
-    ``smp.init``.
+    ``1F0`` is partition 1, forward, microbatch 0. The model is a chain of partitions, with passes
+    of equal length. In a job passes have different lengths, and the same rules choose among the
+    passes that are ready. ``smp.init`` is not needed.
 
     Args:
         partitions: The pipeline parallel degree.
         microbatches: Microbatches of a step.
         pipeline: ``interleaved`` or ``simple``.
-        active_microbatches: The most in flight under ``interleaved``; None: 2 more than partitions.
+        active_microbatches: Largest number of microbatches in flight under ``interleaved``; None: 2
+            more than partitions.
 
     Raises:
-        SMPConfigError: A number is below 1, or there is no such schedule.
+        SMPConfigError: A number is below 1, or the name of the schedule is unknown.
     """
     columns = actions(partitions, microbatches, pipeline, active_microbatches)
-    width = max(len(each) for column in columns for each in (*column, f"rank {partitions - 1}"))
-    rows = [[f"rank {rank}" for rank in range(partitions)], *zip(*columns, strict=True)]
-    for step, row in enumerate(rows, -1):
-        print(
-            "  ".join(
-                [f"{step:3}:" if step >= 0 else "    ", *(each.ljust(width) for each in row)]
-            ).rstrip()
-        )
+    titles = [f"rank {rank}" for rank in range(partitions)]
+    width = max(map(len, titles))
+    for column in columns:
+        width = max(width, *map(len, column))
+    _print_row("    ", titles, width)
+    for time, row in enumerate(zip(*columns, strict=True)):
+        _print_row(f"{time:3}:", row, width)
+
+
+def _print_row(head: str, cells: Iterable[str], width: int) -> None:
+    padded = [cell.ljust(width) for cell in cells]
+    print("  ".join([head, *padded]).rstrip())
 
 
 def actions(
@@ -53,24 +58,31 @@ def actions(
     pipeline: str = "interleaved",
     active_microbatches: int | None = None,
 ) -> list[list[str]]:
-    """Return what ``print_schedule`` prints: for each rank its passes, one for
-    each unit of time, or ``""``.
+    """Return the passes that ``print_schedule`` prints.
+
+    Returns:
+        For each rank a list with an item for each unit of time: a pass such as ``"1F0"``, or ``""``
+        if the rank waits.
     """
-    least = min(partitions, microbatches, 1 if active_microbatches is None else active_microbatches)
-    if least < 1 or pipeline not in ("interleaved", "simple"):
+    numbers = [partitions, microbatches]
+    if active_microbatches is not None:
+        numbers.append(active_microbatches)
+    if min(numbers) < 1 or pipeline not in ("interleaved", "simple"):
         raise SMPConfigError(
             "a schedule needs 1 or more partitions, microbatches and active_microbatches, and"
             f" 'interleaved' or 'simple', got {partitions}, {microbatches}, {active_microbatches}"
             f" and {pipeline!r}"
         )
     simple, last = pipeline == "simple", partitions - 1
-    priorities = SIMPLE if simple else INTERLEAVED
-    limit = microbatches if simple else active_microbatches or partitions + 2
+    if simple:
+        priorities, limit = SIMPLE, microbatches
+    else:
+        priorities, limit = INTERLEAVED, active_microbatches or partitions + 2
     ready: list[list[tuple[int, int, int, str]]] = [[] for _ in range(partitions)]
     arrivals = itertools.count()
     columns: list[list[str]] = [[] for _ in range(partitions)]
     started = finished = 0
-    held: list[int] = []  # under 'simple' no backward starts before all forwards are made
+    waiting_backwards: list[int] = []  # 'simple': no backward starts before all forwards are made
 
     def arrive(rank: int, kind: str, microbatch: int) -> None:
         heapq.heappush(ready[rank], (priorities[kind], microbatch, next(arrivals), kind))
@@ -92,11 +104,11 @@ def actions(
             if kind == FORWARD and rank < last:
                 arrive(rank + 1, FORWARD, microbatch)
             elif kind == FORWARD:
-                held.append(microbatch)
-                if not simple or len(held) == microbatches:
-                    for each in held:
-                        arrive(rank, BACKWARD, each)
-                    held.clear()
+                waiting_backwards.append(microbatch)
+                if not simple or len(waiting_backwards) == microbatches:
+                    for waiting_microbatch in waiting_backwards:
+                        arrive(rank, BACKWARD, waiting_microbatch)
+                    waiting_backwards.clear()
             elif rank:
                 arrive(rank - 1, BACKWARD, microbatch)
             else:

@@ -1,16 +1,23 @@
-"""Which context of this rank runs next, and on which thread.
+"""Choose which context of this rank runs next, and on which thread.
 
-The thread that has the baton schedules: a context that must wait runs the scheduler where it
-stands. It goes on without a change of threads if its own answer comes next, and serves requests for
-local modules on its own stack meanwhile. Only what needs a stack of its own goes to another thread.
+Exactly one thread runs at a time, and this thread schedules. A context that must wait calls the
+scheduler on its own stack. If its answer comes next, the context goes on without a change of
+threads. Meanwhile the scheduler serves requests for local modules on the same stack. Another thread
+is used only for a context that may wait itself, and so needs a stack of its own.
 
-Priorities ('interleaved'): a forward that got its answer, as it mostly sends the next message; a
-backward; a request for a forward; the start of a microbatch. So 1F1B emerges. Under 'simple'
-backward passes come last, and none starts before all microbatches of the rank have made their
-forward.
+Priorities under 'interleaved', the first one runs first:
 
-Tensor-parallel peers must run contexts in one order, or their collectives cross. The first of them
-picks; the others follow its picks. `deterministic_server` does the same for all replicas.
+1. A forward that got its answer, because it mostly sends the next message.
+2. A backward.
+3. A request for a forward.
+4. The start of a microbatch.
+
+The schedule 1F1B follows from these priorities. Under 'simple' backward passes come last, and none
+starts before all microbatches of the rank have made their forward.
+
+Tensor-parallel peers must run contexts in the same order, or their collectives would not match. The
+first peer picks; the others follow its picks. `deterministic_server` does the same for all
+replicas.
 """
 
 from __future__ import annotations
@@ -23,77 +30,121 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.inbox import Inbox
 from smdistributed.modelparallel.torch.transport.transport import Item
 
-from .microbatch_threads import Context, Key, Seat, Worker
-from .module_state import Turn, Views
+from .microbatch_threads import Context, Key, Runner, Worker
+from .module_state import ModuleState, Turn
 from .randomness import Streams, place
-from .threadstate import Applied, Flags, Home
-from .variables import Kept, title
+from .threadstate import ApplyFlags, CallerThread, capture
+from .variables import LeftVariables, title
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
-"""Why a context is ready: a forward got its answer; a backward; a request; a microbatch."""
+"""Why a context is ready: a forward got its answer; a backward is requested; a forward is
+requested; a microbatch starts.
+"""
 
 INTERLEAVED = {RETURNED: 0, BACKWARD: 1, FORWARD: 2, START: 3}
 SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
 
-_PATIENCE = 0.05
-"""Seconds after which a rank that waits for outputs starts another microbatch.
+_OUTPUT_SECONDS = 0.05
+"""Seconds that a rank waits for outputs before it starts another microbatch.
 
-Its script may meet others before.
+The script may run a collective before it calls the model, and then wait for another microbatch.
 """
 
-_NEWS_SECONDS = 1.0
-"""Seconds that the others' news may come after the end of a peer, which may
-have been told of the step's end first.
+_LAST_MESSAGE_SECONDS = 1.0
+"""Seconds that the last messages may come after the connection of a peer has ended. The peer may
+have heard of the step's end before this rank.
 """
+
+
+class ReadyContext(NamedTuple):
+    """A context that may run, as an entry of a heap: the smallest one runs next.
+
+    Attributes:
+        priority: From the kind of the context, by `INTERLEAVED` or `SIMPLE`.
+        microbatch: The microbatch of the context.
+        arrival: Number of the entry, so that contexts themselves are never compared.
+        context: The context.
+    """
+
+    priority: int
+    microbatch: int
+    arrival: int
+    context: Context
+
+
+@dataclass
+class Role:
+    """The part of this rank in the choice of contexts.
+
+    Attributes:
+        leads: Whether this rank picks by itself; else it follows the picks of another rank.
+        starts: Whether this rank owns the root module.
+        announce: Sends the key of the next context to the peers that follow; None without such
+            peers.
+    """
+
+    leads: bool
+    starts: bool
+    announce: Callable[[Key], None] | None
 
 
 class Step:
     """The state of one step on this rank.
 
     Attributes:
-        number: Number of the step; the same on all ranks of the pipeline.
         bodies: The user's function on each microbatch.
-        results: What it returned.
+        size: Number of microbatches.
+        results: The results of the bodies.
         flags: Modes of the thread that called the step.
-        limit: The most microbatches in flight.
+        caller_thread: Other state of this thread.
+        streams: Streams of random numbers.
+        limit: Largest number of microbatches in flight.
+        started: Number of microbatches that have started.
+        finished: Number of microbatches that have returned.
+        ready: Heap of the contexts that may run.
         arrived: Answers that no context has taken yet.
-        waiting: Contexts that wait for an answer, and as what they become ready.
-        early: Microbatches that have not started, but whose first outputs are here.
-        done: The owner of the root module has ended the step.
+        waiting: Key of an answer -> the context that waits for it, and its kind when it is ready.
+        early: Microbatches that have not started, while their first outputs are here.
+        expected_outputs: Number of contexts that wait for outputs of the model.
+        is_eager: Whether the next microbatch may start although outputs are expected.
+        gate: Under 'simple' the contexts that wait until all forwards are made.
+        at_gate: Number of microbatches of this rank among them.
+        picks: Keys of contexts that the leading peer has picked.
+        done: Whether the owner of the root module has ended the step.
         error: The first error.
-        trace: Its traceback.
+        trace: The traceback of the error.
     """
 
     def __init__(
         self,
-        number: int,
         bodies: Sequence[Callable[[], Any]],
-        flags: Flags,
-        home: Home,
+        caller_thread: CallerThread,
         streams: Streams,
         *,
         simple: bool,
         limit: int,
     ) -> None:
-        self.number, self.bodies, self.size = number, bodies, len(bodies)
-        self.flags, self.home, self.simple, self.streams = flags, home, simple, streams
+        self.bodies, self.size = bodies, len(bodies)
+        self.flags, self.caller_thread = capture(), caller_thread
+        self.streams = streams
         self.limit = self.size if simple else min(self.size, limit)
         self.results: list[Any] = [None] * self.size
         self.started = self.finished = 0
-        self.ready: list[tuple[int, int, int, Context]] = []
+        self.ready: list[ReadyContext] = []
         self.priorities = SIMPLE if simple else INTERLEAVED
         self.arrivals = itertools.count()
         self.arrived: dict[Key, Any] = {}
         self.waiting: dict[Key, tuple[Context, str]] = {}
         self.early: set[int] = set()
-        self.expecting = 0
-        self.eager = False
+        self.expected_outputs = 0
+        self.is_eager = False
         self.gate: list[Context] = []
         self.at_gate = 0
         self.gate_open = not simple
@@ -109,10 +160,10 @@ class Scheduler:
     Attributes:
         step: The present step, or None between steps.
         current: The context that runs.
-        views: What each microbatch sees of what modules keep on themselves.
-        variables: What microbatches have set context variables to.
-        lost: A peer whose connection has ended. It is an error when something
-            of it is still to come.
+        module_state: The state that modules keep on themselves, as each microbatch sees it.
+        variables: Context variables that microbatches have changed.
+        lost: The error of a peer with an ended connection. It is raised when a message of the
+            peer is still needed.
         switches: Changes of threads over all steps.
     """
 
@@ -120,90 +171,107 @@ class Scheduler:
         self,
         inbox: Inbox[Item],
         dispatch: Callable[[Item], None],
-        announce: Callable[[Key], None] | None,
         me: int,
         title: Callable[[int], str],
-        *,
-        leads: bool,
-        starts: bool,
+        role: Role,
     ) -> None:
         """Make the scheduler of a rank.
 
         Args:
             inbox: Messages of the other ranks.
-            dispatch: What to do with one.
-            announce: Tells the peers that follow what runs next; None without such peers.
+            dispatch: Handles a message.
             me: Rank in the pipeline.
-            title: Returns words for a module.
-            leads: This rank picks by itself.
-            starts: This rank owns the root module.
+            title: Returns words for a module, by its number.
+            role: The part of this rank in the choice of contexts.
         """
-        self.inbox, self.dispatch, self.announce = inbox, dispatch, announce
-        self.views = Views(
-            me, self.turn, lambda: self.current.key if self.current is not None else (), title
-        )
-        self.leads, self.starts = leads, starts
-        self.variables = Kept()
+        self.inbox, self.dispatch, self.role = inbox, dispatch, role
+        self.module_state = ModuleState(me, self.turn, self._current_key, title)
+        self.variables = LeftVariables()
         self.step: Step | None = None
         self.current: Context | None = None
         self.lost: BaseException | None = None
         self.switches = 0
         self._workers: list[Worker] = []
-        self._idle: list[Seat] = []
-        self._sleeping: dict[Context, Seat] = {}
-        self._main = Seat(main=True)
+        self._idle: list[Runner] = []
+        self._sleeping: dict[Context, Runner] = {}
+        self._main = Runner(main=True)
 
-    # --- what contexts call -----------------------------------------------------------------------
+    # --- called by contexts -----------------------------------------------------------------------
 
     def wait(self, key: Key, kind: str) -> Any:
-        """Let other contexts run until an answer is here, and return it.
+        """Wait for an answer of another rank, and run other contexts meanwhile.
+
+        Args:
+            key: Names the answer: ("R", call) for a result, ("B", call) for gradients, ("O",
+                microbatch, model call) for outputs of the model.
+            kind: `FORWARD` or `BACKWARD`: the pass that waits.
+
+        Returns:
+            The answer.
 
         Raises:
             StepError: The step failed meanwhile.
         """
-        step, context = self._now(), self._context()
+        step, context = self._now(), self._present_context()
         if key in step.arrived:
             # A backward takes its turn, so that gradients add up in the order of the microbatches.
-            if kind == FORWARD and self.announce is None and self.leads:
+            if kind == FORWARD and self.role.announce is None and self.role.leads:
                 return step.arrived.pop(key)
-            self.make_ready(context, RETURNED if kind == FORWARD else kind)
+            self._make_returned_ready(context, kind)
         else:
             step.waiting[key] = (context, kind)
-            step.expecting += key[0] == "O"
+            step.expected_outputs += key[0] == "O"
         self._wait(context)
         return step.arrived.pop(key)
 
     def wait_at_gate(self) -> None:
-        """Under 'simple', wait until all microbatches of this rank have made their forward."""
-        step, context = self._now(), self._context()
+        """Under 'simple' wait until all microbatches of this rank have made their forward."""
+        step, context = self._now(), self._present_context()
         if not step.gate_open:
             step.gate.append(context)
             step.at_gate += 1
             self._wait(context)
 
-    # --- what messages do -------------------------------------------------------------------------
+    # --- called for messages ----------------------------------------------------------------------
 
     def answer(self, key: Key, value: Any) -> None:
-        """Keep an answer, and make the context that waits for it ready."""
+        """Store an answer, and make the context that waits for this answer ready.
+
+        Args:
+            key: Names the answer, as for `wait`.
+            value: The answer.
+        """
         step = self._now()
         step.arrived[key] = value
-        waits = step.waiting.pop(key, None)
-        if waits is not None:
-            context, kind = waits
-            step.expecting -= key[0] == "O"
-            self.make_ready(context, RETURNED if kind == FORWARD else kind)
+        entry = step.waiting.pop(key, None)
+        if entry is not None:
+            context, kind = entry
+            step.expected_outputs -= key[0] == "O"
+            self._make_returned_ready(context, kind)
         elif key[0] == "O" and key[1] >= step.started:
             step.early.add(key[1])
 
     def make_ready(self, context: Context, kind: str) -> None:
-        """Let a context run when its turn comes."""
+        """Let a context run when its priority is the highest.
+
+        Args:
+            context: The context.
+            kind: `RETURNED`, `BACKWARD` or `FORWARD`.
+        """
         step = self._now()
-        heapq.heappush(
-            step.ready, (step.priorities[kind], context.microbatch, next(step.arrivals), context)
+        entry = ReadyContext(
+            step.priorities[kind], context.microbatch, next(step.arrivals), context
         )
+        heapq.heappush(step.ready, entry)
+
+    def _make_returned_ready(self, context: Context, kind: str) -> None:
+        """Make a context ready that has got its answer."""
+        if kind == FORWARD:
+            kind = RETURNED
+        self.make_ready(context, kind)
 
     def hold_at_gate(self, context: Context) -> None:
-        """Make the backward of a served call ready, under 'simple' when the gate opens."""
+        """Make the backward of a served call ready; under 'simple' only when the gate opens."""
         step = self._now()
         if step.gate_open:
             self.make_ready(context, BACKWARD)
@@ -211,18 +279,15 @@ class Scheduler:
             step.gate.append(context)
 
     def picked(self, key: Key) -> None:
-        """Note what the leading peer runs next."""
+        """Record the key of the context that the leading peer runs next."""
         self._now().picks.append(key)
 
-    def done(self, counts: bool) -> None:
-        """Note that the owner of the root module has ended the step, if the
-        news is for this rank.
-        """
-        step = self._now()
-        step.done = step.done or counts
+    def end_by_peer(self) -> None:
+        """Record that the owner of the root module, or the leading peer, has ended the step."""
+        self._now().done = True
 
     def fail(self, error: BaseException) -> None:
-        """End the step with an error; the first one counts."""
+        """End the step with an error. Later errors are ignored."""
         step = self._now()
         if step.error is None:
             step.error = error
@@ -231,13 +296,13 @@ class Scheduler:
     # --- the step ---------------------------------------------------------------------------------
 
     def run(self, step: Step) -> None:
-        """Run a step to its end; the error is left in it."""
+        """Run a step to its end. An error is stored in `step.error`, and not raised."""
         self.step = step
-        step.home.started = self.variables.begin(step.home.variables)
+        step.caller_thread.started = self.variables.begin(step.caller_thread.variables)
         self._main.ident = threading.get_ident()
         script = step.streams.stop()
         try:
-            self._base(self._main)
+            self._run_contexts(self._main)
         finally:
             self.current = None
             step.streams.resume(script)
@@ -245,58 +310,72 @@ class Scheduler:
     def close(self) -> None:
         """End the pooled threads."""
         for worker in self._workers:
-            if worker.seat in self._idle:
-                worker.seat.closed = True
-                worker.seat.wake()
+            if worker.runner in self._idle:
+                worker.runner.closed = True
+                worker.runner.wake()
                 worker.join(1)
 
     @property
-    def home(self) -> Home:
-        """What the thread that called the step has."""
-        return self._now().home
+    def caller_thread(self) -> CallerThread:
+        """The state of the thread that called the step."""
+        return self._now().caller_thread
 
     def _now(self) -> Step:
         assert self.step is not None
         return self.step
 
-    def _context(self) -> Context:
+    def _present_context(self) -> Context:
         assert self.current is not None
         return self.current
 
-    def _base(self, seat: Seat) -> None:
-        """Run contexts on a thread that has none.
+    def _current_key(self) -> Key:
+        """Return the key of the context that runs, or ()."""
+        if self.current is None:
+            return ()
+        return self.current.key
 
-        Ends with the step on the main thread, else with the pool.
+    def _run_contexts(self, runner: Runner) -> None:
+        """Run contexts on a thread that runs none yet.
+
+        Returns on the main thread when the step ends, on a pooled thread when the pool is closed.
         """
         while True:
             self.current = None
-            task, seat.task = seat.task, None
+            task, runner.task = runner.task, None
             context = task or self._next()
-            if context is not None and context.seat is None:
-                self._execute(seat, context)
+            if context is not None and context.runner is None:
+                self._execute(runner, context)
                 continue
-            if context is not None and context.seat is not None:
-                target = context.seat
+            # Hand the turn to another thread: the one whose context goes on, or the main one.
+            if context is not None and context.runner is not None:
+                target = context.runner
             elif self._sleeping:  # the step failed: each waiting context ends by an exception
                 target = next(iter(self._sleeping.values()))
-            elif seat.main:
+            elif runner.main:
                 return
             else:
                 target = self._main
                 self._idle.remove(target)
-            self._idle.append(seat)
+            self._idle.append(runner)
             self.switches += 1
             target.wake()
-            seat.sleep()
-            if seat.closed:
+            runner.sleep()
+            if runner.closed:
                 return
 
     def _wait(self, mine: Context) -> None:
-        """Schedule in the place of a context that waits, until it may go on."""
-        step, seat = self._now(), mine.seat
-        assert seat is not None
-        plain: bool | None = None
-        stream: list[Any] | None = None  # of this context, once another has run
+        """Run other work while a context is blocked; return when the context may go on.
+
+        Args:
+            mine: The context of this thread.
+
+        Raises:
+            StepError: The step failed meanwhile.
+        """
+        step, runner = self._now(), mine.runner
+        assert runner is not None
+        is_plain: bool | None = None
+        stream: list[Any] | None = None  # random numbers of `mine`, once another context has run
         while True:
             context = self._next()
             if context is mine:
@@ -307,21 +386,22 @@ class Scheduler:
                 raise StepError("the step failed")
             if stream is None:
                 stream = step.streams.stop()
-                self.views.leave(self._turn_of(mine))
-            if context.seat is None and context.inline:
-                if plain is None:
-                    plain = step.home.plain()
-                if plain:
-                    self._execute(seat, context)
+                self.module_state.leave(self._turn_of(mine))
+            # A call that cannot wait runs on this stack: a change of threads costs more.
+            if context.runner is None and context.inline:
+                if is_plain is None:
+                    is_plain = step.caller_thread.has_only_its_modes()
+                if is_plain:
+                    self._execute(runner, context)
                     continue
-            target = context.seat
+            target = context.runner
             if target is None:
-                target = self._idle.pop() if self._idle else self._new_seat()
+                target = self._idle.pop() if self._idle else self._new_runner()
                 target.task = context
-            self._sleeping[mine] = seat
+            self._sleeping[mine] = runner
             self.switches += 1
             target.wake()
-            seat.sleep()
+            runner.sleep()
             del self._sleeping[mine]
             self.current = mine
             if step.error is not None:
@@ -331,66 +411,75 @@ class Scheduler:
 
     def _resume(self, step: Step, context: Context, stream: list[Any]) -> None:
         step.streams.resume(stream)
-        self.views.enter(self._turn_of(context))
+        self.module_state.enter(self._turn_of(context))
 
     def turn(self) -> Turn | None:
-        """Return which microbatch this thread runs, if it does."""
+        """Return the microbatch that this thread runs; None for a thread without a context."""
         context = self.current
-        running = (
-            context is not None
-            and context.seat is not None
-            and context.seat.ident == threading.get_ident()
-        )
-        return self._turn_of(context) if running and context is not None else None
+        if context is None or context.runner is None:
+            return None
+        if context.runner.ident != threading.get_ident():
+            return None
+        return self._turn_of(context)
 
     def _turn_of(self, context: Context) -> Turn:
-        return context.microbatch, context.key[0] == START and not self.starts
+        return Turn(context.microbatch, context.key[0] == START and not self.role.starts)
 
-    def _new_seat(self) -> Seat:
-        worker = Worker(self._base)
+    def _new_runner(self) -> Runner:
+        worker = Worker(self._run_contexts)
         self._workers.append(worker)
-        return worker.seat
+        return worker.runner
 
-    def _execute(self, seat: Seat, context: Context) -> None:
+    def _execute(self, runner: Runner, context: Context) -> None:
+        """Run a context from its start to its end on the present thread.
+
+        An error ends the step.
+        """
         outer = self.current
         if outer is not None:
-            outer.buried = True
-        foreign = not seat.main and outer is None
-        context.seat, self.current = seat, context
-        home = self._now().home
+            outer.is_blocked = True
+        # A pooled thread has no modes of the caller's thread, until a context begins on it.
+        needs_modes = not runner.main and outer is None
+        context.runner, self.current = runner, context
+        caller_thread = self._now().caller_thread
         self._now().streams.start(context.place)
-        if foreign:
-            home.enter()
+        if needs_modes:
+            caller_thread.enter()
         turn = self._turn_of(context)
         try:
-            self.views.enter(turn)
-            with Applied(context.flags):
-                self._run(context, turn)
-            self.views.leave(turn, backward=context.key[0] == BACKWARD)
+            self.module_state.enter(turn)
+            with ApplyFlags(context.flags):
+                self._run_body(context, turn)
+            self.module_state.leave(turn, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
-            with contextlib.suppress(StepError):  # what it wrote until then stays
-                self.views.leave(turn)
+            with contextlib.suppress(StepError):  # record the writes before the error
+                self.module_state.leave(turn)
         finally:
-            if foreign:
-                home.leave()
+            if needs_modes:
+                caller_thread.leave()
             if outer is not None:
-                outer.buried = False
+                outer.is_blocked = False
             self.current = outer
 
-    def _run(self, context: Context, turn: Turn) -> None:
-        """Run what a context runs, with the context variables that a microbatch sees."""
-        home = self._now().home
-        own = home.started.copy()
-        own.run(context.body)
-        # A served call has sent what it set to its caller. A copy of the script sets its own.
-        if context.key[0] == START and not turn[1]:
-            left = self.variables.end(own, home.started, home.variables)
-            if left:
-                self.views.variable_left(title(left[0]))
+    def _run_body(self, context: Context, turn: Turn) -> None:
+        """Run the body of a context with the context variables that a microbatch sees."""
+        caller_thread = self._now().caller_thread
+        own_variables = caller_thread.started.copy()
+        own_variables.run(context.body)
+        # A served call has sent its changes to the caller. A copy of the script makes its own.
+        if context.key[0] == START and not turn.is_copy:
+            changed = self.variables.end(
+                own_variables, caller_thread.started, caller_thread.variables
+            )
+            if changed:
+                self.module_state.variable_left(title(changed[0]))
 
     def _next(self) -> Context | None:
-        """Return the context that runs next; None when the step is over or failed."""
+        """Return the context that runs next, after waiting for messages if none is ready.
+
+        None when the step is over or has failed.
+        """
         step = self._now()
         inbox = self.inbox
         while True:
@@ -400,84 +489,109 @@ class Scheduler:
                 if step.error is not None:
                     return None
                 self._open_gate(step)
-                context = self._pick(step) if self.leads else self._follow(step)
-                if context is not None or self._over(step):
+                context = self._pick(step) if self.role.leads else self._follow(step)
+                if context is not None or self._is_over(step):
                     return context
-                if self.lost is not None:
-                    try:
-                        item = inbox.get(timeout=_NEWS_SECONDS)
-                    except queue.Empty:
-                        raise self.lost from None
-                elif self.leads and step.expecting and step.started - step.finished < step.limit:
-                    try:
-                        item = inbox.get(timeout=_PATIENCE if step.started < step.size else None)
-                    except queue.Empty:
-                        step.eager = True
-                        continue
-                else:
-                    item = inbox.get()
-                self.dispatch(item)
-            except Exception as error:  # noqa: BLE001
+                item = self._wait_for_message(step)
+                if item is not None:
+                    self.dispatch(item)
+            except Exception as error:  # noqa: BLE001, PERF203  it ends the step on all ranks
                 self.fail(error)
 
+    def _wait_for_message(self, step: Step) -> Item | None:
+        """Return the next message; None if another microbatch may start instead.
+
+        Raises:
+            PeerError: The connection of a peer has ended, and no message comes any more.
+        """
+        if self.lost is not None:
+            try:
+                return self.inbox.get(timeout=_LAST_MESSAGE_SECONDS)
+            except queue.Empty:
+                raise self.lost from None
+        has_room = step.started - step.finished < step.limit
+        can_start = step.started < step.size
+        if not (self.role.leads and step.expected_outputs and has_room and can_start):
+            return self.inbox.get()
+        try:
+            return self.inbox.get(timeout=_OUTPUT_SECONDS)
+        except queue.Empty:
+            step.is_eager = True
+            return None
+
     def _open_gate(self, step: Step) -> None:
+        """Under 'simple' make the backward passes ready once all forwards of the rank are made."""
         if not step.gate_open and step.at_gate + step.finished == step.size:
             step.gate_open = True
             for context in step.gate:
                 self.make_ready(context, BACKWARD)
             step.gate.clear()
 
-    def _over(self, step: Step) -> bool:
+    def _is_over(self, step: Step) -> bool:
         if step.finished < step.size or step.ready or step.picks:
             return False
-        return step.done or (self.leads and self.starts)
+        return step.done or (self.role.leads and self.role.starts)
 
     def _pick(self, step: Step) -> Context | None:
-        context = None
+        """Take the context with the highest priority, or start a microbatch; None if none may run.
+
+        Peers that follow are told.
+        """
         first = step.ready[0] if step.ready else None
-        if first is not None and first[3].buried:
-            first = next((entry for entry in sorted(step.ready) if not entry[3].buried), None)
-        kind = self._startable(step)
+        if first is not None and first.context.is_blocked:
+            first = None
+            for entry in sorted(step.ready):
+                if not entry.context.is_blocked:
+                    first = entry
+                    break
+
+        context = None
+        kind = self._kind_of_start(step)
         if kind is not None and (
-            first is None or (step.priorities[kind], step.started) < first[:2]
+            first is None
+            or (step.priorities[kind], step.started) < (first.priority, first.microbatch)
         ):
             context = self._start(step)
         elif first is not None:
             self._take(step, first)
-            context = first[3]
-        if context is not None and self.announce is not None:
-            self.announce(context.key)
+            context = first.context
+        if context is not None and self.role.announce is not None:
+            self.role.announce(context.key)
         return context
 
-    def _startable(self, step: Step) -> str | None:
-        """Return as what the next microbatch may start, if it may.
+    def _kind_of_start(self, step: Step) -> str | None:
+        """Return the kind with which the next microbatch may start; None if none may start.
 
-        Other ranks than the root's owner have nothing to do before the outputs are there. Started
-        one at a time, their microbatches need no threads.
+        A rank without the root module has nothing to do before the outputs are here. If such a
+        rank starts its microbatches one at a time, they need no threads.
         """
-        live = step.started - step.finished
-        if step.started == step.size or live >= step.limit:
+        in_flight = step.started - step.finished
+        if step.started == step.size or in_flight >= step.limit:
             return None
         if step.early:
             return RETURNED
-        return START if self.starts or not step.expecting or step.eager else None
+        if self.role.starts or not step.expected_outputs or step.is_eager:
+            return START
+        return None
 
     def _start(self, step: Step) -> Context:
+        """Return a context that runs the next microbatch."""
         microbatch = step.started
         step.started += 1
         step.early.discard(microbatch)
-        step.eager = False
-        self.views.forget(microbatch - step.limit)
+        step.is_eager = False
+        self.module_state.forget(microbatch - step.limit)
 
         def body() -> None:
             step.results[microbatch] = step.bodies[microbatch]()
             step.finished += 1
 
-        return Context(
-            ("S", microbatch), microbatch, body, step.flags, inline=False, place=place(microbatch)
-        )
+        context = Context(("S", microbatch), microbatch, body, step.flags)
+        context.place = place(microbatch)
+        return context
 
-    def _take(self, step: Step, entry: tuple[int, int, int, Context]) -> None:
+    def _take(self, step: Step, entry: ReadyContext) -> None:
+        """Remove an entry from the heap."""
         if step.ready[0] is entry:
             heapq.heappop(step.ready)
         else:
@@ -485,6 +599,7 @@ class Scheduler:
             heapq.heapify(step.ready)
 
     def _follow(self, step: Step) -> Context | None:
+        """Take the context that the leading peer has picked; None if it is not ready yet."""
         if not step.picks:
             return None
         key = step.picks[0]
@@ -492,8 +607,8 @@ class Scheduler:
             step.picks.popleft()
             return self._start(step)
         for entry in step.ready:
-            if entry[3].key == key and not entry[3].buried:
+            if entry.context.key == key and not entry.context.is_blocked:
                 step.picks.popleft()
                 self._take(step, entry)
-                return entry[3]
+                return entry.context
         return None

@@ -1,9 +1,9 @@
 """The state of torch that belongs to a thread, and must follow the work to another thread or rank.
 
-Gradient mode, inference mode and autocast are taken at each remote call and hold again where the
-call is served. Function modes cannot travel: a served call runs under those of the serving rank's
-own step, which runs the same script. So a call within a mode that the step did not begin with is
-refused.
+Gradient mode, inference mode and autocast are captured at each remote call and applied where the
+call is served. Function modes cannot travel. A served call runs under the modes of the serving
+rank's own step, which runs the same script. So a call within a mode that the step did not begin
+with is refused.
 """
 
 from __future__ import annotations
@@ -47,16 +47,19 @@ BACKWARD = Flags(True, False, ())
 def capture() -> Flags:
     """Return the flags of this thread."""
     autocast = tuple(
-        (d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d)
+        (device, torch.get_autocast_dtype(device))
+        for device in _DEVICES
+        if torch.is_autocast_enabled(device)
     )
     return Flags(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
-class Applied:
-    """A context in which flags hold on this thread.
+class ApplyFlags:
+    """A context manager that applies flags to this thread.
 
-    Autograd runs CUDA nodes in the calling thread meanwhile: a backward pass that waits for another
-    rank would block torch's one thread for a device, and with it all other backward passes.
+    Within it autograd runs CUDA nodes in the calling thread. Otherwise a backward pass that waits
+    for another rank would block torch's one thread for a device, and with it all other backward
+    passes.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -65,20 +68,19 @@ class Applied:
 
     def __enter__(self) -> None:
         """Apply the flags."""
-        wanted, now = self.flags, capture()
+        flags, before = self.flags, capture()
         self._entered.append(torch.autograd.set_multithreading_enabled(False))
-        if wanted.inference != now.inference:
-            self._enter(torch.inference_mode(wanted.inference))
-        if wanted.autocast != now.autocast:
-            # A cached cast may belong to the call that waits below this one.
+        if flags.inference != before.inference:
+            self._enter(torch.inference_mode(flags.inference))
+        if flags.autocast != before.autocast:
+            # A cached cast may belong to the call that waits below this one on the stack.
             torch.clear_autocast_cache()
-            types = dict(wanted.autocast)
-            for device in {*types, *dict(now.autocast)}:
-                self._enter(
-                    torch.autocast(device, dtype=types.get(device), enabled=device in types)
-                )
-        if torch.is_grad_enabled() != wanted.grad:
-            self._entered.append(torch.set_grad_enabled(wanted.grad))
+            dtypes = dict(flags.autocast)
+            for device in {*dtypes, *dict(before.autocast)}:
+                dtype = dtypes.get(device)
+                self._enter(torch.autocast(device, dtype=dtype, enabled=device in dtypes))
+        if torch.is_grad_enabled() != flags.grad:
+            self._entered.append(torch.set_grad_enabled(flags.grad))
 
     def _enter(self, manager: Any) -> None:
         manager.__enter__()
@@ -90,20 +92,20 @@ class Applied:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Return to the flags before."""
+        """Restore the flags from before."""
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)
 
 
-class Home:
-    """What else the thread that called the step has: context variables,
-    function modes, CUDA device and stream.
+class CallerThread:
+    """More state of the thread that called the step: context variables, function modes, CUDA
+    device and stream.
 
-    Others take it over.
+    The other threads of the step take this state over.
 
     Attributes:
-        variables: Its context variables.
-        started: Those that the next microbatch begins with.
+        variables: Context variables of the thread.
+        started: Context variables that the next microbatch begins with.
     """
 
     def __init__(self) -> None:
@@ -116,20 +118,21 @@ class Home:
         self.stream = torch.cuda.current_stream() if initialized else None
 
     def enter(self) -> None:
-        """Give it to this thread."""
+        """Apply the modes and the CUDA stream to this thread."""
         for mode in self.modes:
             _overrides._push_mode(mode)
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)  # sets the device, too
 
     def leave(self) -> None:
-        """Leave the function modes on this thread."""
+        """Remove the function modes from this thread."""
         for _ in self.modes:
             _overrides._pop_mode()
 
-    def plain(self) -> bool:
-        """Return whether this thread has no hooks or modes but these, so that a
-        foreign call may run on it.
+    def has_only_its_modes(self) -> bool:
+        """Return whether the present thread has no other hooks or modes.
+
+        Then a call of another rank may run on this thread.
         """
         return (
             _C._len_torch_function_stack() == len(self.modes)
@@ -139,34 +142,38 @@ class Home:
         )
 
     def scope(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Return the name of a scope of this thread that a call of another rank would not be in.
+        """Return the name of a scope of this thread that would have no effect on a remote call.
 
-        None: there is none.
-
-        Those of torch's checkpointing and devices, and hooks that return what
-        was saved, change nothing there.
+        Modes of torch's checkpointing and of devices are allowed, and so are hooks that return the
+        tensors which autograd saved.
 
         Args:
-            tensors: Those that are given to the call.
+            tensors: The arguments of the call.
+
+        Returns:
+            For example ``"saved_tensors_hooks"``; None if there is no such scope.
         """
-        function = (
-            _overrides._get_current_function_mode_stack()
-            if _C._len_torch_function_stack() != len(self.modes)
-            else self.modes
-        )
-        dispatch = _get_current_dispatch_mode_stack() if _C._len_torch_dispatch_stack() else ()
-        for mode in (*function, *dispatch):
-            known = any(mode is each for each in (*self.modes, *self.dispatch))
-            if not known and not type(mode).__module__.startswith(_HARMLESS):
+        function_modes = self.modes
+        if _C._len_torch_function_stack() != len(self.modes):
+            function_modes = _overrides._get_current_function_mode_stack()
+        dispatch_modes: Sequence[Any] = ()
+        if _C._len_torch_dispatch_stack():
+            dispatch_modes = _get_current_dispatch_mode_stack()
+        of_caller = set(map(id, (*self.modes, *self.dispatch)))
+        for mode in (*function_modes, *dispatch_modes):
+            if id(mode) not in of_caller and not type(mode).__module__.startswith(_HARMLESS):
                 return type(mode).__name__
-        hooks = _top_hooks() if torch.is_grad_enabled() else None
-        if (
-            hooks is None
-            or hooks == self.hooks
-            or str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS)
-        ):
+
+        if not torch.is_grad_enabled():
             return None
-        return None if _keeps(hooks, tensors) else "saved_tensors_hooks"
+        hooks = _top_hooks()
+        if hooks is None or hooks == self.hooks:
+            return None
+        if str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS):
+            return None
+        if _return_saved_values(hooks, tensors):
+            return None
+        return "saved_tensors_hooks"
 
 
 _HARMLESS = (
@@ -179,16 +186,20 @@ _get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
-    """Return the hooks that what autograd saves goes through.
+    """Return the pack and unpack hooks for the tensors that autograd saves.
 
-    None too where torch does not say them.
+    None without hooks, and where torch cannot tell.
     """
-    return None if _get_top is None else _get_top(True)
+    if _get_top is None:
+        return None
+    hooks: tuple[Any, Any] | None = _get_top(True)
+    return hooks
 
 
-def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether hooks return the values that were saved: tried with the
-    largest tensor of a call.
+def _return_saved_values(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether hooks return the saved values unchanged.
+
+    The hooks are tried with a copy of the largest tensor of a call.
     """
     floats = [
         tensor
@@ -205,8 +216,9 @@ def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _saved_tensors_hooks() -> bool:
-    """Return whether what autograd saves on this thread goes through hooks.
-    torch refuses to disable them then.
+    """Return whether hooks for saved tensors are set on this thread.
+
+    torch refuses to disable such hooks while they are set.
     """
     try:
         with disable_saved_tensors_hooks("never shown"):

@@ -24,25 +24,28 @@ _HOOKED = "_output_capturing_hooks_installed"
 
 
 def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
-    """Return the names and values of variables that differ from another context's.
+    """Return the names and values of the variables of this context that differ from another's.
 
-    One without a name stays.
+    A variable without a name is left out, because other ranks cannot find it.
+
+    Returns:
+        For each variable ((Python module, name in the module), value).
     """
-    found = []
+    named = []
     for variable, value in contextvars.copy_context().items():
-        name = None if base.get(variable, base) is value else _name(variable)
+        if base.get(variable, base) is value:
+            continue
+        name = _name(variable)
         if name is not None and (name != _COLLECTOR or value):
-            found.append((name, value))
-    return found
+            named.append((name, value))
+    return named
 
 
-class Kept:
-    """What microbatches have set context variables to, and not set back.
+class LeftVariables:
+    """Values of context variables that microbatches have set and not reset.
 
-    The next microbatch sees that.
-
-    It is no business of the thread that called the step: what that sets itself
-    between steps counts.
+    The next microbatch sees these values. The thread that called the step does not: there the
+    values count that the script sets between steps.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class Kept:
         """Return the variables that the microbatches of a step begin with.
 
         Args:
-            base: Those of the thread that calls the step.
+            base: The variables of the thread that calls the step.
         """
         result = base.copy()
         for variable, (value, before) in list(self._values.items()):
@@ -65,14 +68,14 @@ class Kept:
     def end(
         self, microbatch: contextvars.Context, start: contextvars.Context, base: contextvars.Context
     ) -> list[contextvars.ContextVar[Any]]:
-        """Keep what a microbatch has set and not set back, and return which variables.
+        """Store the variables that a microbatch has set and not reset, and return them.
 
         Args:
-            microbatch: The variables at its end.
-            start: What the next microbatch begins with: this is changed.
-            base: Those of the thread that calls the step.
+            microbatch: The variables at the end of the microbatch.
+            start: The variables that the next microbatch begins with. They are changed.
+            base: The variables of the thread that calls the step.
         """
-        found = []
+        left = []
         for variable, value in microbatch.items():
             before = start.get(variable, _UNSET)
             same = value is before or (
@@ -81,8 +84,8 @@ class Kept:
             if not same and not _is_of_torch(variable):
                 start.run(variable.set, value)
                 self._values[variable] = (value, base.get(variable, None))
-                found.append(variable)
-        return found
+                left.append(variable)
+        return left
 
 
 def title(variable: contextvars.ContextVar[Any]) -> str:
@@ -134,7 +137,10 @@ def put(
 
 @functools.lru_cache(1024)
 def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
-    """Return the module and the name in it under which every rank finds a variable."""
+    """Return the Python module and the name in it under which every rank finds a variable.
+
+    A variable of a class has a name like ``Model.outputs``. None if there is no name.
+    """
     collector = getattr(sys.modules.get(_COLLECTOR[0]), _COLLECTOR[1], None)
     if getattr(collector, "context_var", None) is variable:
         return _COLLECTOR
@@ -145,7 +151,7 @@ def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
     for module, content in list(sys.modules.items()):
         for name, value in list(getattr(content, "__dict__", {}).items()):
             if isinstance(value, type) and value.__module__ == module:
-                for inner, each in list(vars(value).items()):
-                    if each is variable:
-                        return module, f"{name}.{inner}"
+                for attribute, attribute_value in list(vars(value).items()):
+                    if attribute_value is variable:
+                        return module, f"{name}.{attribute}"
     return None

@@ -1,5 +1,5 @@
-"""When the gradients of shared parameters are summed: in the last backward pass
-before they are used.
+"""Sum the gradients of shared parameters once, in the last backward pass before the optimizer
+uses them.
 """
 
 from __future__ import annotations
@@ -11,68 +11,77 @@ from torch import nn
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport import pytrees
 
-from .misuse import whole
-from .order import Order
+from .misuse import check_unsharded
+from .order import BlockOrder
 
-__all__ = ["Passes"]
+__all__ = ["GradientReduction"]
 
 
-class Passes:
-    """Tells a model whose parameters are shared which backward pass sums the gradients.
+class GradientReduction:
+    """Tells fully_shard which backward pass sums the gradients.
 
-    Until then they add up on each rank, unshared, which costs the memory of a whole gradient and
-    one message instead of one for each microbatch.
+    In the passes before, gradients add up on each rank, unshared. That costs the memory of a full
+    gradient, and saves one message for each microbatch but the last.
 
     Attributes:
-        seen: A backward pass began since the last step ended.
-        compare: Compare what the ranks ran since the last call of this.
-        guard: What a forward pass of the model runs in.
+        had_backward: Whether a backward pass began since the last step ended.
+        compare: Compares the blocks that the ranks ran since its last call.
+        guard: Returns the context in which a forward pass of the model runs.
     """
 
-    def __init__(self, root: nn.Module, order: Order) -> None:
+    def __init__(self, root: nn.Module, order: BlockOrder) -> None:
         from torch.distributed.fsdp import FSDPModule
 
         self._root: Any = root
         self._order = order
         self.compare, self.guard = order.end, order.guard
-        self._gathered = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        self._blocks = [module for module in root.modules() if isinstance(module, FSDPModule)]
         self._sums = True
-        self._waiting = self.seen = False
+        self._has_unsummed = self.had_backward = False
 
     def begin(self, *, sums: bool) -> None:
-        """Say, before a forward pass, whether its backward pass sums what has added up."""
+        """Begin a forward pass.
+
+        Args:
+            sums: Whether its backward pass sums the gradients that have added up.
+        """
         self._sums = self._order.sums = sums
         self._root.set_requires_gradient_sync(sums)
         self._root.set_is_last_backward(sums)
 
     def watch(self, outputs: Any) -> Any:
-        """Return the outputs of a forward pass; a backward pass from them is noticed."""
-        found = pytrees.tensors_in(outputs)
-        whole(found)
-        for output in found:
-            if output.requires_grad:
-                output.register_hook(self._notice)  # type: ignore[no-untyped-call]
+        """Register hooks on the outputs of a forward pass, which notice its backward pass.
+
+        Returns the outputs.
+        """
+        tensors = pytrees.tensors_in(outputs)
+        check_unsharded(tensors)
+        for tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(self._notice)  # type: ignore[no-untyped-call]
         return outputs
 
     def _notice(self, _: object) -> None:
-        self.seen, self._waiting = True, not self._sums
+        self.had_backward = True
+        self._has_unsummed = not self._sums
 
     def end(self, *, summed: bool) -> None:
-        """End a step, or a forward pass that no backward pass follows.
+        """End a step, or a forward pass without a backward pass.
 
         Args:
-            summed: The gradients are to be used now.
+            summed: Whether the optimizer uses the gradients now.
 
         Raises:
-            StepError: The last microbatch had no backward pass, and so they were not summed.
+            StepError: The last microbatch had no backward pass, so the gradients are not summed.
         """
         self.compare()
-        waiting = summed and self._waiting
-        self.seen, self._waiting = False, self._waiting and not summed
-        for module in self._gathered:
-            # Parameters that a forward pass left gathered are old after the optimizer's step.
-            module.reshard()
-        if waiting:
+        is_missing = summed and self._has_unsummed
+        self.had_backward = False
+        self._has_unsummed = self._has_unsummed and not summed
+        for block in self._blocks:
+            # Parameters that a forward pass left gathered are stale after the optimizer's step.
+            block.reshard()
+        if is_missing:
             raise StepError(
                 "the last microbatch ran no backward pass, and others did:"
                 " with sharded data parallelism it sums the gradients of all."

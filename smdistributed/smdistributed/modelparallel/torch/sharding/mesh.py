@@ -1,7 +1,7 @@
-"""Which ranks share a parameter, and the parameters that are shared.
+"""The mesh of ranks that share parameters, and conversions of shared tensors.
 
-It is PyTorch's fully_shard that shares them: a shared parameter is a DTensor, of which each rank of
-a shard group has some rows. With more replicas than ``sharded_data_parallel_degree`` there are
+PyTorch's fully_shard shares the parameters. A shared parameter is a DTensor: each rank of a shard
+group has some of its rows. With more replicas than ``sharded_data_parallel_degree`` there are
 several shard groups of consecutive ranks, with equal parts.
 """
 
@@ -19,36 +19,43 @@ from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.partitioning import placement
 
 PART = "_smp_shard"
-"""The entry of a partial state that says whose it is: the part and the number of parts."""
+"""Key of a partial state. The value is (number of the part, number of parts), such as (1, 4)."""
 
 
-class _Made(NamedTuple):
-    """What is made once in a process: the mesh (replicas, parts), and the class
-    of what is shared over it.
+class _MeshOfJob(NamedTuple):
+    """The mesh of the job.
+
+    Attributes:
+        mesh: The mesh, with the dimensions replicate (where there are replicas) and shard.
+        kind: The class of shared tensors, DTensor.
     """
 
     mesh: Any
     kind: Any
 
 
-_made: _Made | None = None
+_mesh_of_job: _MeshOfJob | None = None
 
 
 def degree() -> int:
     """Return the number of ranks that share parameters; 1: nothing is shared."""
-    return state.cfg.sharded_data_parallel_degree if state.initialized else 1
+    if not state.initialized:
+        return 1
+    return state.cfg.sharded_data_parallel_degree
 
 
 def part() -> int:
-    """Return which part of each parameter this rank has."""
-    return dp_rank() % degree() if degree() > 1 else 0
+    """Return the number of this rank's part of each parameter, from 0."""
+    if degree() == 1:
+        return 0
+    return dp_rank() % degree()
 
 
 def check_torch() -> None:
-    """See whether this PyTorch can share parameters.
+    """Check that this PyTorch can share parameters.
 
     Raises:
-        SMPConfigError: It has no ``torch.distributed.fsdp.fully_shard``.
+        SMPConfigError: PyTorch has no ``torch.distributed.fsdp.fully_shard``.
     """
     import torch.distributed.fsdp as fsdp
 
@@ -61,86 +68,90 @@ def check_torch() -> None:
 
 
 def mesh() -> Any:
-    """Return the mesh of all ranks, with the dimensions replicate (where there
-    are replicas) and shard. Collective.
+    """Return the mesh of all ranks, with the dimensions replicate (where there are replicas) and
+    shard. Collective at the first call.
     """
-    global _made
-    if _made is None:
+    global _mesh_of_job
+    if _mesh_of_job is None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor
 
         gpu = placement.device()
         if gpu is not None:
             torch.cuda.set_device(gpu)  # fully_shard uses the present one
-        replicas, names = dp_size() // degree(), ("replicate", "shard")
-        shape = (replicas, degree()) if replicas > 1 else (degree(),)
-        made = init_device_mesh(
-            "cpu" if gpu is None else "cuda", shape, mesh_dim_names=names[-len(shape) :]
-        )
-        _made = _Made(made, DTensor)
-    return _made.mesh
+        replicas = dp_size() // degree()
+        shape: tuple[int, ...] = (degree(),)
+        names: tuple[str, ...] = ("shard",)
+        if replicas > 1:
+            shape, names = (replicas, degree()), ("replicate", "shard")
+        device_type = "cpu" if gpu is None else "cuda"
+        device_mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        _mesh_of_job = _MeshOfJob(device_mesh, DTensor)
+    return _mesh_of_job.mesh
 
 
 def group() -> dist.ProcessGroup | None:
-    """Return the ranks that have the other parts; None: nothing is shared."""
-    return (
-        None
-        if _made is None or degree() == 1
-        else cast("dist.ProcessGroup", _made.mesh.get_group("shard"))
-    )
+    """Return the process group of the ranks with the other parts; None: nothing is shared."""
+    if _mesh_of_job is None or degree() == 1:
+        return None
+    return cast("dist.ProcessGroup", _mesh_of_job.mesh.get_group("shard"))
 
 
 def is_sharded(tensor: Any) -> bool:
     """Return whether a tensor is shared."""
-    return _made is not None and isinstance(tensor, _made.kind)
+    return _mesh_of_job is not None and isinstance(tensor, _mesh_of_job.kind)
 
 
 def local(value: Any) -> Any:
-    """Return this rank's part of a shared tensor, in the same memory; anything else as it is."""
-    return value.to_local() if is_sharded(value) else value
+    """Return this rank's part of a shared tensor, in the same memory; any other value unchanged."""
+    if not is_sharded(value):
+        return value
+    return value.to_local()
 
 
-def whole(value: Any) -> Any:
-    """Return all of a shared tensor, in the host's memory; anything else as it is.
+def gather(value: Any) -> Any:
+    """Return a shared tensor as a full one, in host memory; any other value unchanged.
 
     Collective over the shard group.
     """
-    return value.full_tensor().cpu() if is_sharded(value) else value
+    if not is_sharded(value):
+        return value
+    return value.full_tensor().cpu()
 
 
-def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
-    """Return a value that belongs to a shared parameter, shared in the same way.
-
-    Anything else as it is.
+def shard_like(parameter: torch.Tensor, value: Any, name: str) -> Any:
+    """Share a tensor in the same way as a parameter.
 
     Args:
         parameter: The parameter.
-        value: The whole, or this rank's part.
-        name: Its name, for the error.
+        value: A full tensor with the parameter's shape, or this rank's part of such a tensor.
+        name: Name of the value, for the error.
+
+    Returns:
+        The shared tensor. The value itself, if the parameter is not shared, or if the value is a
+        number, is shared already, or is no tensor.
 
     Raises:
-        SMPRuntimeError: It is neither.
+        SMPRuntimeError: The value has another shape.
     """
-    if (
-        not is_sharded(parameter)
-        or not isinstance(value, torch.Tensor)
-        or value.dim() == 0
-        or is_sharded(value)
-    ):
+    if not is_sharded(parameter) or is_sharded(value):
         return value
-    assert _made is not None
-    mine = local(parameter)
-    if value.shape == parameter.shape:  # where one rank has all the rows, the whole is its part
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    assert _mesh_of_job is not None
+    own_part = local(parameter)
+    # If one rank has all the rows, its part is the full tensor.
+    if value.shape == parameter.shape:
         rows = -(-parameter.shape[0] // degree())
         value = value[rows * part() : rows * (part() + 1)]
-    if value.shape != mine.shape:
+    if value.shape != own_part.shape:
         raise SMPRuntimeError(
             f"{name}: a value of shape {tuple(value.shape)} belongs neither to a parameter of shape"
-            f" {tuple(parameter.shape)} nor to this rank's part of shape {tuple(mine.shape)}"
+            f" {tuple(parameter.shape)} nor to this rank's part of shape {tuple(own_part.shape)}"
         )
     placed = cast("Any", parameter)
-    return _made.kind.from_local(
-        value.to(mine.device).contiguous(),
+    return _mesh_of_job.kind.from_local(
+        value.to(own_part.device).contiguous(),
         placed.device_mesh,
         placed.placements,
         run_check=False,
@@ -150,20 +161,25 @@ def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
 
 
 def mark() -> dict[str, Any]:
-    """Return the entry of a partial state that says which part it is of."""
-    return {PART: (part(), degree())} if degree() > 1 else {}
+    """Return the entry of a partial state with the number of the part: ``{PART: (1, 4)}``.
+
+    Empty if nothing is shared.
+    """
+    if degree() == 1:
+        return {}
+    return {PART: (part(), degree())}
 
 
 def check_part(saved: Any) -> None:
-    """See whether a partial state is this rank's part.
+    """Check that a partial state is this rank's part.
 
     Raises:
-        SMPRuntimeError: It is another one, or of another degree.
+        SMPRuntimeError: The state is another part, or of another degree.
     """
-    was, now = saved.get(PART, (0, 1)), (part(), degree())
-    if tuple(was) != now:
+    saved_part, saved_degree = saved.get(PART, (0, 1))
+    if (saved_part, saved_degree) != (part(), degree()):
         raise SMPRuntimeError(
-            f"the partial state is part {was[0]} of {was[1]}, and rank {rank()} has part"
-            f" {now[0]} of {now[1]}: sharded_data_parallel_degree must be as it was saved."
+            f"the partial state is part {saved_part} of {saved_degree}, and rank {rank()} has part"
+            f" {part()} of {degree()}: sharded_data_parallel_degree must be as it was saved."
             " A full state goes to any degree"
         )

@@ -1,4 +1,7 @@
-"""Say who used a shared parameter where it is not gathered: torch's words name neither."""
+"""Refuse uses of shared parameters outside of their block.
+
+The errors name the module and the parameter; torch's own errors do not.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 
 from . import mesh
 
-__all__ = ["Inside", "whole"]
+__all__ = ["ShardedUseGuard", "check_unsharded"]
 
 
-class Inside(TorchFunctionMode):
-    """Refuses to compute with a shared parameter and a tensor that is not: a module in its block
-    has whole parameters.
+class ShardedUseGuard(TorchFunctionMode):
+    """A mode of torch that refuses to compute with a shared parameter and an unshared tensor.
+
+    Such an operation is a mistake: while a block runs, its parameters are gathered, and not shared.
 
     Args:
         root: The model.
@@ -39,41 +43,55 @@ class Inside(TorchFunctionMode):
         """Call a function of torch.
 
         Raises:
-            StepError: It is given both kinds of tensors.
+            StepError: The arguments have both kinds of tensors.
         """
-        tensors = [
-            each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)
-        ]
-        shared = [each for each in tensors if mesh.is_sharded(each)]
-        if shared and any(each.dim() and not mesh.is_sharded(each) for each in tensors):
-            raise StepError(self._said(shared[0]))
+        shared_parameter = None
+        has_unshared = False
+        for value in (*args, *(kwargs or {}).values()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if not mesh.is_sharded(value):
+                has_unshared |= value.dim() > 0
+            elif shared_parameter is None:
+                shared_parameter = value
+        if shared_parameter is not None and has_unshared:
+            raise StepError(self._message(shared_parameter, sys._getframe(1)))  # noqa: SLF001
         return func(*args, **(kwargs or {}))
 
-    def _said(self, shared: Any) -> str:
-        places = {
-            _place(p): name for name, p in self._root.named_parameters() if mesh.is_sharded(p)
-        }
+    def _message(self, shared_parameter: Any, frame: Any) -> str:
+        """Return an error that names the module and the parameter.
+
+        Args:
+            shared_parameter: The parameter.
+            frame: The frame that used the parameter.
+        """
+        parameter_names = {}
+        for name, parameter in self._root.named_parameters():
+            if mesh.is_sharded(parameter):
+                parameter_names[_address(parameter)] = name
+        parameter_name = parameter_names.get(_address(shared_parameter), "a parameter")
         modules = {
             id(module): (name or "the model", module) for name, module in self._root.named_modules()
         }
-        frame: Any = sys._getframe(2)  # noqa: SLF001
         while id(frame.f_locals.get("self")) not in modules:
             frame = frame.f_back
         name, user = modules[id(frame.f_locals["self"])]
-        kind = type(user).__bases__[-1] if type(user).__name__.startswith("FSDP") else type(user)
+        kind = type(user)
+        if kind.__name__.startswith("FSDP"):
+            kind = kind.__bases__[-1]
         return (
-            f"{name} ({kind.__name__}) used {places.get(_place(shared), 'a parameter')} outside of"
+            f"{name} ({kind.__name__}) used {parameter_name} outside of"
             " its block. With sharded data parallelism a block has its parameters while its"
             " forward runs, and only then: call no other method of a block, read none of its"
             " parameters from outside, and do not call torch.autograd.grad in the forward pass"
         )
 
 
-def whole(tensors: Iterable[Any]) -> None:
-    """See that outputs or a loss have no shared parameter in them.
+def check_unsharded(tensors: Iterable[Any]) -> None:
+    """Check that outputs or a loss are not computed from shared parameters.
 
     Raises:
-        StepError: They have: a sum over parameters, for example.
+        StepError: They are. A sum over parameters is an example.
     """
     if any(mesh.is_sharded(tensor) for tensor in tensors):
         raise StepError(
@@ -83,6 +101,7 @@ def whole(tensors: Iterable[Any]) -> None:
         )
 
 
-def _place(shared: Any) -> int:
-    local: torch.Tensor = mesh.local(shared.detach())
-    return local.untyped_storage().data_ptr()
+def _address(parameter: Any) -> int:
+    """Return the address of this rank's part of a shared parameter."""
+    part: torch.Tensor = mesh.local(parameter.detach())
+    return part.untyped_storage().data_ptr()

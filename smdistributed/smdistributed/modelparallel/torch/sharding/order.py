@@ -1,15 +1,15 @@
-"""See that all ranks run the same blocks in the same order, and that a block is used as a block.
+"""Check that all ranks run the same blocks in the same order, and that a block is used as a block.
 
-To run a block its parameters are gathered from all ranks. A rank that runs another block takes part
-in that, too: each gets parameters of the other's block, and nothing says so. So ranks compare what
-they run: in the first passes before each block, when a difference is still an error and not a wait
-without an end; later once at the end of each pass.
+Before a block runs, its parameters are gathered from all ranks. If another rank runs another block
+at this time, each rank gets parameters of the other's block, without an error. So the ranks compare
+the blocks that they run. In the first passes they compare before each block, because a difference
+could also make them wait for ever. Later they compare once at the end of each pass.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,24 +22,55 @@ from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.transport import pytrees
 
 from . import mesh
-from .misuse import Inside
+from .misuse import ShardedUseGuard
 
-__all__ = ["Order"]
+__all__ = ["BlockOrder"]
 
 FIRST = 3
-"""Passes in which ranks compare before each block."""
+"""The first passes, in which ranks compare before each block."""
 
-_Note = tuple[int, int]
-_Held = list[tuple[dict[str, Any], str, int]]  # where a parameter is, and its number
 _FORWARD, _BACKWARD, _END, _USED = range(4)
+"""Kinds of events."""
 _WORDS = "runs {} forward", "runs {} backward", "ends the pass", "has a gradient of {}"
+"""Words for the kinds."""
 
 
-class Order:
-    """What this rank runs, compared with the other ranks.
+class _Event(NamedTuple):
+    """An event of a pass, as the ranks compare it.
 
     Attributes:
-        sums: The gradients are summed in the next backward pass.
+        kind: `_FORWARD`, `_BACKWARD`, `_END` or `_USED`.
+        number: Number of the block; for `_USED` number of the parameter.
+    """
+
+    kind: int
+    number: int
+
+
+class _BlockParameter(NamedTuple):
+    """A parameter of a block.
+
+    Attributes:
+        holder: The dictionary of a module's parameters.
+        key: Name in this dictionary.
+        number: Number of the parameter in the model.
+    """
+
+    holder: dict[str, Any]
+    key: str
+    number: int
+
+    @property
+    def value(self) -> Any:
+        """The present parameter."""
+        return self.holder[self.key]
+
+
+class BlockOrder:
+    """The blocks that this rank runs, compared with the other ranks.
+
+    Attributes:
+        sums: Whether the gradients are summed in the next backward pass.
     """
 
     def __init__(self, root: nn.Module, *, gathered_again: bool, unused: bool) -> None:
@@ -47,69 +78,74 @@ class Order:
 
         Args:
             root: The model.
-            gathered_again: Blocks are gathered for their backward pass, too.
-            unused: Ranks may use different parameters of a block.
+            gathered_again: Whether blocks are gathered for their backward pass, too.
+            unused: Whether ranks may use different parameters of a block.
         """
         from torch.distributed.fsdp import FSDPModule
 
         self._gathered_again, self._unused = gathered_again, unused
         self._parameters = [(name, p) for name, p in root.named_parameters() if mesh.is_sharded(p)]
         numbers = {id(p): number for number, (_, p) in enumerate(self._parameters)}
-        blocks = [
-            (name, module)
-            for name, module in root.named_modules()
-            if isinstance(module, FSDPModule)
-        ]
-        self._titles = [
-            f"{name or 'the model'} ({type(block).__bases__[-1].__name__})"
-            for name, block in blocks
-        ]
+        blocks: list[nn.Module] = []
+        self._titles: list[str] = []
+        for name, module in root.named_modules():
+            if isinstance(module, FSDPModule):
+                blocks.append(module)  # type: ignore[arg-type]  # a Module, too
+                kind = type(module).__bases__[-1]  # fully_shard puts a class in front of this one
+                self._titles.append(f"{name or 'the model'} ({kind.__name__})")
         self._root = root
-        self._noted: list[_Note] = []
-        self._used: set[_Note] = set()  # what is in no block and has a gradient
-        self._first = FIRST
+        self._events: list[_Event] = []  # of the present pass
+        self._used: set[_Event] = set()  # gradients of parameters that are in no inner block
+        self._first_passes_left = FIRST
         self.sums = True
-        seen: set[int] = set()
-        for number, (_, block) in reversed(list(enumerate(blocks))):
-            # The model is the first, and has the rest.
-            held = [
-                (module._parameters, key, numbers[id(p)])  # noqa: SLF001
-                for module in block.modules()
-                for key, p in module._parameters.items()  # noqa: SLF001
-                if mesh.is_sharded(p) and id(p) not in seen
-            ]
-            seen.update(id(where[key]) for where, key, _ in held)
-            self._watch(number, block, held)
+        # From the inside out: the model is the first block, and has the remaining parameters.
+        assigned: set[int] = set()
+        for number, block in reversed(list(enumerate(blocks))):
+            parameters: list[_BlockParameter] = []
+            for module in block.modules():
+                for key, parameter in module._parameters.items():  # noqa: SLF001
+                    if mesh.is_sharded(parameter) and id(parameter) not in assigned:
+                        place = _BlockParameter(module._parameters, key, numbers[id(parameter)])  # noqa: SLF001
+                        parameters.append(place)
+            assigned.update(id(parameter.value) for parameter in parameters)
+            self._watch(number, block, parameters)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what a forward pass of the model runs in: a check of each
-        operation in the first passes.
-        """
-        compiled = any(module._compiled_call_impl is not None for module in self._root.modules())  # noqa: SLF001
-        return Inside(self._root) if self._first and not compiled else contextlib.nullcontext()
+        """Return the context of a forward pass: in the first passes each operation is checked."""
+        for module in self._root.modules():
+            if module._compiled_call_impl is not None:  # noqa: SLF001
+                return contextlib.nullcontext()
+        if not self._first_passes_left:
+            return contextlib.nullcontext()
+        return ShardedUseGuard(self._root)
 
     def end(self) -> None:
         """End a pass.
 
         Raises:
-            StepError: Another rank ran other blocks in it, or has gradients of other parameters.
+            StepError: Another rank ran other blocks in the pass, or has gradients of other
+                parameters.
         """
         self._note(_END, 0)
-        noted = [] if self._first else self._noted
+        # In the first passes the blocks are compared already.
+        events = [] if self._first_passes_left else list(self._events)
         if not self._unused:
-            noted = noted + [
-                (_USED, n) for n, (_, p) in enumerate(self._parameters) if p.grad is not None
-            ]
-        self._compare(noted)
-        self._noted = []
-        self._first = max(self._first - 1, 0)
+            for number, (_, parameter) in enumerate(self._parameters):
+                if parameter.grad is not None:
+                    events.append(_Event(_USED, number))
+        self._compare(events)
+        self._events = []
+        self._first_passes_left = max(self._first_passes_left - 1, 0)
 
-    def _watch(self, number: int, block: nn.Module, held: _Held) -> None:
+    def _watch(self, number: int, block: nn.Module, parameters: list[_BlockParameter]) -> None:
+        """Register hooks that note the forward and the backward pass of a block."""
+
         def before(*_: object) -> None:
-            for where, key, __ in held:
-                if not isinstance(where[key], nn.Parameter):
+            for parameter in parameters:
+                if not isinstance(parameter.value, nn.Parameter):
                     raise StepError(
-                        f"parameter {key!r} in {self._titles[number]} was replaced for a call,"
+                        f"parameter {parameter.key!r} in {self._titles[number]} was replaced for"
+                        " a call,"
                         " as torch.func.functional_call does it."
                         " With sharded data parallelism a block runs with its own parameters."
                         " Write the computation into its forward"
@@ -119,94 +155,115 @@ class Order:
         def after(_: object, __: object, outputs: Any) -> None:
             if not torch.is_grad_enabled():
                 return
-            found = pytrees.tensors_in(outputs)
-            closed = [
-                each
-                for each in pytree.tree_leaves(outputs)
-                if self._first and not pytrees.opens(type(each))
-            ]
-            if hiding := [
-                each
-                for each in closed
-                if not isinstance(each, torch.Tensor) and pytrees.tensors_in(each)
-            ]:
-                raise StepError(
-                    f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}."
-                    " With sharded data parallelism return tensors alone or in lists, tuples,"
-                    " dictionaries and dataclasses"
-                )
+            tensors = pytrees.tensors_in(outputs)
+            if self._first_passes_left:
+                self._check_outputs(number, outputs)
             began = False
 
             def begin(_: object) -> None:
                 nonlocal began
                 if not began and number:
                     self._note(_BACKWARD, number)
-                elif not began and self._first and not self._unused:
-                    # The model's own are summed last.
-                    Variable._execution_engine.queue_callback(lambda: self._before_sum(held))  # noqa: SLF001  as FSDP does
+                elif not began and self._first_passes_left and not self._unused:
+                    # The gradients of the model's own parameters are summed last.
+                    Variable._execution_engine.queue_callback(lambda: self._before_sum(parameters))  # noqa: SLF001  as FSDP does
                 began = True
 
-            for output in found if self._gathered_again or not number else ():
-                if output.requires_grad:
-                    output.register_hook(begin)  # type: ignore[no-untyped-call]
+            if not self._gathered_again and number:
+                return  # such a block has no message in its backward pass
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
-        # In front of fully_shard's own; torch.compile of a block would trace them.
+        # In front of fully_shard's own hooks. torch.compile of a block must not trace them.
         untraced: Any = torch.compiler.disable
         block.register_forward_pre_hook(untraced(before), prepend=True)
         block.register_forward_hook(untraced(after), prepend=True)
 
-    def _before_sum(self, held: _Held) -> None:
-        """Compare of which parameters there are gradients, before messages of
-        several sizes can meet.
+    def _check_outputs(self, number: int, outputs: Any) -> None:
+        """Refuse outputs with a tensor in an object that fully_shard does not open.
+
+        Raises:
+            StepError: There is such an object.
         """
-        self._used.update(
-            (_USED, number) for where, key, number in held if where[key].grad is not None
-        )
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) or pytrees.opens(type(leaf)):
+                continue
+            if pytrees.tensors_in(leaf):
+                raise StepError(
+                    f"{self._titles[number]} returns a tensor in an object of {type(leaf)}."
+                    " With sharded data parallelism return tensors alone or in lists, tuples,"
+                    " dictionaries and dataclasses"
+                )
+
+    def _before_sum(self, parameters: list[_BlockParameter]) -> None:
+        """Compare the parameters with a gradient, before messages of different sizes can meet."""
+        for parameter in parameters:
+            if parameter.value.grad is not None:
+                self._used.add(_Event(_USED, parameter.number))
         if self.sums:
             self._compare(sorted(self._used))
             self._used.clear()
 
     def _note(self, kind: int, number: int) -> None:
-        self._noted.append((kind, number))
-        if self._first:
-            self._compare(self._noted[-1:])
+        """Note an event, and compare it in the first passes."""
+        event = _Event(kind, number)
+        self._events.append(event)
+        if self._first_passes_left:
+            self._compare([event])
 
-    def _compare(self, noted: list[_Note]) -> None:
-        """Raise an error on all ranks where one has other notes."""
-        value = hash(tuple(noted)) >> 2
-        both = torch.tensor([value, -value])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=state.groups.objects)
-        if not int(both.sum()):
+    def _compare(self, events: list[_Event]) -> None:
+        """Compare events with the other ranks. Collective over the job.
+
+        Raises:
+            StepError: A rank has other events. It is raised on all ranks.
+        """
+        # Hot: one small message. The maxima of a number and its negative differ only if ranks do.
+        value = hash(tuple(events)) >> 2
+        maxima = torch.tensor([value, -value])
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=state.groups.objects)
+        if not int(maxima.sum()):
             return
-        ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, noted, group=state.groups.objects)
-        first, other = next(
-            (step, rank)
-            for step in range(max(map(len, ranks)))
-            for rank in range(1, len(ranks))
-            if ranks[rank][step : step + 1] != ranks[0][step : step + 1]
-        )
-        notes = (
-            [*ranks[0][first : first + 1], (_END, 0)][0],
-            [*ranks[other][first : first + 1], (_END, 0)][0],
-        )
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, events, group=state.groups.objects)
+        raise StepError(self._difference(of_ranks))
+
+    def _difference(self, of_ranks: list[list[_Event]]) -> str:
+        """Return an error about the first event that differs from rank 0.
+
+        Args:
+            of_ranks: For each rank its events.
+        """
+        longest = max(map(len, of_ranks))
+        end = _Event(_END, 0)  # in the place of missing events
+        rows = [[*events, *[None] * (longest - len(events))] for events in of_ranks]
+        for column in zip(*rows, strict=True):
+            differing = [rank for rank, event in enumerate(column) if event != column[0]]
+            if differing:
+                other = differing[0]
+                first_event, other_event = column[0] or end, column[other] or end
+                break
+        else:
+            raise AssertionError("the events of all ranks are equal")
         advice = (
             "Give smp.DistributedModel find_unused_parameters=True,"
             " so that ranks may use different ones"
         )
-        if _USED not in (notes[0][0], notes[1][0]):
+        if _USED not in (first_event.kind, other_event.kind):
             advice = (
                 "Let all ranks take the same way through the model, or put what a rank chooses in a"
                 " ModuleDict, and give smp.DistributedModel find_unused_parameters=True"
             )
-        raise StepError(
-            f"ranks take different ways: rank 0 {self._said(notes[0])}, and rank {other}"
-            f" {self._said(notes[1])}. With sharded data parallelism each computes with the other's"
-            f" parameters then. {advice}"
+        return (
+            f"ranks take different ways: rank 0 {self._describe(first_event)}, and rank {other}"
+            f" {self._describe(other_event)}. With sharded data parallelism each computes with the"
+            f" other's parameters then. {advice}"
         )
 
-    def _said(self, note: _Note) -> str:
-        kind, number = note
-        return _WORDS[kind].format(
-            self._parameters[number][0] if kind == _USED else self._titles[number]
-        )
+    def _describe(self, event: _Event) -> str:
+        """Return words for an event, such as "runs blocks.0 (Block) forward"."""
+        if event.kind == _USED:
+            name, _ = self._parameters[event.number]
+        else:
+            name = self._titles[event.number]
+        return _WORDS[event.kind].format(name)

@@ -1,5 +1,5 @@
-"""Share the parameters of a model: which modules are gathered alone, and what
-takes the place of a parameter.
+"""Share the parameters of a model: choose the modules that are gathered alone, and replace the
+parameters by shards.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import collections
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,157 +16,214 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 
 from . import mesh
-from .order import Order
+from .order import BlockOrder
 
-__all__ = ["blocks", "replaced", "shard"]
+__all__ = ["blocks", "shard", "sharded_parameter"]
 
 Named = list[tuple[str, torch.Tensor]]
 
-_replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the id of what was there before
+_replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+"""``id()`` of a parameter before -> (this parameter, the shared parameter)."""
 
 
-def replaced(parameter: nn.Parameter) -> nn.Parameter:
-    """Return the shared parameter that took the place of another one; or that one itself."""
-    return _replaced[id(parameter)][1] if id(parameter) in _replaced else parameter
+def sharded_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return the shared parameter that replaced a parameter; the parameter itself if none did."""
+    if id(parameter) not in _replaced:
+        return parameter
+    _, shared = _replaced[id(parameter)]
+    return shared
 
 
 def blocks(root: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered one at a time: repeated layers.
 
-    They are the children of a ModuleList or a Sequential whose class is there more than once. Only
-    the outermost count: what is inside may be called by one rank and not by another. So may
-    children of a ModuleDict of one class, which are chosen by name: neither they nor what is in
-    them are blocks. A block that shares a parameter with what is outside is not one; what is in it
-    may be.
+    A block is a child of a ModuleList or a Sequential that has several children of the same class.
+    Only the outermost ones are blocks, because a rank may skip an inner module that another rank
+    calls. Ranks may also choose different children of a ModuleDict, if several have the same class:
+    neither these children nor their modules are blocks. A module that shares a parameter with a
+    module outside is no block, but may contain blocks.
     """
     uses = collections.Counter(_parameters_of(root.modules()))
-    found, seen = [], set()
+    found_blocks: list[nn.Module] = []
+    visited: set[int] = set()
 
     def walk(module: nn.Module) -> None:
-        listed, named = (
-            isinstance(module, nn.ModuleList | nn.Sequential),
-            isinstance(module, nn.ModuleDict),
-        )
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+        is_dict = isinstance(module, nn.ModuleDict)
         kinds = collections.Counter(map(type, module.children()))
         for child in module.children():
-            if id(child) in seen or (named and kinds[type(child)] > 1):
+            is_repeated = kinds[type(child)] > 1
+            if id(child) in visited or (is_dict and is_repeated):
                 continue
-            seen.add(id(child))
-            mine = collections.Counter(_parameters_of(child.modules()))
-            alone = all(count == uses[key] for key, count in mine.items())
-            called = type(child).forward is not nn.Module.forward
-            if listed and kinds[type(child)] > 1 and mine and alone and called:
-                found.append(child)
+            visited.add(id(child))
+            own_uses = collections.Counter(_parameters_of(child.modules()))
+            is_alone = all(count == uses[key] for key, count in own_uses.items())
+            is_called = type(child).forward is not nn.Module.forward
+            if is_list and is_repeated and own_uses and is_alone and is_called:
+                found_blocks.append(child)
             else:
                 walk(child)
 
     walk(root)
-    return found
+    return found_blocks
 
 
 def _parameters_of(modules: Iterable[nn.Module]) -> list[int]:
-    return [id(p) for module in modules for p in module._parameters.values() if p is not None]  # noqa: SLF001
+    """Return the ``id()`` of each parameter, once for each module that has the parameter."""
+    ids: list[int] = []
+    for module in modules:
+        parameters = [p for p in module._parameters.values() if p is not None]  # noqa: SLF001
+        ids += map(id, parameters)
+    return ids
 
 
 def shard(
-    root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool
-) -> Order:
-    """Share the parameters of a model, block by block, so that no rank has all of it at a time.
+    root: nn.Module, prepare: Callable[[Named], None], *, half: torch.dtype | None, unused: bool
+) -> BlockOrder:
+    """Share the parameters of a model, block by block, so that no rank needs memory for all of it.
 
-    Collective.
-
-    Parameters without dimensions, and those that are not floating-point
-    numbers, stay whole on each rank.
+    Collective. Parameters without dimensions, and those with other numbers than floating-point
+    ones, are not shared.
 
     Args:
         root: The model.
-        ready: Gives parameters and buffers, with their names, their memory and
-            first values, equal on all ranks.
-        half: The type in which blocks run; the parameters are float32 then. None: their own.
-        unused: Ranks may use different parameters.
+        prepare: Allocates the memory of parameters and buffers, and sets their first values, equal
+            on all ranks. Gets (name, tensor) pairs.
+        half: The type in which blocks run, while the parameters are float32. None: the type of the
+            parameters.
+        unused: Whether ranks may use different parameters.
 
     Returns:
-        What compares the ranks in each pass.
+        The comparison of the ranks in each pass.
 
     Raises:
-        SMPConfigError: A parameter has no values, a block has several types, or
-            a module changes its parameter.
+        SMPConfigError: A parameter has no values, a block has several types, or a module changes
+            its own parameter.
     """
-    for name, module in root.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise SMPConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) has a max_norm: it scales its"
-                " parameter when it is called, and with sharded data parallelism that is a copy."
-                " Leave max_norm out"
-            )
-        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise SMPConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) has sparse=True:"
-                " a sparse gradient cannot be summed over the ranks that share a parameter."
-                " Make it with sparse=False"
-            )
+    _check_embeddings(root)
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    over, parts = mesh.mesh(), blocks(root)
-    done: set[int] = set()
-    _replaced.clear()
     names = {id(t): n for n, t in (*root.named_buffers(), *root.named_parameters())}
-    apart = {p for p in root.parameters() if p.dim() == 0 or not p.is_floating_point()}
+    unshared = {p for p in root.parameters() if p.dim() == 0 or not p.is_floating_point()}
+    # A small model stays gathered between its forward and its backward pass.
     limit = state.cfg.sdp_max_live_parameters
-    kept = limit is not None and sum(p.numel() for p in root.parameters()) <= limit
-    options: dict[str, Any] = {"mesh": over}
+    stays_gathered = limit is not None and sum(p.numel() for p in root.parameters()) <= limit
+    options: dict[str, Any] = {"mesh": mesh.mesh()}
+    modules = [*blocks(root), root]
+    _replaced.clear()
     if half is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    if apart and "ignored_params" not in inspect.signature(fully_shard).parameters:
-        # PyTorch 2.6 has no such option.
-        found = ", ".join(sorted(names[id(p)] for p in apart))
-        raise SMPConfigError(
-            f"PyTorch {torch.__version__} cannot leave parameters whole that have no rows: {found}"
-        )
-    if apart:
-        options["ignored_params"] = apart
-    for module in [*parts, root]:
-        holders = [
-            (holder, key, parameter)
-            for holder in module.modules()
-            for key, parameter in holder._parameters.items()  # noqa: SLF001
-            if parameter is not None
-            and not mesh.is_sharded(parameter)
-            and id(parameter) not in done
-        ]
-        buffers = [buffer for buffer in module.buffers() if id(buffer) not in done]
-        mine = {id(t): t for t in (*(parameter for _, _, parameter in holders), *buffers)}
-        _check([(names[key], t) for key, t in mine.items()])
-        ready([(names[key], t) for key, t in mine.items()])
-        done |= mine.keys()
-        _check_types(
-            [(names[id(p)], p) for _, _, p in holders if p not in apart and p.requires_grad]
-        )
-        fully_shard(module, reshard_after_forward=module is not root and not kept, **options)
-        for holder, key, old in holders:
-            new = holder._parameters[key]  # noqa: SLF001
-            if new is not None and new is not old:
-                _replace(old, new)
+    if unshared:
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            # PyTorch 2.6 has no such option.
+            unshared_names = ", ".join(sorted(names[id(p)] for p in unshared))
+            raise SMPConfigError(
+                f"PyTorch {torch.__version__} cannot leave parameters whole that have no rows:"
+                f" {unshared_names}"
+            )
+        options["ignored_params"] = unshared
+
+    done: set[int] = set()  # ids of the tensors of earlier blocks
+    for module in modules:
+        places = _unshared_parameters(module, done)
+        tensors: dict[int, torch.Tensor] = {}
+        for place in places:
+            tensors[id(place.parameter)] = place.parameter
+        for buffer in module.buffers():
+            if id(buffer) not in done:
+                tensors[id(buffer)] = buffer
+        named = [(names[key], tensor) for key, tensor in tensors.items()]
+        _check_values(named)
+        prepare(named)
+        done |= tensors.keys()
+        trainable: Named = []
+        for place in places:
+            if place.parameter not in unshared and place.parameter.requires_grad:
+                trainable.append((names[id(place.parameter)], place.parameter))
+        _check_types(trainable)
+        reshards = module is not root and not stays_gathered
+        fully_shard(module, reshard_after_forward=reshards, **options)
+        for place in places:
+            new = place.holder._parameters[place.key]  # noqa: SLF001
+            if new is not None and new is not place.parameter:
+                _replace(place.parameter, new)
     unused = unused and hasattr(root, "set_reduce_scatter_unused_params")  # not of every PyTorch
     if unused:
         root.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-    return Order(root, gathered_again=not kept, unused=unused)
+    return BlockOrder(root, gathered_again=not stays_gathered, unused=unused)
+
+
+class _Place(NamedTuple):
+    """A parameter in a module.
+
+    Attributes:
+        holder: The module.
+        key: Name of the parameter in the module.
+        parameter: The parameter.
+    """
+
+    holder: nn.Module
+    key: str
+    parameter: nn.Parameter
+
+
+def _unshared_parameters(module: nn.Module, done: set[int]) -> list[_Place]:
+    """Return the parameters of a module that are not shared yet.
+
+    Args:
+        module: The module.
+        done: ``id()`` of the parameters of earlier blocks.
+    """
+    places = []
+    for holder in module.modules():
+        for key, parameter in holder._parameters.items():  # noqa: SLF001
+            if parameter is None or mesh.is_sharded(parameter) or id(parameter) in done:
+                continue
+            places.append(_Place(holder, key, parameter))
+    return places
+
+
+def _check_embeddings(root: nn.Module) -> None:
+    """Refuse embeddings that cannot work with shared parameters.
+
+    Raises:
+        SMPConfigError: An embedding has a ``max_norm`` or ``sparse=True``.
+    """
+    for name, module in root.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        title = f"{name or 'the model'} ({type(module).__name__})"
+        if module.max_norm is not None:
+            raise SMPConfigError(
+                f"{title} has a max_norm: it scales its"
+                " parameter when it is called, and with sharded data parallelism that is a copy."
+                " Leave max_norm out"
+            )
+        if module.sparse:
+            raise SMPConfigError(
+                f"{title} has sparse=True:"
+                " a sparse gradient cannot be summed over the ranks that share a parameter."
+                " Make it with sparse=False"
+            )
 
 
 def _replace(old: nn.Parameter, new: nn.Parameter) -> None:
-    """Take note of a new parameter, and free the memory of the old one, whoever still has it."""
+    """Record that a shared parameter replaced another one, and free the memory of the old one,
+    which other objects may still hold.
+    """
     if id(old) in _replaced:
         return
     _replaced[id(old)] = old, new
     vars(new).update(vars(old))
     part: Any = mesh.local(new).detach()
     part.ds_numel = part.numel()
-    # Public scripts look these up.
+    # Public scripts read these.
     vars(new).update(ds_shape=new.shape, ds_numel=new.numel(), ds_tensor=part)
     old.data = torch.empty(0, dtype=old.dtype)
 
 
-def _check(named: Named) -> None:
+def _check_values(named: Named) -> None:
+    """Refuse tensors on the meta device."""
     for name, tensor in named:
         if tensor.is_meta:
             raise SMPConfigError(
@@ -177,14 +234,14 @@ def _check(named: Named) -> None:
 
 
 def _check_types(named: Named) -> None:
-    first: dict[torch.dtype, str] = {}
+    """Refuse a block with parameters of several types."""
+    examples: dict[torch.dtype, str] = {}
     for name, tensor in named:
-        first.setdefault(tensor.dtype, name)
-    if len(first) > 1:
-        found = ", ".join(
-            f"{name} is {str(kind).removeprefix('torch.')}" for kind, name in first.items()
-        )
+        examples.setdefault(tensor.dtype, name)
+    if len(examples) > 1:
+        types = [f"{name} is {str(kind).removeprefix('torch.')}" for kind, name in examples.items()]
         raise SMPConfigError(
-            f"sharded data parallelism needs parameters of one type in a block: {found}. Convert"
+            "sharded data parallelism needs parameters of one type in a block:"
+            f" {', '.join(types)}. Convert"
             " the model, or set fp16 or bf16 in the configuration"
         )

@@ -1,4 +1,1 @@
-"""What a step trains: gradients of replicas, precision, optimizers, recomputed activations.
-
-And what is saved.
-"""
+"""Training: gradients of replicas, precision, optimizers, recomputed activations, checkpoints."""

@@ -1,9 +1,8 @@
-"""Modules whose activations are computed again in the backward pass:
-``smp.set_activation_checkpointing``.
+"""Compute activations again in the backward pass: ``smp.set_activation_checkpointing``.
 
-It is not made of torch's ``checkpoint_wrapper``. That one is another module with other names, does
-not offload inputs in tuples, and gives Hugging Face's layers their cache twice. A script may use it
-itself, with equal results.
+torch's ``checkpoint_wrapper`` is not used. The wrapper is another module with other names, does not
+offload inputs in tuples, and gives Hugging Face's layers their cache twice. A script may use the
+wrapper itself, with equal results.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from smdistributed.modelparallel.torch.pipeline import recompute
 __all__ = ["check_partition", "checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
 
 _logger = logging.getLogger("smdistributed.modelparallel")
-_said: set[str] = set()
+_warnings: set[str] = set()
 
 
 def set_activation_checkpointing(
@@ -35,21 +34,21 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,  # noqa: ARG001
     strategy: str = "each",
 ) -> None:
-    """Keep only the inputs of a module, and run it again in the backward pass.
+    """Keep only the inputs of a module, and run the module again in the backward pass.
 
-    It can be called before or after the model is wrapped. A module that is on several partitions is
-    an error if it was placed by hand; else a warning, and its activations are kept.
+    Call this function before or after the model is wrapped. A module on several partitions is an
+    error if it was placed by hand. Otherwise it causes a warning, and its activations are kept.
 
     Args:
-        module: Of a Sequential or a ModuleList the children are meant.
+        module: The module. For a Sequential or a ModuleList its children run again.
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
-        pack_args_as_tuple: Accepted: tuples need nothing.
-        strategy: Of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive ones of a
-            partition together), or ``group_N`` (at most N of these).
+        pack_args_as_tuple: Accepted, without effect.
+        strategy: The groups of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive
+            children of a partition together), or ``group_N`` (at most N of these).
 
     Raises:
-        TypeError: It is not a module.
-        ValueError: Unknown strategy.
+        TypeError: The value is not a module.
+        ValueError: The strategy is unknown.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -57,13 +56,13 @@ def set_activation_checkpointing(
         )
     size = _group_size(strategy)
     if state.initialized and state.cfg.offload_activations:
-        _say(
+        _warn_once(
             "offload_activations: checkpointed inputs that are on a GPU wait in host memory; on"
             " CPUs nothing changes"
         )
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
         if size != 1:
-            _say(
+            _warn_once(
                 "set_activation_checkpointing:"
                 f" a ModuleList is checkpointed child by child, not as {strategy!r}"
             )
@@ -73,7 +72,8 @@ def set_activation_checkpointing(
         groups = _Groups(module, preserve_rng_state, size)
         # For the runtime, which calls the children of one partition.
         module.__dict__["_smp_run_children"] = groups.run
-        if _where(module).here and len(_where(module).partitions) < 2:
+        placement = _placement_of(module)
+        if placement.here and len(placement.partitions) < 2:
             module.forward = groups  # type: ignore[method-assign]
     else:
         _set(module, preserve_rng_state)
@@ -95,14 +95,14 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -
         raise TypeError(f"checkpoint needs a torch.nn.Module, got {type(module).__name__}")
     if not _can_run_again(module):
         return module(*args)
-    if not _where(module).here:
-        # The runtime tells it to the module's rank.
-        module.__dict__["_smp_checkpoint"] = _again(preserve_rng_state)
+    if not _placement_of(module).here:
+        # The runtime sends this to the module's rank.
+        module.__dict__["_smp_checkpoint"] = _recomputation(preserve_rng_state)
         try:
             return module(*args)
         finally:
             module.__dict__.pop("_smp_checkpoint", None)
-    return _again(preserve_rng_state).call(module, args, {})
+    return _recomputation(preserve_rng_state).call(module, args, {})
 
 
 def checkpoint_sequential(
@@ -112,19 +112,19 @@ def checkpoint_sequential(
     preserve_rng_state: bool = True,
     pack_args_as_tuple: bool = False,  # noqa: ARG001
 ) -> Any:
-    """Call a Sequential, keep only what the strategy says, and run the rest
-    again in the backward pass.
+    """Call a Sequential, keep only the inputs of its groups, and run the groups again in the
+    backward pass.
 
     Args:
         sequential_module: The module.
         input: Its argument: a tensor, or a tuple of tensors that the first child takes as one.
-        strategy: See ``set_activation_checkpointing``; the rest too.
-        preserve_rng_state: Likewise.
-        pack_args_as_tuple: Likewise.
+        strategy: The groups, see ``set_activation_checkpointing``.
+        preserve_rng_state: See ``set_activation_checkpointing``.
+        pack_args_as_tuple: See ``set_activation_checkpointing``.
 
     Raises:
-        TypeError: It is not a Sequential.
-        ValueError: Unknown strategy.
+        TypeError: The module is not a Sequential.
+        ValueError: The strategy is unknown.
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise TypeError(
@@ -132,18 +132,20 @@ def checkpoint_sequential(
             f" {type(sequential_module).__name__}"
         )
     groups = _Groups(sequential_module, preserve_rng_state, _group_size(strategy))
-    if _where(sequential_module).here and len(_where(sequential_module).partitions) < 2:
+    placement = _placement_of(sequential_module)
+    if placement.here and len(placement.partitions) < 2:
         return groups(input)
-    # The runtime calls the children, and tells it to the other ranks that have some.
-    vars(sequential_module).update(_smp_run_children=groups.run, _smp_checkpoint=groups.again)
+    # The runtime runs the children of this rank, and sends the options to the ranks of the others.
+    own = vars(sequential_module)
+    own.update(_smp_run_children=groups.run, _smp_checkpoint=groups.recomputation)
     return sequential_module(input)
 
 
 def check_partition(model: nn.Module) -> None:
-    """Look at the modules that are checkpointed, when the model has been divided.
+    """Check the modules that are checkpointed, after the model was divided.
 
     Raises:
-        SMPConfigError: One was placed by hand on several partitions.
+        SMPConfigError: Such a module was placed by hand on several partitions.
     """
     for module in model.modules():
         if "_smp_runs_again" in vars(module):
@@ -154,62 +156,57 @@ class _Checkpointed:
     """The forward of a module that runs again in the backward pass."""
 
     def __init__(self, module: nn.Module, preserve_rng_state: bool) -> None:
-        self.module, self.forward, self.preserve_rng_state = (
-            module,
-            module.forward,
-            preserve_rng_state,
-        )
+        self.module, self.forward = module, module.forward
+        self.preserve_rng_state = preserve_rng_state
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _can_run_again(self.module):
             return self.forward(*args, **kwargs)
-        return recompute.run(_again(self.preserve_rng_state), self.forward, args, kwargs)
+        return recompute.run(_recomputation(self.preserve_rng_state), self.forward, args, kwargs)
 
 
 class _Groups:
-    """The forward of a Sequential whose children run again in groups."""
+    """The forward of a Sequential with children that run again in groups."""
 
     def __init__(self, module: nn.Sequential, preserve_rng_state: bool, size: int | None) -> None:
         self.module, self.preserve_rng_state, self.size = module, preserve_rng_state, size
 
     @property
-    def again(self) -> recompute.Again:
-        """How they run again."""
-        return _again(self.preserve_rng_state, self.size)
+    def recomputation(self) -> recompute.Recomputation:
+        """The options with which the children run again."""
+        return _recomputation(self.preserve_rng_state, self.size)
 
     def __call__(self, input: Any) -> Any:  # noqa: A002
         return self.run(list(self.module), input)
 
     def run(self, children: Sequence[nn.Module], x: Any) -> Any:
         """Run neighbours that are on this rank."""
-        return (
-            self.again.chain(children, x)
-            if _all_can_run_again(children)
-            else recompute.in_turn(children, x)
-        )
+        if _all_can_run_again(children):
+            return self.recomputation.chain(children, x)
+        return recompute.in_turn(children, x)
 
 
 def _set(module: nn.Module, preserve_rng_state: bool) -> None:
+    """Let a module run again in the backward pass."""
     module.__dict__["_smp_runs_again"] = True
-    if not _where(module).here:
+    if not _placement_of(module).here:
         return
     _can_run_again(module)
-    inner = module.forward
-    if isinstance(inner, _Checkpointed):  # set twice: the last one counts
-        inner.preserve_rng_state = preserve_rng_state
+    forward = module.forward
+    if isinstance(forward, _Checkpointed):  # set before: the last call counts
+        forward.preserve_rng_state = preserve_rng_state
     else:
         module.forward = _Checkpointed(module, preserve_rng_state)
 
 
-def _again(preserve_rng_state: bool, group: int | None = 1) -> recompute.Again:
-    """Return how modules of this job run again."""
-    return recompute.Again(
-        preserve_rng_state, state.initialized and state.cfg.offload_activations, group
-    )
+def _recomputation(preserve_rng_state: bool, group: int | None = 1) -> recompute.Recomputation:
+    """Return the options with which modules of this job run again."""
+    offload = state.initialized and state.cfg.offload_activations
+    return recompute.Recomputation(preserve_rng_state, offload, group)
 
 
 def _group_size(strategy: str) -> int | None:
-    """Return how many children a group has; None: as many as there are."""
+    """Return the number of children of a group; None: all of the Sequential."""
     if strategy == "each":
         return 1
     if strategy == "contiguous":
@@ -221,46 +218,53 @@ def _group_size(strategy: str) -> int | None:
     )
 
 
-class _Where(NamedTuple):
-    """Whether a module's own forward runs on this rank, and on which partitions
-    it and its descendants are.
+class _Placement(NamedTuple):
+    """The place of a module in the divided model.
+
+    Attributes:
+        here: Whether the module's own forward runs on this rank.
+        partitions: The partitions of the module and its submodules.
     """
 
     here: bool
     partitions: frozenset[int]
 
 
-def _where(module: nn.Module) -> _Where:
-    """Find a module; one that is not of the model, or of one that is not divided yet, is here."""
+def _placement_of(module: nn.Module) -> _Placement:
+    """Return the place of a module.
+
+    A module of another model, and of a model that is not divided yet, is on this rank.
+    """
     model = wrapped.model
     if model is None or not model.partitioned:
-        return _Where(True, frozenset())
-    known: _Where | None = module.__dict__.get("_smp_where")
-    if known is None:
-        mine = model.partition_of_module(module)
-        found = (model.partition_of_module(part) for part in module.modules())
-        known = _Where(
-            mine in (None, pp_rank()), frozenset(index for index in found if index is not None)
-        )
-        module.__dict__["_smp_where"] = known
-    return known
+        return _Placement(True, frozenset())
+    placement: _Placement | None = module.__dict__.get("_smp_where")
+    if placement is None:
+        partitions = {model.partition_of_module(part) for part in module.modules()}
+        here = model.partition_of_module(module) in (None, pp_rank())
+        placement = _Placement(here, frozenset(partitions - {None}))
+        module.__dict__["_smp_where"] = placement
+    return placement
 
 
 def _can_run_again(module: nn.Module) -> bool:
-    """Whether a module is on one partition.
+    """Return whether a module is on one partition, and so can run again.
 
     Raises:
-        SMPConfigError: It is on several, by hand.
+        SMPConfigError: It was placed by hand on several partitions.
     """
     if is_tracing():
         return False
-    there = _where(module).partitions
-    if len(there) < 2:
+    partitions = _placement_of(module).partitions
+    if len(partitions) < 2:
         return True
     model = wrapped.model
     assert model is not None
-    name = next((n for n, part in model.module.named_modules() if part is module), "")
-    text = f"activation checkpointing of {name or 'the model'}: it is on partitions {sorted(there)}"
+    title = "the model"
+    for name, part in model.module.named_modules():
+        if part is module and name:
+            title = name
+    text = f"activation checkpointing of {title}: it is on partitions {sorted(partitions)}"
     if not state.cfg.auto_partition:
         raise SMPConfigError(
             f"{text}. Put it on one with smp.partition, or checkpoint the modules in it"
@@ -272,10 +276,13 @@ def _can_run_again(module: nn.Module) -> bool:
 
 
 def _all_can_run_again(modules: Sequence[nn.Module]) -> bool:
-    return all([_can_run_again(module) for module in modules])  # noqa: C419  every one is looked at
+    # A list, because each module is checked, also after one that cannot.
+    results = [_can_run_again(module) for module in modules]
+    return all(results)
 
 
-def _say(text: str) -> None:
-    if text not in _said and state.initialized and state.topo.rank == 0:
+def _warn_once(text: str) -> None:
+    """Log a warning on rank 0, the first time."""
+    if text not in _warnings and state.initialized and state.topo.rank == 0:
         _logger.warning("%s", text)
-    _said.add(text)
+    _warnings.add(text)

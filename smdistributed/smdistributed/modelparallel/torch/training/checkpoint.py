@@ -1,7 +1,7 @@
-"""Files: `smp.save`, `smp.load`, `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
+"""Save and load files: `smp.save`, `smp.load`, `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
-A file gets its name only when it is complete. A checkpoint that is interrupted
-leaves the one before usable.
+A file gets its name only when it is complete. So an interrupted save leaves the last checkpoint
+usable.
 
 Loading runs ``pickle`` (``weights_only=False``), because a checkpoint holds objects of the script.
 Load only files that you trust.
@@ -15,7 +15,8 @@ import os
 import pickle
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,13 +59,13 @@ def save(
     pickle_protocol: int = 2,
     v3: bool = False,
 ) -> None:
-    """Save an object. Each rank that calls it writes a file.
+    """Save an object. Each rank that calls this function writes a file.
 
     Args:
-        obj: What to save, for example ``{"model": model.local_state_dict()}``.
-        f: Path of the file. A partial file has the rank added: ``f_PP``, with
-            tensor parallelism ``f_PP_TP``.
-        partial: Add the rank. False writes ``f`` itself: let one rank do that.
+        obj: The object, for example ``{"model": model.local_state_dict()}``.
+        f: Path of the file. A partial file has the rank added: ``f_PP``, with tensor parallelism
+            ``f_PP_TP``. For example ``model.pt`` becomes ``model.pt_0``.
+        partial: Add the rank. With False the name is ``f``, and only one rank may call this.
         pickle_module: Passed to ``torch.save``.
         pickle_protocol: Passed to ``torch.save``.
         v3: Name a partial file ``f_PP_TP_RDP``, so that replicas do not write the same file.
@@ -72,8 +73,10 @@ def save(
     Raises:
         TypeError: ``f`` is not a string.
     """
-    name = Path(_text(f) + (_suffixes(v3)[0] if partial else ""))
-    _write(name, obj, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+    name = _check_text(f)
+    if partial:
+        name += _suffixes(v3)[0]
+    _write(Path(name), obj, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
 
 
 def load(
@@ -83,30 +86,29 @@ def load(
     partial: bool = True,
     **pickle_load_args: Any,
 ) -> Any:
-    """Load what ``save`` wrote.
+    """Load an object that ``save`` wrote.
 
     Args:
-        f: The path that ``save`` got.
+        f: The same path as for ``save``.
         map_location: Passed to ``torch.load``.
         pickle_module: Passed to ``torch.load``.
         partial: Load this rank's file. All three documented names are tried.
-        pickle_load_args: Passed to ``torch.load``. ``weights_only`` is False unless it is given.
+        pickle_load_args: Passed to ``torch.load``. The default of ``weights_only`` is False.
 
     Raises:
         TypeError: ``f`` is not a string.
         FileNotFoundError: No file has one of the names.
     """
-    names = [_text(f) + suffix for suffix in _suffixes()] if partial else [_text(f)]
-    name = next((name for name in names if Path(name).exists()), None)
-    if name is None:
-        raise FileNotFoundError(
-            f"cannot load {f}: not found: {', '.join(names)}. "
-            + (
-                "A full file needs partial=False."
-                if partial and Path(f).exists()
-                else "Check the path."
-            )
-        )
+    names = [_check_text(f)]
+    if partial:
+        names = [f + suffix for suffix in _suffixes()]
+    existing = [name for name in names if Path(name).exists()]
+    if not existing:
+        advice = "Check the path."
+        if partial and Path(f).exists():
+            advice = "A full file needs partial=False."
+        raise FileNotFoundError(f"cannot load {f}: not found: {', '.join(names)}. {advice}")
+    name = existing[0]
     pickle_load_args.setdefault("weights_only", False)
     if not pickle_load_args["weights_only"]:
         pickle_load_args["pickle_module"] = pickle_module
@@ -114,19 +116,30 @@ def load(
 
 
 def _suffixes(v3: bool = False) -> list[str]:
-    """Return the endings of a partial file's name on this rank, the documented one first."""
+    """Return the suffixes of a partial file's name on this rank, such as ``_0_1``.
+
+    The first one is for writing, all are tried for reading.
+    """
     pp, tp, rdp = _coordinates()
-    names = [f"_{pp}", f"_{pp}_{tp}", f"_{pp}_{tp}_{rdp}"]
-    if v3 or mesh.degree() > 1:  # replicas have other parts, and must not write the same file
-        return names[::-1]
-    return names if tp_size() == 1 else [names[1], names[0], names[2]]
+    short, medium, long = f"_{pp}", f"_{pp}_{tp}", f"_{pp}_{tp}_{rdp}"
+    if v3 or mesh.degree() > 1:  # replicas have different parts, and must not write the same file
+        return [long, medium, short]
+    if tp_size() == 1:
+        return [short, medium, long]
+    return [medium, short, long]
 
 
 def _coordinates() -> tuple[int, int, int]:
+    """Return this rank's pipeline, tensor and reduced-data-parallel rank."""
     return pp_rank(), tp_rank(), rdp_rank()
 
 
-def _text(f: Any) -> str:
+def _check_text(f: Any) -> str:
+    """Return a path that is a string.
+
+    Raises:
+        TypeError: It is no string.
+    """
     if not isinstance(f, str):
         raise TypeError(
             f"the path must be a string, because the rank is added to it, got {type(f).__name__}"
@@ -157,19 +170,21 @@ def save_checkpoint(
     load, and ``path/user_content_TAG``. ``path/newest`` holds the tag.
 
     Args:
-        path: Folder of all checkpoints. It is made.
-        tag: Name of this one.
-        partial: What to write. A full checkpoint has no optimizer.
+        path: Folder of all checkpoints. It is created.
+        tag: Name of this checkpoint.
+        partial: Write a partial checkpoint; else a full one, which has no optimizer.
         model: The ``smp.DistributedModel``.
         optimizer: The ``smp.DistributedOptimizer``.
-        user_content: Anything that can be pickled.
+        user_content: Any object that can be pickled.
         translate_if_full: Give a full checkpoint the names of the Hugging Face model, where a
             translation is known.
-        num_kept_partial_checkpoints: Delete all but this number of the newest partial checkpoints.
+        num_kept_partial_checkpoints: Number of partial checkpoints that are kept, the newest ones;
+            None: all.
 
     Raises:
-        SMPRuntimeError: A rank could not write, or ranks gave different tags. Raised on all ranks;
-            the checkpoint before is untouched.
+        ValueError: ``num_kept_partial_checkpoints`` is below 1.
+        SMPRuntimeError: A rank cannot write, or ranks have different tags. Raised on all ranks;
+            earlier checkpoints are untouched.
     """
     tag = str(tag)
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
@@ -182,12 +197,12 @@ def save_checkpoint(
             f"save_checkpoint: the tag must be the same on all ranks, got {sorted(set(tags))}"
         )
     root = Path(path)
-    if partial:
-        _save_partial(
-            root, tag, token[0], model, optimizer, user_content, num_kept_partial_checkpoints
-        )
-    else:
+    if not partial:
         _save_full(root, tag, model, user_content, translate_if_full)
+        return
+    # The folder gets a name that no other save has, and which all ranks know.
+    checkpoint = _PartialCheckpoint(root, tag, token[0], user_content)
+    _save_partial(checkpoint, model, optimizer, num_kept_partial_checkpoints)
 
 
 @calls.part_of("smp.resume_from_checkpoint()")
@@ -200,22 +215,22 @@ def resume_from_checkpoint(
     load_sharded_optimizer_state: bool = True,
     translate_function: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Any:
-    """Load a checkpoint into the model and the optimizer. All ranks call it.
+    """Load a checkpoint into the model and the optimizer. All ranks call this function.
 
-    Before the partition the files are read, and loaded right after it. A partial checkpoint brings
-    its partition, which cannot change; a full one can be loaded into any number of partitions, and
-    leaves the optimizer as it is.
+    Before the model is partitioned, the files are read, and the state is loaded right after the
+    partition. A partial checkpoint sets the partition, which cannot change then. A full checkpoint
+    can be loaded into any number of partitions, and does not change the optimizer.
 
     Args:
         path: Folder of all checkpoints.
-        tag: Which one; None for the newest.
-        partial: What to read.
+        tag: Name of the checkpoint; None for the newest.
+        partial: Read a partial checkpoint; else a full one.
         strict: Refuse missing and unknown names.
         load_optimizer: Also load the optimizer of a partial checkpoint.
-        load_sharded_optimizer_state: False loads of the optimizer only the
-            master weights and the loss scale.
-        translate_function: Translates a full checkpoint's names; else the known
-            translation is used.
+        load_sharded_optimizer_state: With False only the master weights and the loss scale of the
+            optimizer are loaded.
+        translate_function: Translates the names of a full checkpoint; None: the known translation
+            is used.
 
     Returns:
         The ``user_content`` that was saved, or None.
@@ -235,81 +250,127 @@ def resume_from_checkpoint(
             )
         tag = (root / _NEWEST).read_text().strip()
     tag = str(tag)
-    if partial:
-        return _resume_partial(
-            model, root, tag, strict, load_optimizer, load_sharded_optimizer_state
-        )
-    return _resume_full(model, root, tag, strict, translate_function)
+    if not partial:
+        return _resume_full(model, root, tag, strict, translate_function)
+    optimizer = None
+    if load_optimizer and wrapped.optimizers:
+        optimizer = wrapped.optimizers[0]
+    folder = _partial_folder(root, tag)
+    return _resume_partial(folder, model, optimizer, strict, load_sharded_optimizer_state)
 
 
 # --- Partial --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _PartialCheckpoint:
+    """A partial checkpoint that is being saved.
+
+    Attributes:
+        root: Folder of all checkpoints.
+        tag: Name of the checkpoint.
+        token: Random text that names the temporary folder, equal on all ranks.
+        user_content: The script's own object.
+    """
+
+    root: Path
+    tag: str
+    token: str
+    user_content: Any
+
+    @property
+    def temporary(self) -> Path:
+        """The folder that the ranks write to."""
+        return self.root / f"{self.tag}_partial{_SAVING}{self.token}"
+
+    @property
+    def final(self) -> Path:
+        """The folder of the complete checkpoint."""
+        return self.root / f"{self.tag}_partial"
+
+
 def _save_partial(
-    root: Path,
-    tag: str,
-    token: str,
-    model: Any,
-    optimizer: Any,
-    user_content: Any,
-    kept: int | None,
+    checkpoint: _PartialCheckpoint, model: Any, optimizer: Any, kept: int | None
 ) -> None:
-    leads = _leads(root, token)
-    folder, final = root / f"{tag}_partial{_SAVING}{token}", root / f"{tag}_partial"
-    pp, tp, rdp = _coordinates()
-    info = f"{pp}_{tp}_{rdp}"
+    """Write a partial checkpoint; each rank its own files, one rank the common files.
 
-    def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        first = rdp < mesh.degree()  # of the replicas; those who share parameters have a part each
-        if model is not None and first:
-            _write(folder / f"model_{info}.pt", model.local_state_dict())
-        if optimizer is not None:
-            sharded = bool(state.cfg.shard_optimizer_state)
-            part = optimizer.local_state_dict(gather_if_shard=False)
-            precision = part.pop(PRECISION, None)
-            if sharded or first:
-                _write(folder / f"optimizer_{info}.pt", part)
-                if precision is not None:
-                    _write(folder / f"fp16_states_{info}.pt", precision)
+    Args:
+        checkpoint: The folders.
+        model: The model, or None.
+        optimizer: The optimizer, or None.
+        kept: Number of partial checkpoints that are kept; None: all.
 
-    def finish() -> None:
-        _write(folder / _USER, user_content)
-        _write(
-            folder / _PARTITION,
-            {
-                "pipeline_parallel_degree": state.cfg.pipeline_parallel_degree,
-                "tensor_parallel_degree": state.cfg.tensor_parallel_degree,
-                "reduced_data_parallel_degree": rdp_size(),
-                "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
-                "sharded_data_parallel_degree": mesh.degree(),
-                "owner": (
-                    dict(wrapped.model.owner)
-                    if wrapped.model is not None and wrapped.model.partitioned
-                    else None
-                ),
-            },
-        )
-        _sync(folder)
-        old = root / f"{final.name}{_OLD}{token}"
-        if final.exists():
-            final.rename(old)
-        folder.rename(final)
-        _say_newest(root, tag)
-        _keep(root, tag, kept)
-
+    Raises:
+        SMPRuntimeError: A rank cannot write. The temporary folder is deleted.
+    """
+    leads = _leads(checkpoint.root, checkpoint.token)
     try:
-        _together("save_checkpoint", write)
-        _together("save_checkpoint", lambda: finish() if leads else None)
+        _together("save_checkpoint", lambda: _write_rank(checkpoint.temporary, model, optimizer))
+        _together("save_checkpoint", lambda: _finish(checkpoint, kept) if leads else None)
     except SMPRuntimeError:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(checkpoint.temporary, ignore_errors=True)
         raise
 
 
+def _write_rank(folder: Path, model: Any, optimizer: Any) -> None:
+    """Write the files of this rank."""
+    pp, tp, rdp = _coordinates()
+    rank_info = f"{pp}_{tp}_{rdp}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Replicas are equal: the first one writes. Ranks that share parameters have a part each.
+    is_first_replica = rdp < mesh.degree()
+    if model is not None and is_first_replica:
+        _write(folder / f"model_{rank_info}.pt", model.local_state_dict())
+    if optimizer is None:
+        return
+    part = optimizer.local_state_dict(gather_if_shard=False)
+    precision = part.pop(PRECISION, None)
+    if state.cfg.shard_optimizer_state or is_first_replica:
+        _write(folder / f"optimizer_{rank_info}.pt", part)
+        if precision is not None:
+            _write(folder / f"fp16_states_{rank_info}.pt", precision)
+
+
+def _finish(checkpoint: _PartialCheckpoint, kept: int | None) -> None:
+    """Write the common files, and give the folder its name."""
+    folder, final = checkpoint.temporary, checkpoint.final
+    owner = None
+    if wrapped.model is not None and wrapped.model.partitioned:
+        owner = dict(wrapped.model.owner)
+    partition = {
+        "pipeline_parallel_degree": state.cfg.pipeline_parallel_degree,
+        "tensor_parallel_degree": state.cfg.tensor_parallel_degree,
+        "reduced_data_parallel_degree": rdp_size(),
+        "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
+        "sharded_data_parallel_degree": mesh.degree(),
+        "owner": owner,
+    }
+    _write(folder / _USER, checkpoint.user_content)
+    _write(folder / _PARTITION, partition)
+    _sync(folder)
+    old = checkpoint.root / f"{final.name}{_OLD}{checkpoint.token}"
+    if final.exists():
+        final.rename(old)
+    folder.rename(final)
+    _write_newest(checkpoint.root, checkpoint.tag)
+    _delete_old(checkpoint.root, checkpoint.tag, kept)
+
+
 def _resume_partial(
-    model: Any, root: Path, tag: str, strict: bool, load_optimizer: bool, load_sharded: bool
+    folder: Path, model: Any, optimizer: Any, strict: bool, load_sharded: bool
 ) -> Any:
-    folder = _partial_folder(root, tag)
+    """Load this rank's files of a partial checkpoint, and return the user's content.
+
+    Args:
+        folder: The folder of the checkpoint.
+        model: The model.
+        optimizer: The optimizer; None: it is not loaded.
+        strict: Refuse missing and unknown names.
+        load_sharded: Load the state of the optimizer, and not only master weights and loss scale.
+
+    Raises:
+        SMPRuntimeError: The checkpoint was saved with other degrees.
+    """
     pp, tp, rdp = _coordinates()
     partition = _read(folder / _PARTITION)
     for key in (
@@ -317,18 +378,17 @@ def _resume_partial(
         "tensor_parallel_degree",
         "sharded_data_parallel_degree",
     ):
-        now, then = getattr(state.cfg, key), partition.get(key, 1)
-        if then != now:
+        degree, saved_degree = getattr(state.cfg, key), partition.get(key, 1)
+        if saved_degree != degree:
             raise SMPRuntimeError(
-                f"cannot resume from {folder}: it was saved with {key} {then}, and this job has"
-                f" {now}. A partial checkpoint keeps its partition. Use the same degree, or a full"
-                " checkpoint (partial=False)."
+                f"cannot resume from {folder}: it was saved with {key} {saved_degree}, and this job"
+                f" has {degree}. A partial checkpoint keeps its partition. Use the same degree, or"
+                " a full checkpoint (partial=False)."
             )
     if partition["owner"] is not None:
         model.preset_partition(partition["owner"])
     weights = _read(folder / f"model_{pp}_{tp}_{mesh.part()}.pt", optional=True)
     moments: dict[str, Any] | None = None
-    optimizer = wrapped.optimizers[0] if load_optimizer and wrapped.optimizers else None
     if optimizer is not None:
         moments = _read_optimizer(folder, f"{pp}_{tp}", rdp, partition)
         if moments is not None and not load_sharded:
@@ -343,7 +403,8 @@ def _resume_partial(
             _reload_masters()
 
     if optimizer is not None and moments is not None:
-        optimizer.load_options(moments)  # a scheduler that the script makes next starts from them
+        # Now, because a learning-rate scheduler that the script makes next starts from these.
+        optimizer.load_options(moments)
     after_partition(restore)
     return _read(folder / _USER, optional=True)
 
@@ -351,14 +412,27 @@ def _resume_partial(
 def _read_optimizer(
     folder: Path, prefix: str, rdp: int, partition: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Read this rank's optimizer state.
+    """Read this rank's optimizer state; None if it was not saved.
 
-    All shards if there were more or fewer replicas when it was saved.
+    If the number of replicas has changed, all shards are read and merged.
+
+    Args:
+        folder: The folder of the checkpoint.
+        prefix: The pipeline and tensor rank, ``PP_TP``.
+        rdp: The reduced-data-parallel rank.
+        partition: The content of ``partition.pt``.
     """
-    shards = partition["reduced_data_parallel_degree"] if partition["shard_optimizer_state"] else 1
-    same = shards == 1 or (state.cfg.shard_optimizer_state and shards == rdp_size())
+    saved_shards = 1
+    if partition["shard_optimizer_state"]:
+        saved_shards = partition["reduced_data_parallel_degree"]
+    if saved_shards == 1:
+        shards: Sequence[int] = [mesh.part()]
+    elif state.cfg.shard_optimizer_state and saved_shards == rdp_size():
+        shards = [rdp]
+    else:
+        shards = range(saved_shards)
     merged: dict[str, Any] | None = None
-    for shard in [rdp if shards > 1 else mesh.part()] if same else range(shards):
+    for shard in shards:
         part = _read(folder / f"optimizer_{prefix}_{shard}.pt", optional=True)
         if part is None:
             return None
@@ -370,62 +444,75 @@ def _read_optimizer(
 
 
 def _partial_folder(root: Path, tag: str) -> Path:
-    """Return the folder of a partial checkpoint, or of the one that a killed
-    save was about to replace.
+    """Return the folder of a partial checkpoint.
+
+    After a save that was killed while it replaced the checkpoint, this is the old folder.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint. The text lists the others.
     """
     folder = root / f"{tag}_partial"
     if folder.is_dir():
         return folder
     for old in sorted(root.glob(f"{folder.name}{_OLD}*")):
         return old
-    have = sorted(one.name.removesuffix("_partial") for one in root.glob("*_partial"))
+    tags = sorted(path.name.removesuffix("_partial") for path in root.glob("*_partial"))
+    advice = "Check the tag."
+    if (root / tag).is_file():
+        advice = "A full checkpoint with this tag exists: use partial=False."
     raise FileNotFoundError(
         f"cannot resume: {folder} is missing. Partial checkpoints there:"
-        f" {', '.join(have) or 'none'}. "
-        + (
-            "A full checkpoint with this tag exists: use partial=False."
-            if (root / tag).is_file()
-            else "Check the tag."
-        )
+        f" {', '.join(tags) or 'none'}. {advice}"
     )
 
 
-def _keep(root: Path, tag: str, number: int | None) -> None:
-    """Delete what killed saves left, and all but the newest partial checkpoints."""
-    for left in root.glob(f"*_partial{_OLD}*"):
-        name = left.name.partition(_OLD)[0]
+def _delete_old(root: Path, tag: str, kept: int | None) -> None:
+    """Delete the remains of killed saves, and all but the newest partial checkpoints.
+
+    Args:
+        root: Folder of all checkpoints.
+        tag: The newest checkpoint.
+        kept: Number of checkpoints that are kept; None: all.
+    """
+    for replaced in root.glob(f"*_partial{_OLD}*"):
+        name = replaced.name.partition(_OLD)[0]
         if (root / name).exists():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
         else:
-            left.rename(root / name)
-    for left in root.glob(f"*_partial{_SAVING}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    if number is None:
+            replaced.rename(root / name)
+    for unfinished in root.glob(f"*_partial{_SAVING}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if kept is None:
         return
     others = [
         folder
         for folder in root.glob("*_partial")
         if folder.is_dir() and folder.name != f"{tag}_partial"
     ]
-    others.sort(
-        key=lambda folder: (
-            (folder / _PARTITION).stat().st_mtime_ns if (folder / _PARTITION).exists() else 0
-        )
-    )
-    for folder in others[: max(0, len(others) - (number - 1))]:
+    others.sort(key=_time_of)
+    for folder in others[: max(0, len(others) - (kept - 1))]:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _time_of(folder: Path) -> int:
+    """Return the time at which a partial checkpoint was completed, in nanoseconds; 0: never."""
+    partition = folder / _PARTITION
+    if not partition.exists():
+        return 0
+    return partition.stat().st_mtime_ns
 
 
 # --- Full -----------------------------------------------------------------------------------------
 
 
 def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: bool) -> None:
-    whole = model.state_dict(gather_to_rank0=True) if model is not None else None
+    """Write a full checkpoint from rank 0."""
+    full_state = model.state_dict(gather_to_rank0=True) if model is not None else None
 
     def write() -> None:
         if rank() != 0:
             return
-        content = whole
+        content = full_state
         if content is not None and translate:
             for to_hf, _ in state.module_manager.translate_functions:
                 content = to_hf(content)
@@ -433,7 +520,7 @@ def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: b
         _write(root / f"user_content_{tag}", user_content)
         if content is not None:
             _write(root / tag, content)
-        _say_newest(root, tag)
+        _write_newest(root, tag)
 
     _together("save_checkpoint", write)
 
@@ -445,54 +532,52 @@ def _resume_full(
     strict: bool,
     translate: Callable[[dict[str, Any]], dict[str, Any]] | None,
 ) -> Any:
-    whole: dict[str, Any]
+    """Load a full checkpoint, and return the user's content."""
+    full_state: dict[str, Any]
     if (root / tag).is_file():
-        whole = _read(root / tag, lazily=True)
+        full_state = _read(root / tag, lazily=True)
     elif (root / _HF_FILE).is_file():
         # Hugging Face passes the name of its older format, and writes this one.
         from safetensors.torch import load_file
 
-        whole = load_file(root / _HF_FILE)
+        full_state = load_file(root / _HF_FILE)
     else:
-        have = (
-            sorted(one.name for one in root.glob("*") if one.is_file() and one.name != _NEWEST)
-            if root.is_dir()
-            else []
-        )
+        files = sorted(path.name for path in root.glob("*") if path.is_file())
+        files = [name for name in files if name != _NEWEST]
         raise FileNotFoundError(
             f"cannot resume: {root / tag} is missing, and so is {_HF_FILE}. Files there:"
-            f" {', '.join(have) or 'none'}."
+            f" {', '.join(files) or 'none'}."
         )
     module = model.get_module()
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if translate is not None:
-        whole = translate(whole)
-    elif not names <= set(whole):
+        full_state = translate(full_state)
+    elif not names <= set(full_state):
         for _, from_hf in state.module_manager.translate_functions:
-            whole = from_hf(whole)
-    whole = _with_tied(module, whole)
+            full_state = from_hf(full_state)
+    full_state = _with_tied(module, full_state)
 
     def restore() -> None:
-        model.load_state_dict(whole, strict=strict)
+        model.load_state_dict(full_state, strict=strict)
         _reload_masters()
 
     after_partition(restore)
     return _read(root / f"user_content_{tag}", optional=True)
 
 
-def _with_tied(module: torch.nn.Module, whole: dict[str, Any]) -> dict[str, Any]:
-    """Add the names of tied parameters that the file has under another name
-    only (safetensors stores each once).
-    """
+def _with_tied(module: torch.nn.Module, full_state: dict[str, Any]) -> dict[str, Any]:
+    """Add the missing names of tied parameters: safetensors stores each parameter once."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
-    out = dict(whole)
+    with_tied = dict(full_state)
     for names in groups.values():
-        present = [name for name in names if name in whole]
-        if present:
-            out.update({name: whole[present[0]] for name in names if name not in whole})
-    return out
+        present = [name for name in names if name in full_state]
+        if not present:
+            continue
+        for name in names:
+            with_tied.setdefault(name, full_state[present[0]])
+    return with_tied
 
 
 # --- Common ---------------------------------------------------------------------------------------
@@ -504,42 +589,49 @@ def _reload_masters() -> None:
             optimizer.reload_model_params()
 
 
-def _together(what: str, action: Callable[[], None]) -> None:
-    """Do something on all ranks, and fail on all if it fails on one.
+def _together(call: str, action: Callable[[], None]) -> None:
+    """Run an action on all ranks, and fail on all ranks if it fails on one.
+
+    Args:
+        call: The script's call, for the error.
+        action: The action.
 
     Raises:
-        SMPRuntimeError: It names the ranks and their errors. A rank where it
-            did not fail gets a PeerError.
+        SMPRuntimeError: On a rank with an error. The text has all ranks and their errors.
+        PeerError: On a rank without an error.
     """
     cause: Exception | None = None
     try:
         action()
-    except Exception as error:  # noqa: BLE001  whatever it is, the other ranks must hear of it
+    except Exception as error:  # noqa: BLE001  the other ranks must learn of any error
         cause = error
     errors = allgather(None if cause is None else summary(cause), CommGroup.WORLD)
-    failed = [number for number, error in enumerate(errors) if error is not None]
-    told = f"{what} failed: " + "; ".join(f"rank {number}: {errors[number]}" for number in failed)
+    failed_ranks = [number for number, error in enumerate(errors) if error is not None]
+    reasons = [f"rank {number}: {errors[number]}" for number in failed_ranks]
+    message = f"{call} failed: {'; '.join(reasons)}"
     if cause is not None:
-        raise SMPRuntimeError(told) from cause
-    if failed:
-        raise PeerError(failed[0], f"rank {failed[0]}", told)
+        raise SMPRuntimeError(message) from cause
+    if failed_ranks:
+        raise PeerError(failed_ranks[0], f"rank {failed_ranks[0]}", message)
 
 
 def _leads(root: Path, token: str) -> bool:
-    """Return whether this rank is the lowest that sees this folder: hosts may
-    share it or have one each.
+    """Return whether this rank is the lowest one that sees this folder.
+
+    Hosts may share the folder, or have one each. Each rank creates a file, and the ranks compare
+    the names of the files.
     """
-    mark, me = f".save-{token}-", rank()
+    prefix, own_rank = f".save-{token}-", rank()
 
-    def leave_mark() -> None:
+    def create_file() -> None:
         root.mkdir(parents=True, exist_ok=True)
-        (root / f"{mark}{me}").touch()
+        (root / f"{prefix}{own_rank}").touch()
 
-    _together("save_checkpoint", leave_mark)
-    lowest = min(int(one.name.rpartition("-")[2]) for one in root.glob(f"{mark}*"))
-    allgather(None, CommGroup.WORLD)  # all have looked
-    (root / f"{mark}{me}").unlink()
-    return lowest == me
+    _together("save_checkpoint", create_file)
+    lowest = min(int(path.name.rpartition("-")[2]) for path in root.glob(f"{prefix}*"))
+    allgather(None, CommGroup.WORLD)  # all ranks have read the folder
+    (root / f"{prefix}{own_rank}").unlink()
+    return lowest == own_rank
 
 
 def _write(path: Path, obj: Any, **arguments: Any) -> None:
@@ -547,7 +639,8 @@ def _write(path: Path, obj: Any, **arguments: Any) -> None:
         torch.save(obj, stream, **arguments)
 
 
-def _say_newest(root: Path, tag: str) -> None:
+def _write_newest(root: Path, tag: str) -> None:
+    """Record the tag of the newest checkpoint."""
     with _complete(root / _NEWEST) as stream:
         stream.write(tag.encode())
     _sync(root)
@@ -568,7 +661,7 @@ def _complete(path: Path) -> Iterator[BinaryIO]:
 
 
 def _sync(folder: Path) -> None:
-    """Make names in a folder last through a power failure, where the file system can."""
+    """Write the names in a folder to the disk, where the file system supports this."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -580,6 +673,16 @@ def _sync(folder: Path) -> None:
 
 
 def _read(path: Path, *, optional: bool = False, lazily: bool = False) -> Any:
+    """Read a file of a checkpoint.
+
+    Args:
+        path: The file.
+        optional: Return None for a missing file.
+        lazily: Map the file into memory, where its format allows that.
+
+    Raises:
+        FileNotFoundError: The file is missing or empty, and not optional.
+    """
     if not path.exists() or path.stat().st_size == 0:
         # Older Trainers mark a checkpoint with an empty file.
         if optional:

@@ -1,6 +1,4 @@
-"""Data parallelism: gradients are averaged over replicas, in buckets, while the
-backward pass still runs.
-"""
+"""Data parallelism: average gradients over replicas, in buckets, while the backward pass runs."""
 
 from __future__ import annotations
 
@@ -22,18 +20,21 @@ CommHook = Callable[[Any, "Bucket"], "torch.futures.Future[torch.Tensor]"]
 
 
 def replica_group(tensor: torch.Tensor) -> CommGroup:
-    """Return over which group a tensor is replicated: tensor ranks have
-    different slices of a split one.
+    """Return the group with equal copies of a tensor.
+
+    Tensor ranks have different slices of a split tensor, and so are no replicas of it.
     """
-    return CommGroup.RDP_GROUP if getattr(tensor, "_smp_distributed", False) else CommGroup.DP_GROUP
+    if getattr(tensor, "_smp_distributed", False):
+        return CommGroup.RDP_GROUP
+    return CommGroup.DP_GROUP
 
 
 def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
-    """Give all replicas the values of one of them. Every rank calls it with the same list.
+    """Copy the values of one replica to all others. Collective, with the same list on every rank.
 
     Args:
         tensors: Parameters and buffers of this rank.
-        source: The replica whose values count, as a rank of each tensor's group.
+        source: The replica with the values, as a rank of each tensor's group.
     """
     batches: dict[tuple[CommGroup, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -43,26 +44,31 @@ def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
     for (group, _), members in batches.items():
         for chunk in _chunks(members, 32 * MIB):
             flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk])
+            source_rank = state.topo.members(group)[source]
             with calls.inside("the broadcast of parameters and buffers", group):
-                dist.broadcast(flat, state.topo.members(group)[source], group=state.groups[group])
+                dist.broadcast(flat, source_rank, group=state.groups[group])
             start = 0
             for tensor in chunk:
                 length = tensor.numel() * tensor.element_size()
-                tensor.copy_(
-                    flat[start : start + length].clone().view(tensor.dtype).view(tensor.shape)
-                )
+                # A clone is aligned for the type; a slice of the bytes may not be.
+                values = flat[start : start + length].clone().view(tensor.dtype)
+                tensor.copy_(values.view(tensor.shape))
                 start += length
 
 
 class Bucket:
     """Gradients that are reduced in one message.
 
-    A communication hook gets it as torch's gets a ``GradBucket``.
+    A communication hook gets a bucket as a hook of torch gets a ``GradBucket``.
 
     Args:
         index: Its place in the order of the messages.
-        parameters: Whose gradients are in it.
-        group: Over which ranks they are reduced.
+        parameters: The parameters with gradients in the bucket.
+        group: The group over which the gradients are reduced.
+
+    Attributes:
+        last: Whether it is the last bucket of a pass.
+        work: The running reduction, or None.
     """
 
     def __init__(self, index: int, parameters: list[torch.Tensor], group: CommGroup) -> None:
@@ -72,11 +78,11 @@ class Bucket:
         self.work: Any = None
 
     def index(self) -> int:
-        """Return its place in the order of the messages."""
+        """Return the bucket's place in the order of the messages."""
         return self._index
 
     def buffer(self) -> torch.Tensor:
-        """Return all its gradients in one row."""
+        """Return the bucket's gradients as one flat tensor."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
@@ -84,48 +90,71 @@ class Bucket:
         self._buffer = buffer
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradients are in it."""
+        """Return the parameters with gradients in the bucket."""
         return self._parameters
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the parts of the buffer, shaped as the parameters."""
-        parts = torch.split(self._buffer, [p.numel() for p in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+        """Return the parts of the buffer, in the shapes of the parameters."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = torch.split(self._buffer, sizes)
+        gradients = []
+        for part, parameter in zip(parts, self._parameters, strict=True):
+            gradients.append(part.view(parameter.shape))
+        return gradients
 
     def is_last(self) -> bool:
-        """Is it the last one of a pass?"""
+        """Return whether it is the last bucket of a pass."""
         return self.last
 
     def fill(self, *, zeros: bool) -> None:
-        """Copy the gradients into the buffer. What has no gradient counts as zeros."""
+        """Copy the gradients into the buffer. A missing gradient counts as zeros.
+
+        Args:
+            zeros: Fill the buffer with zeros only.
+
+        Raises:
+            SMPConfigError: A gradient is sparse.
+        """
         parts = []
         for parameter in self._parameters:
             grad = None if zeros else parameter.grad
-            if grad is not None and grad.layout != torch.strided:
+            if grad is None:
+                parts.append(parameter.new_zeros(parameter.numel()))
+                continue
+            if grad.layout != torch.strided:
                 raise SMPConfigError(
                     "a sparse gradient cannot be averaged over replicas."
                     " Make the embedding with sparse=False"
                 )
-            parts.append(
-                parameter.new_zeros(parameter.numel())
-                if grad is None
-                else grad.detach().reshape(-1)
-            )
+            parts.append(grad.detach().reshape(-1))
         self._buffer = torch.cat(parts)
 
 
 class Reducer:
     """Averages the gradients of this rank's parameters over the replicas.
 
-    A bucket is sent as soon as all its gradients of the last microbatch are in. How many gradients
-    a parameter gets in a pass was learned from the passes before. Buckets are sent in the same
-    order by all ranks. Parameters that no replica used keep ``grad`` None.
+    A bucket is sent as soon as all its gradients of the last microbatch are there. The reducer
+    learns from earlier passes how many gradients a parameter gets in a pass. All ranks send the
+    buckets in the same order. ``grad`` stays None for a parameter that no replica used.
 
     Args:
         parameters: This rank's trainable parameters, in the order of their definition.
         passes: Backward passes between two reductions. Gradients add up until then.
-        bucket_bytes: Largest size of a bucket, but for a single large parameter.
+        bucket_bytes: Largest size of a bucket in bytes. A larger parameter has its own bucket.
         overlap: Send buckets while the backward pass runs.
+
+    Attributes:
+        done_passes: Number of backward passes so far.
+        hook: A communication hook of the script, with its state; or None.
+        early: Number of buckets that were sent before the end of their pass.
+        after_plain_pass: Called at the end of a backward pass outside a step function.
+        buckets: The buckets, in the order of the messages.
+        seen: ``id()`` of a parameter -> number of its gradients in the present pass.
+        expected: The same for a full pass, learned from earlier ones; None before the first one.
+        at_send: The same at the time when the bucket was sent.
+        sent: Number of buckets that were sent in the present pass.
+        in_step: Whether a step function runs.
+        queued: Whether the end of the present ``loss.backward()`` will call the reducer.
     """
 
     def __init__(
@@ -133,13 +162,14 @@ class Reducer:
     ) -> None:
         self.passes, self.overlap, self.done_passes = passes, overlap, 0
         self.hook: tuple[Any, CommHook] | None = None
-        self.early = 0  # buckets that were sent before the end of their pass
-        self.after_plain_pass: Callable[[], None] = lambda: None  # a pass outside a step
+        self.early = 0
+        self.after_plain_pass: Callable[[], None] = lambda: None
         kinds: dict[tuple[CommGroup, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in reversed(list(parameters)):  # the last layer's gradients are there first
             group = replica_group(parameter)
             if _divisor(group) > 1:
-                # With one replica, a split parameter has seen the samples of its tensor ranks.
+                # Also a split parameter with one replica: its gradient has the samples of all its
+                # tensor ranks.
                 kinds.setdefault((group, parameter.dtype, parameter.device), []).append(parameter)
         self.buckets: list[Bucket] = []
         for (group, _, _), members in kinds.items():
@@ -147,14 +177,15 @@ class Reducer:
                 self.buckets.append(Bucket(len(self.buckets), chunk, group))
         if self.buckets:
             self.buckets[-1].last = True
-        # With one partition a plain loss.backward() is a pass, also without replicas.
-        everything = state.cfg.pipeline_parallel_degree == 1
-        watched = (
-            parameters
-            if everything
-            else [p for bucket in self.buckets for p in bucket.parameters()]
-        )
-        self.seen: dict[int, int] = {id(p): 0 for p in watched}
+        # With one partition a plain loss.backward() is a pass, also without replicas. So all
+        # parameters are watched.
+        watched: list[torch.Tensor] = []
+        if state.cfg.pipeline_parallel_degree == 1:
+            watched += parameters
+        else:
+            for bucket in self.buckets:
+                watched += bucket.parameters()
+        self.seen: dict[int, int] = dict.fromkeys(map(id, watched), 0)
         self.expected: dict[int, int] | None = None
         self.at_send: dict[int, int] = {}
         self.sent = 0
@@ -162,13 +193,13 @@ class Reducer:
         for parameter in watched:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
-    # -- what the model calls
+    # -- called by the model
     def begin_step(self) -> None:
-        """Say that a step function begins: ``end_pass`` follows."""
+        """Begin a step function. `end_pass` or `abandon_step` follows."""
         self.in_step = True
 
     def end_pass(self) -> None:
-        """End one backward pass; reduce when it was the last of ``passes``."""
+        """End one backward pass, and reduce the gradients after the last of ``passes``."""
         self.in_step = False
         if self.last_pass:
             self._reduce(zeros=False)
@@ -178,12 +209,10 @@ class Reducer:
         self._reset()
 
     def watch(self, outputs: Any) -> Any:
-        """Return the outputs of a call outside a step.
+        """Register hooks on the outputs of a call outside a step function, and return the outputs.
 
-        A backward pass from them is noticed when it begins.
-
-        The first gradient of a parameter is too late: it can belong to a pass inside the pass
-        (torch's checkpointing).
+        The hooks notice a backward pass when it begins. The first gradient of a parameter would be
+        too late: it can belong to a pass inside the pass (torch's checkpointing).
         """
         self.queued = False
         for output in pytrees.tensors_in(outputs):
@@ -203,12 +232,14 @@ class Reducer:
 
     @property
     def has_gradients(self) -> bool:
-        """A gradient came in since the last pass ended."""
+        """Whether a parameter got a gradient since the last pass ended."""
         return any(self.seen.values())
 
     # -- while a backward pass runs
     @torch.no_grad()
     def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """Count a gradient, and send the buckets that are complete."""
+        # Hot: called for each gradient of the pass.
         self.seen[id(parameter)] += 1
         self._queue()
         if self.overlap and self.expected is not None and self.last_pass:
@@ -231,13 +262,15 @@ class Reducer:
 
     @property
     def last_pass(self) -> bool:
-        """The gradients are reduced at the end of this pass."""
+        """Whether the gradients are reduced at the end of the present pass."""
         return (self.done_passes + 1) % self.passes == 0
 
     # -- messages
     def _send(self, bucket: Bucket, *, zeros: bool) -> None:
+        """Start the reduction of a bucket."""
         bucket.fill(zeros=zeros)
-        self.at_send.update({id(p): self.seen[id(p)] for p in bucket.parameters()})
+        for parameter in bucket.parameters():
+            self.at_send[id(parameter)] = self.seen[id(parameter)]
         self.sent += 1
         if self.hook is not None and bucket.group is CommGroup.DP_GROUP:
             hook_state, hook = self.hook
@@ -250,27 +283,40 @@ class Reducer:
 
     @torch.no_grad()
     def _reduce(self, *, zeros: bool) -> None:
+        """Reduce all gradients, and write the averages back.
+
+        Args:
+            zeros: Take part with zeros, without gradients of this rank.
+        """
         for bucket in self.buckets[self.sent :]:
             self._send(bucket, zeros=zeros)
         for group in dict.fromkeys(bucket.group for bucket in self.buckets):
-            buckets = [b for b in self.buckets if b.group is group]
-            parameters = [p for b in buckets for p in b.parameters()]
-            # One more message: was a bucket sent too early somewhere? Which
-            # parameters have a gradient anywhere?
-            late = not zeros and any(self.seen[id(p)] != self.at_send[id(p)] for p in parameters)
-            used = [0 if zeros or p.grad is None else 1 for p in parameters]
-            flags = torch.tensor([int(late), *used], dtype=torch.int32).to(parameters[0].device)
+            buckets = [bucket for bucket in self.buckets if bucket.group is group]
+            parameters: list[torch.Tensor] = []
+            for bucket in buckets:
+                parameters += bucket.parameters()
+            # One more message: whether a rank sent a bucket too early, and which parameters have a
+            # gradient on any rank.
+            sent_too_early = False
+            has_gradient = [0] * len(parameters)
+            if not zeros:
+                for number, parameter in enumerate(parameters):
+                    key = id(parameter)
+                    sent_too_early |= self.seen[key] != self.at_send[key]
+                    has_gradient[number] = int(parameter.grad is not None)
+            flags = torch.tensor([int(sent_too_early), *has_gradient], dtype=torch.int32)
+            flags = flags.to(parameters[0].device)
             with calls.inside("the sum of the gradients over replicas", group):
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group=state.groups[group])
                 for bucket in buckets:
                     bucket.work.wait()
-            again, *anywhere = flags.tolist()
-            if again:
+            must_resend, *used = flags.tolist()
+            if must_resend:
                 for bucket in buckets:
                     self._send(bucket, zeros=zeros)
                     bucket.work.wait()
             if not zeros:
-                _write(buckets, dict(zip(map(id, parameters), anywhere, strict=True)))
+                _write(buckets, dict(zip(map(id, parameters), used, strict=True)))
             for bucket in buckets:
                 bucket.set_buffer(torch.empty(0))
                 bucket.work = None
@@ -282,10 +328,19 @@ class Reducer:
 
 
 def _write(buckets: Iterable[Bucket], used: dict[int, int]) -> None:
+    """Copy the averages from the buckets into the gradients.
+
+    Args:
+        buckets: Buckets with a finished reduction.
+        used: ``id()`` of a parameter -> 1 if the parameter has a gradient on any rank.
+    """
     for bucket in buckets:
         if isinstance(bucket.work, torch.futures.Future):
+            # Of a communication hook, which returns the averages.
             value = bucket.work.value()
-            bucket.set_buffer(value[0] if isinstance(value, list | tuple) else value)
+            if isinstance(value, list | tuple):
+                value = value[0]
+            bucket.set_buffer(value)
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if not used[id(parameter)]:
                 continue
@@ -296,9 +351,10 @@ def _write(buckets: Iterable[Bucket], used: dict[int, int]) -> None:
 
 
 def _divisor(group: CommGroup) -> int:
-    """Return by what a sum over a group is divided.
+    """Return the divisor of a sum of gradients over a group.
 
-    A split parameter has seen the samples of all its tensor ranks, unless they have the same ones.
+    The gradient of a split parameter includes the samples of all its tensor ranks, unless all of
+    them have the same samples (``prescaled_batch``).
     """
     if group is CommGroup.RDP_GROUP and not state.cfg.prescaled_batch:
         group = CommGroup.DP_GROUP
@@ -307,12 +363,13 @@ def _divisor(group: CommGroup) -> int:
 
 def _chunks(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
     """Divide tensors into lists of at most ``limit`` bytes, or of one tensor."""
-    out: list[list[torch.Tensor]] = []
-    size = limit + 1
+    chunks: list[list[torch.Tensor]] = []
+    chunk_size = limit + 1
     for tensor in tensors:
-        size += tensor.numel() * tensor.element_size()
-        if size > limit:
-            out.append([])
-            size = tensor.numel() * tensor.element_size()
-        out[-1].append(tensor)
-    return out
+        size = tensor.numel() * tensor.element_size()
+        chunk_size += size
+        if chunk_size > limit:
+            chunks.append([])
+            chunk_size = size
+        chunks[-1].append(tensor)
+    return chunks

@@ -1,9 +1,9 @@
-"""The norm of all gradients of a model whose parameters are on several ranks, and clipping by it.
+"""Clip gradients by the norm over all ranks that have parameters of the model.
 
-``torch.nn.utils.clip_grad_norm_`` sees one rank's gradients. Given parameters of several
-partitions, as ``model.parameters()`` is, it must use the norm over all of them: transformers and
-accelerate call it so. It is replaced when this module is imported, and so are ``get_total_norm``
-and ``clip_grads_with_norm_``, where torch has them. Other calls go to torch's functions.
+``torch.nn.utils.clip_grad_norm_`` sees the gradients of one rank. transformers and accelerate call
+it with ``model.parameters()``, which are on several partitions, and the norm must be over all of
+them. So the function is replaced when this module is imported, and so are ``get_total_norm`` and
+``clip_grads_with_norm_``, where torch has them. Calls with other tensors go to torch's functions.
 """
 
 from __future__ import annotations
@@ -36,47 +36,63 @@ def total_norm(
     *,
     group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
-    """Return the norm of the gradients of all ranks of a group.
-
-    Every rank of the group must call it.
+    """Return the norm of the gradients of all ranks of a group. Collective over the group.
 
     Args:
-        parameters: This rank's parameters. Those without a gradient count as zeros.
+        parameters: This rank's parameters. A missing gradient counts as zeros.
         norm_type: 2, another positive number, or infinity.
         group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices.
-            Where parameters are shared, it is over those who share them.
+            With shared parameters the norm is over the shard group.
+
+    Returns:
+        A float64 tensor without dimensions. All ranks get the same number, and so scale by the same
+        factor.
     """
-    found = [p for p in parameters if p.grad is not None]
-    where = found[0].device if found else device() or torch.device("cpu")
-    total = torch.zeros(1, dtype=torch.float64, device=where)
-    infinite = norm_type == float("inf")
-    for parameter in found:
-        grad = parameter.grad
-        assert grad is not None
-        # Tensor ranks have equal copies of a parameter that is not split: one of them counts.
-        if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
+    with_gradient = [p for p in parameters if p.grad is not None]
+    total_device = device() or torch.device("cpu")
+    if with_gradient:
+        total_device = with_gradient[0].device
+    total = torch.zeros(1, dtype=torch.float64, device=total_device)
+    is_infinite = norm_type == float("inf")
+    for parameter in with_gradient:
+        if not _counts(parameter):
             continue
-        if mesh.part() != 0 and not mesh.is_sharded(parameter):
-            # So do the ranks that share the others.
-            continue
-        grad = mesh.local(grad)
+        grad = mesh.local(parameter.grad)
         if not grad.numel():  # the rows of a small parameter are all on other ranks
             continue
-        grad = grad.coalesce().values() if grad.is_sparse else grad
-        norm = torch.linalg.vector_norm(
-            grad.detach(), norm_type, dtype=torch.promote_types(torch.float32, grad.dtype)
-        )
+        if grad.is_sparse:
+            grad = grad.coalesce().values()
+        dtype = torch.promote_types(torch.float32, grad.dtype)
+        norm = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=dtype)
         norm = norm.to(total.device, torch.float64)
-        total = torch.maximum(total, norm) if infinite else total + norm**norm_type
-    sharers = mesh.group()
-    if sharers is not None or len(state.topo.members(group)) > 1:
-        over = sharers or state.groups[group]
-        with calls.inside(
-            "the norm of the gradients", CommGroup.WORLD if sharers is not None else group
-        ):
-            dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
-    # In float64 on every rank, so that all scale by the same factor.
-    return total[0] if infinite else total[0] ** (1.0 / norm_type)
+        if is_infinite:
+            total = torch.maximum(total, norm)
+        else:
+            total = total + norm**norm_type
+
+    operation = dist.ReduceOp.MAX if is_infinite else dist.ReduceOp.SUM
+    shard_group = mesh.group()
+    if shard_group is not None:
+        with calls.inside("the norm of the gradients", CommGroup.WORLD):
+            dist.all_reduce(total, operation, group=shard_group)
+    elif len(state.topo.members(group)) > 1:
+        with calls.inside("the norm of the gradients", group):
+            dist.all_reduce(total, operation, group=state.groups[group])
+    if is_infinite:
+        return total[0]
+    return total[0] ** (1.0 / norm_type)
+
+
+def _counts(parameter: torch.Tensor) -> bool:
+    """Return whether this rank's gradient of a parameter counts in a norm.
+
+    Of the ranks with equal copies of a gradient only the first one counts.
+    """
+    # Tensor ranks have equal copies of a parameter that is not split.
+    if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
+        return False
+    # The ranks of a shard group have equal copies of a parameter that is not shared.
+    return mesh.part() == 0 or mesh.is_sharded(parameter)
 
 
 @torch.no_grad()
@@ -88,28 +104,44 @@ def clip(
     error_if_nonfinite: bool = False,
     group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
-    """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``.
+    """Scale the gradients down to a norm of at most ``max_norm``. Collective over the group.
 
-    Return the norm.
+    Args:
+        parameters: This rank's parameters.
+        max_norm: Largest norm.
+        norm_type: 2, another positive number, or infinity.
+        error_if_nonfinite: Raise an error for a norm that is infinite or not a number.
+        group: The group over which the norm is taken, see ``total_norm``.
+
+    Returns:
+        The norm before the scaling.
+
+    Raises:
+        RuntimeError: The norm is not finite, and ``error_if_nonfinite`` is set.
     """
     parameters = list(parameters)
-    norm = _finite(
-        total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite
-    )
+    norm = total_norm(parameters, float(norm_type), group=group)
+    if error_if_nonfinite:
+        _check_finite(norm, norm_type)
     _scale(parameters, max_norm, norm)
     return norm
 
 
-def _finite(norm: torch.Tensor, norm_type: float, asked: bool) -> torch.Tensor:
-    if asked and not bool(norm.isfinite()):
+def _check_finite(norm: torch.Tensor, norm_type: float) -> None:
+    """Refuse a norm that is infinite or not a number.
+
+    Raises:
+        RuntimeError: It is.
+    """
+    if not bool(norm.isfinite()):
         raise RuntimeError(
             f"the total norm of order {norm_type} of the"
             f" gradients is {norm.item()}: it is not finite"
         )
-    return norm
 
 
 def _scale(parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:
+    """Multiply the gradients by a factor, if the norm is larger than ``max_norm``."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
@@ -139,26 +171,30 @@ def _get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Return the norm of gradients.
+    """Return the norm of gradients, over all ranks for gradients of a partitioned model.
 
-    Those of a partitioned model count on all ranks, which all must call it.
-
-    A rank that has none of them passes an empty list.
+    Then the call is collective, and a rank without gradients passes an empty list.
     """
     assert _torch_norm is not None
-    listed, model = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors), wrapped.model
+    gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    model = wrapped.model
     if model is not None and model.partitioned:
-        known = {_memory(p.grad): p for p in model.local_parameters() if p.grad is not None}
-        parameters: list[torch.Tensor] = [
-            known[_memory(each)] for each in listed if _memory(each) in known
-        ]
+        by_memory: dict[object, torch.Tensor] = {}
+        for parameter in model.local_parameters():
+            if parameter.grad is not None:
+                by_memory[_memory(parameter.grad)] = parameter
+        parameters: list[torch.Tensor] = []
+        for gradient in gradients:
+            if _memory(gradient) in by_memory:
+                parameters.append(by_memory[_memory(gradient)])
         group = CommGroup.MP_GROUP if pp_size() > 1 else _group(parameters)
-        if group is not None and len(parameters) == len(listed):
-            return _finite(
-                total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite
-            )
-    found: torch.Tensor = _torch_norm(listed, norm_type, error_if_nonfinite, foreach)
-    return found
+        if group is not None and len(parameters) == len(gradients):
+            norm = total_norm(parameters, float(norm_type), group=group)
+            if error_if_nonfinite:
+                _check_finite(norm, norm_type)
+            return norm
+    local_norm: torch.Tensor = _torch_norm(gradients, norm_type, error_if_nonfinite, foreach)
+    return local_norm
 
 
 @torch.no_grad()
@@ -177,15 +213,17 @@ def _clip_grads_with_norm(
 
 
 def _memory(gradient: torch.Tensor) -> object:
-    """Return what a gradient and its ``detach()`` have in common."""
-    mine = mesh.local(gradient)
-    return id(gradient) if mine.layout != torch.strided else (mine.data_ptr(), mine.shape)
+    """Return a key that is equal for a gradient and its ``detach()``."""
+    part = mesh.local(gradient)
+    if part.layout != torch.strided:
+        return id(gradient)
+    return part.data_ptr(), part.shape
 
 
 def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
-    """Return over which ranks these parameters are spread.
+    """Return the group over which parameters are spread; None for parameters of this rank alone.
 
-    Every rank that has the same list gets the same answer.
+    Ranks with the same list get the same group.
     """
     model = wrapped.model
     if model is None or not model.partitioned:
@@ -203,18 +241,17 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
 
 
 def _is_same_list(model: Any, parameters: list[torch.Tensor]) -> bool:
-    """Return whether all ranks of the model passed the same parameters, which are on one partition.
+    """Return whether all ranks of the model pass the same parameters of one partition. Collective.
 
-    Collective.
-
-    ``clip_grad_norm_(model.encoder.parameters(), 1.0)`` is called with the same list everywhere,
-    and the norm must be the owner's on every rank. ``clip_grad_norm_(model.local_parameters(),
-    1.0)`` is called with another list on each, and each has its own norm. On the owner alone the
-    two cannot be told apart.
+    ``clip_grad_norm_(model.encoder.parameters(), 1.0)`` gets the same list on every rank, and must
+    return the norm of the owner on all ranks. ``clip_grad_norm_(model.local_parameters(), 1.0)``
+    gets another list on each rank, and each rank has its own norm. The owner of the encoder alone
+    cannot distinguish the two.
     """
     positions = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-    mine = [positions.get(id(parameter), -1) for parameter in parameters]
-    return all(each == mine for each in allgather(mine, CommGroup.MP_GROUP))
+    own_list = [positions.get(id(parameter), -1) for parameter in parameters]
+    lists = allgather(own_list, CommGroup.MP_GROUP)
+    return all(other_list == own_list for other_list in lists)
 
 
 nn.utils.clip_grad_norm_ = _clip_grad_norm

@@ -1,11 +1,11 @@
-"""`smp.DistributedOptimizer`: a torch optimizer whose parameters, state and
-master weights are on several ranks.
+"""`smp.DistributedOptimizer`: a torch optimizer with parameters, state and master weights on
+several ranks.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,28 +46,27 @@ if TYPE_CHECKING:
 else:  # the class comes in front of the one of the script's optimizer, which has it as its base
     _Optimizer = object
 
-# What they compute has no rule for a parameter in parts.
-_UNSHARED = (
-    "Adafactor",
-    "Rprop",
-    "SparseAdam",
-)
-OWNED = "_smp_owned"  # indices of the parameters that the part is complete for
-PRECISION = "_smp_precision"  # master weights and loss scale
+_NOT_SHARDABLE = ("Adafactor", "Rprop", "SparseAdam")
+"""Optimizers of torch with operations that have no rule for sharded parameters."""
+
+OWNED = "_smp_owned"
+"""Key of a state: the indices of the parameters that the state is complete for."""
+PRECISION = "_smp_precision"
+"""Key of a state: master weights and loss scale."""
 
 
 class DistributedOptimizer(_Optimizer):
     """Make an optimizer work on a model whose parts are on several ranks.
 
-    The result is the optimizer that was passed: its class is extended in place, so that
-    learning-rate schedulers, hooks and ``param_groups`` stay valid. On each rank it updates the
-    parameters that the rank owns. With ``fp16`` or ``bf16`` it keeps float32 copies of them. With
-    ``shard_optimizer_state`` each replica keeps the state of a part.
+    The result is the same optimizer: its class is extended in place, so that learning-rate
+    schedulers, hooks and ``param_groups`` stay valid. On each rank the optimizer updates the
+    parameters that the rank owns. With ``fp16`` or ``bf16`` it keeps float32 copies of these
+    parameters. With ``shard_optimizer_state`` each replica keeps a part of the state.
 
     Args:
         optimizer: A ``torch.optim.Optimizer``, or an object that has one as ``.optimizer``: a
-            script's own optimizer for fp16. Such an object keeps its methods, and only what is
-            inside becomes a distributed optimizer.
+            script's own optimizer for fp16. Such an object keeps its methods, and only the inner
+            optimizer becomes a distributed one.
         static_loss_scale: Factor of the loss under ``fp16``.
         dynamic_loss_scale: Choose the factor by whether gradients overflow; then
             ``static_loss_scale`` is not used.
@@ -75,12 +74,12 @@ class DistributedOptimizer(_Optimizer):
         _: Accepted and ignored, for scripts of other versions.
 
     Raises:
-        SMPConfigError: ``smp.init`` was not called, an argument is wrong, or the optimizer looks at
+        SMPConfigError: ``smp.init`` was not called, an argument is wrong, or the optimizer needs
             all parameters at once and cannot be split (``LBFGS``).
     """
 
     param_groups: list[dict[str, Any]]
-    # Accelerate, and so Hugging Face's Trainer, leaves it as it is: its wrapper
+    # Keeps Accelerate, and so Hugging Face's Trainer, from wrapping the optimizer: the wrapper
     # would hide `local_state_dict`.
     _is_accelerate_prepared = True
 
@@ -92,16 +91,16 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_args: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> DistributedOptimizer:
-        """Extend the class of ``optimizer`` and return it.
+        """Extend the class of ``optimizer``, and return ``optimizer``.
 
-        What was returned before is returned again.
+        An optimizer that is extended already is returned unchanged.
         """
         if optimizer is None:  # copy makes an empty object first
             return super().__new__(cls)
         if not state.initialized:
             raise SMPConfigError("call smp.init() before smp.DistributedOptimizer")
         refuse_amp_of_apex("smp.DistributedOptimizer")
-        if any(known is optimizer for known in wrapped.optimizers):
+        if any(wrapped_optimizer is optimizer for wrapped_optimizer in wrapped.optimizers):
             return cast("DistributedOptimizer", optimizer)
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.__class__ = _extended(DistributedOptimizer, cast("Any", type(optimizer)))
@@ -112,7 +111,7 @@ class DistributedOptimizer(_Optimizer):
                     " parameters. With sharded_data_parallel_degree give a torch.optim.Optimizer,"
                     " and fp16 or bf16 in the configuration"
                 )
-            optimizer.__class__ = _extended(_Around, cast("Any", type(optimizer)))
+            optimizer.__class__ = _extended(_WithInnerOptimizer, cast("Any", type(optimizer)))
         else:
             raise SMPConfigError(
                 f"smp.DistributedOptimizer: not a torch.optim.Optimizer: {type(optimizer).__name__}"
@@ -129,7 +128,7 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_args: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """See the class. Everything is done when the class is extended."""
+        """Do nothing: ``__new__`` sets the optimizer up. The class documents the arguments."""
 
     def smp_setup(
         self,
@@ -137,55 +136,64 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_scale: bool,
         dynamic_loss_args: Mapping[str, Any] | None,
     ) -> None:
-        """Add what this class needs to an optimizer whose class was extended."""
+        """Set up an optimizer after its class was extended."""
         cfg = state.cfg
         self.smp_half = bool(cfg.fp16 or cfg.bf16)
         # bfloat16 has the range of float32: its gradients need no scaling.
-        self.loss_scaler = (
-            LossScaler.of(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
-            if cfg.fp16
-            else LossScaler(1.0, dynamic=False)
-        )
+        self.loss_scaler = LossScaler(1.0, dynamic=False)
+        if cfg.fp16:
+            self.loss_scaler = LossScaler.of(
+                static_loss_scale, dynamic_loss_scale, dynamic_loss_args
+            )
         if wrapped.model is not None:
             wrapped.model.loss_scaler = self.loss_scaler
-        split = (
-            cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
-        )
-        split = split or mesh.degree() > 1
-        if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
+        self._smp_check_kind()
+        self.overflow = False  # whether the last gradients were infinite or not numbers
+        self._global_grad_norm = 0.0
+        self._smp_masters: MasterWeights | None = None
+        # Number of the backward pass that the masters have the gradients of.
+        self._smp_copied_pass: int | None = None
+        self._smp_owners: dict[int, int] | None = None
+        # A learning-rate scheduler that was created before has replaced `step` in the instance.
+        # The extended class counts the calls itself.
+        vars(self).pop("step", None)
+        self.smp_take_shards()
+
+    def _smp_check_kind(self) -> None:
+        """Refuse optimizers of torch that cannot update the parameters of one rank alone.
+
+        Raises:
+            SMPConfigError: It is such an optimizer.
+        """
+        cfg = state.cfg
+        is_sharded = self._smp_sharded or mesh.degree() > 1
+        is_split = cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or is_sharded
+        if isinstance(self, torch.optim.LBFGS) and (is_split or self.smp_half):
             raise SMPConfigError(
                 "torch.optim.LBFGS works on all parameters at once: it needs pipeline and tensor"
                 " parallel degree 1, no shard_optimizer_state or sharded_data_parallel_degree, and"
                 " float32. Use another optimizer, for example AdamW."
             )
-        if mesh.degree() > 1 and (
-            refused := [k for k in _UNSHARED if isinstance(self, getattr(torch.optim, k, ()))]
-        ):
-            raise SMPConfigError(
-                "fully_shard, which sharded_data_parallel_degree uses, does not work with"
-                f" torch.optim.{refused[0]}. Use another optimizer, for example AdamW."
-            )
-        self.overflow = False  # whether the last gradients were infinite or not numbers
-        self._global_grad_norm = 0.0
-        self._smp_masters: MasterWeights | None = None
-        self._smp_taken: int | None = None  # the backward pass whose gradients the masters have
-        self._smp_owners: dict[int, int] | None = None
-        # A scheduler that was made before replaced `step` in the instance. The
-        # extended class keeps its promises.
-        vars(self).pop("step", None)
-        self.smp_take_shards()
+        if mesh.degree() == 1:
+            return
+        for name in _NOT_SHARDABLE:
+            if isinstance(self, getattr(torch.optim, name, ())):
+                raise SMPConfigError(
+                    "fully_shard, which sharded_data_parallel_degree uses, does not work with"
+                    f" torch.optim.{name}. Use another optimizer, for example AdamW."
+                )
 
     def smp_take_shards(self) -> None:
-        """Put the shared parameters, where the model has them, in the place of
-        those that the script made.
-        """
+        """Replace the script's parameters by their shards, where the model has shards."""
         for group in self.param_groups:
             for place, old in enumerate(group["params"]):
-                group["params"][place] = new = wrap.replaced(old)
+                new = wrap.sharded_parameter(old)
+                group["params"][place] = new
                 if new is not old and old in self.state:
-                    made = self.state.pop(old)  # some optimizers make their state at once
+                    # Some optimizers create their state at once.
+                    full_state = self.state.pop(old)
                     self.state[new] = {
-                        key: mesh.like(new, value, key) for key, value in made.items()
+                        key: mesh.shard_like(new, value, key) for key, value in full_state.items()
                     }
         self._smp_originals: list[Parameter] = list(self._smp_parameters())
 
@@ -200,35 +208,40 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def fp16_groups(self) -> list[list[Parameter]]:
-        """The parameters of each group: public scripts for sharded data parallelism ask."""
-        originals = iter(self._smp_originals)
-        return [[next(originals) for _ in group["params"]] for group in self.param_groups]
+        """The parameters of each group. Public scripts for sharded data parallelism read this."""
+        groups = []
+        start = 0
+        for group in self.param_groups:
+            end = start + len(group["params"])
+            groups.append(self._smp_originals[start:end])
+            start = end
+        return groups
 
     @property
-    def fp32_partitioned_groups_flat(self) -> list[_Flat]:
-        """This rank's parts of the parameters of each group, in one row: such
-        scripts ask for that, too.
-        """
-        return [
-            _Flat([mesh.local(parameter.detach()) for parameter in group])
-            for group in self.fp16_groups
-        ]
+    def fp32_partitioned_groups_flat(self) -> list[_FlatTensors]:
+        """For each group this rank's shards as one flat tensor. Such scripts read this, too."""
+        flat_groups = []
+        for group in self.fp16_groups:
+            shards = [mesh.local(parameter.detach()) for parameter in group]
+            flat_groups.append(_FlatTensors(shards))
+        return flat_groups
 
     @property
     def ds_param_shard_group(self) -> dist.ProcessGroup | None:
-        """The ranks that share parameters, likewise."""
+        """The process group of the ranks that share parameters. Such scripts read this, too."""
         return mesh.group()
 
     def _smp_parameters(self) -> Iterator[Parameter]:
-        """Yield what is in the groups now: parameters, or their masters."""
-        return (parameter for group in self.param_groups for parameter in group["params"])
+        """Yield the present tensors of the groups: parameters, or their master weights."""
+        for group in self.param_groups:
+            yield from group["params"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as torch does; they get masters too."""
+        """Add parameters, as torch does. They get master weights, too."""
         super().add_param_group(param_group)
         first = len(self._smp_originals)
         added = self.param_groups[-1]["params"]
-        added[:] = [wrap.replaced(parameter) for parameter in added]
+        added[:] = [wrap.sharded_parameter(parameter) for parameter in added]
         self._smp_originals += list(self.param_groups[-1]["params"])
         self._smp_owners = None
         if self._smp_masters is not None:
@@ -237,39 +250,38 @@ class DistributedOptimizer(_Optimizer):
     # --- Which parameters are this rank's ---------------------------------------------------------
 
     def _smp_local(self) -> set[int]:
-        """Return the indices (over all groups) of the parameters that this rank
-        owns, with those of its replicas.
-        """
-        everything = range(len(self._smp_originals))
+        """Return the indices, over all groups, of the parameters on this rank's partition."""
+        indices = range(len(self._smp_originals))
         if wrapped.model is None or not wrapped.model.partitioned or mesh.degree() > 1:
-            return set(everything)
-        local = {id(parameter) for parameter in wrapped.model.local_parameters()}
-        return {index for index in everything if id(self._smp_originals[index]) in local}
+            return set(indices)
+        local_ids = set(map(id, wrapped.model.local_parameters()))
+        return {index for index in indices if id(self._smp_originals[index]) in local_ids}
 
     def _smp_shards(self) -> dict[int, int]:
-        """Return the replica (RDP rank) that updates each local parameter: the
-        largest go first, to the emptiest.
+        """Return the replica (RDP rank) that updates each local parameter.
+
+        The parameters are given out by size, the largest first, to the replica with the fewest
+        elements.
         """
-        if self._smp_owners is None:
-            local = sorted(
-                self._smp_local(), key=lambda index: (-self._smp_originals[index].numel(), index)
-            )
-            load = [0] * rdp_size()
-            owners = {}
-            for index in local:
-                owners[index] = load.index(min(load))
-                load[owners[index]] += self._smp_originals[index].numel()
-            if wrapped.model is None or not wrapped.model.partitioned:
-                return owners
+        if self._smp_owners is not None:
+            return self._smp_owners
+        sizes = {index: self._smp_originals[index].numel() for index in self._smp_local()}
+        loads = [0] * rdp_size()
+        owners = {}
+        for index in sorted(sizes, key=lambda index: (-sizes[index], index)):
+            owner = loads.index(min(loads))
+            owners[index] = owner
+            loads[owner] += sizes[index]
+        if wrapped.model is not None and wrapped.model.partitioned:
             self._smp_owners = owners
-        return self._smp_owners
+        return owners
 
     def _smp_owned(self) -> set[int]:
         """Return the indices of the parameters that this rank itself updates."""
         if not self._smp_sharded:
             return self._smp_local()
-        me = rdp_rank()
-        return {index for index, owner in self._smp_shards().items() if owner == me}
+        own_rank = rdp_rank()
+        return {index for index, owner in self._smp_shards().items() if owner == own_rank}
 
     # --- Precision --------------------------------------------------------------------------------
 
@@ -280,7 +292,9 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step changed nothing, after an overflow: Accelerate's schedulers ask."""
+        """Whether the last step changed nothing, after an overflow. Accelerate's schedulers read
+        this.
+        """
         return self.overflow
 
     @property
@@ -293,7 +307,7 @@ class DistributedOptimizer(_Optimizer):
         self.loss_scaler.loss_scale = float(value)
 
     def init_master_params(self) -> None:
-        """Make the master weights, after the partition. The first step calls it; you need not."""
+        """Create the master weights, after the partition. The first step calls this itself."""
         if self.smp_half and self._smp_masters is None:
             if wrapped.model is not None and not wrapped.model.partitioned:
                 return
@@ -312,9 +326,12 @@ class DistributedOptimizer(_Optimizer):
         """Run ``model.backward`` on the scaled loss.
 
         Args:
-            loss: The loss. Inside ``smp.step`` that of one microbatch.
-            update_master_grads: Outside a step, also call ``update_master_grads``. Inside one,
-                ``clip_master_grads`` and ``step`` do that.
+            loss: The loss; in a step function the loss of one microbatch.
+            update_master_grads: Outside a step function, also call ``update_master_grads``. In a
+                step function, ``clip_master_grads`` and ``step`` do that.
+
+        Raises:
+            SMPRuntimeError: No model is wrapped.
         """
         if wrapped.model is None:
             raise SMPRuntimeError("optimizer.backward: call smp.DistributedModel first")
@@ -332,14 +349,14 @@ class DistributedOptimizer(_Optimizer):
         if self._smp_masters is None:
             return
         self._smp_masters.refresh()
-        self._smp_taken = wrapped.model.pass_no if wrapped.model is not None else None
+        self._smp_copied_pass = None
+        if wrapped.model is not None:
+            self._smp_copied_pass = wrapped.model.pass_no
         self.overflow = False
         if self.loss_scaler.dynamic:
-            local = self._smp_local()
-            gradients = [self._smp_originals[index].grad for index in local]
-            self.overflow = any_overflow(
-                (g for g in gradients if g is not None), all_replicas=self._smp_everywhere
-            )
+            gradients = [self._smp_originals[index].grad for index in self._smp_local()]
+            present_gradients = [gradient for gradient in gradients if gradient is not None]
+            self.overflow = any_overflow(present_gradients, all_replicas=self._smp_everywhere)
         if not self.overflow:
             self._smp_masters.take_gradients(self.loss_scale)
 
@@ -347,23 +364,23 @@ class DistributedOptimizer(_Optimizer):
         """Call ``update_master_grads`` unless that was done since the last backward pass."""
         if not self.smp_half:
             return
-        passed = wrapped.model.pass_no if wrapped.model is not None else None
-        if self._smp_masters is None or self._smp_taken is None or self._smp_taken != passed:
+        last_pass = wrapped.model.pass_no if wrapped.model is not None else None
+        copied_pass = self._smp_copied_pass
+        if self._smp_masters is None or copied_pass is None or copied_pass != last_pass:
             self.update_master_grads()
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
-        """Scale the gradients down so that the norm of all of them, over all
-        partitions, is at most ``max_norm``.
+        """Scale the gradients of all partitions down to a norm of at most ``max_norm``.
 
-        Collective over the ranks of the model. Works in float32 too, where
-        there are no master weights.
+        Collective over the ranks of the model. In float32, without master weights, the gradients of
+        the parameters are scaled.
 
         Args:
             max_norm: Largest norm.
             norm_type: 2.0, another power, or ``inf``.
 
         Returns:
-            The norm before, or -1.0 after an overflow.
+            The norm before the scaling, or -1.0 after an overflow.
         """
         self._smp_take_gradients()
         if self.overflow:
@@ -371,14 +388,14 @@ class DistributedOptimizer(_Optimizer):
         with torch.no_grad():
             parameters = list(self._smp_parameters())
             owned = [parameters[index] for index in sorted(self._smp_owned())]
-            # Sharded, each replica counts its own shard.
+            # With a sharded optimizer state each replica counts its own shard.
             group = CommGroup.WORLD if self._smp_sharded else CommGroup.MP_GROUP
             norm = float(total_norm(owned, float(norm_type), group=group))
             factor = max_norm / (norm + 1e-6)
             if factor < 1.0:
                 for index in self._smp_local():
                     gradient = parameters[index].grad
-                    # Without a master the gradient of another replica's parameter is not used.
+                    # None: a parameter of another replica, which has no master here.
                     if gradient is not None:
                         mesh.local(gradient).mul_(factor)
         self._global_grad_norm = norm
@@ -390,15 +407,16 @@ class DistributedOptimizer(_Optimizer):
         """Clear the gradients of parameters and master weights.
 
         Args:
-            set_to_none: Drop them instead of filling them with zeros.
+            set_to_none: Set the gradients to None; else fill them with zeros.
             set_grads_to_None: The same, under the name that scripts for Apex use.
         """
-        super().zero_grad(set_to_none if set_grads_to_None is None else set_grads_to_None)
-        self._smp_taken = None
+        drops = set_to_none if set_grads_to_None is None else set_grads_to_None
+        super().zero_grad(drops)
+        self._smp_copied_pass = None
         for parameter in self._smp_originals:
             if parameter.grad is None:
                 continue
-            if set_to_none if set_grads_to_None is None else set_grads_to_None:
+            if drops:
                 parameter.grad = None
             else:
                 parameter.grad.detach_().zero_()
@@ -410,10 +428,10 @@ class DistributedOptimizer(_Optimizer):
             closure: Computes the loss and the gradients, as in torch.
 
         Returns:
-            What torch returns: the closure's result, or None.
+            The closure's result, or None.
         """
         own_passes.check_optimizer(self)
-        self._opt_called = True  # what a learning-rate scheduler looks for
+        self._opt_called = True  # a learning-rate scheduler reads this
         if isinstance(self, torch.optim.LBFGS):
             return super().step(closure)
         result = None
@@ -422,10 +440,9 @@ class DistributedOptimizer(_Optimizer):
                 result = closure()
         self._smp_take_gradients()
         if self.smp_half:
-            self._smp_taken = None
-            overflow = self.overflow
-            self.loss_scaler.update_scale(overflow)
-            if overflow:
+            self._smp_copied_pass = None
+            self.loss_scaler.update_scale(self.overflow)
+            if self.overflow:
                 return result
         if mesh.degree() > 1 and state.cfg.sdp_gradient_clipping:
             self.clip_master_grads(state.cfg.sdp_gradient_clipping)
@@ -437,17 +454,17 @@ class DistributedOptimizer(_Optimizer):
             self._smp_exchange()
         return result
 
-    # LRScheduler replaces `step` by a function that notes the call, unless it
-    # has this mark; `step` notes it itself.
+    # Keeps LRScheduler from replacing `step` by a function that records the call: `step` records
+    # the call itself.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # noqa: SLF001
-    # torch wraps `step` of a class to run the hooks, unless it has this mark;
-    # the wrapped `step` runs them.
+    # Keeps torch from wrapping this `step` to run the hooks: the `step` of the script's optimizer
+    # runs them.
     step.hooked = True  # type: ignore[attr-defined]
 
     @contextmanager
     def _smp_only_owned(self) -> Iterator[None]:
-        """Hide the gradients of parameters that other replicas update, so that
-        no state is made for them.
+        """Hide the gradients of parameters that other replicas update, so that this rank keeps no
+        state for these parameters.
         """
         hidden: list[tuple[Parameter, Tensor]] = []
         if self._smp_sharded:
@@ -464,16 +481,16 @@ class DistributedOptimizer(_Optimizer):
 
     def _smp_exchange(self) -> None:
         """Send each updated parameter from the replica that owns it to the others."""
-        group, members = state.groups[CommGroup.RDP_GROUP], state.topo.members(CommGroup.RDP_GROUP)
+        group = state.groups[CommGroup.RDP_GROUP]
+        members = state.topo.members(CommGroup.RDP_GROUP)
         with calls.inside("optimizer.step()", CommGroup.RDP_GROUP):
-            sends = [
-                dist.broadcast(
-                    self._smp_originals[index].data, src=members[owner], group=group, async_op=True
-                )
-                for index, owner in sorted(self._smp_shards().items())
-            ]
-            for send in sends:
-                send.wait()
+            broadcasts = []
+            for index, owner in sorted(self._smp_shards().items()):
+                data = self._smp_originals[index].data
+                broadcast = dist.broadcast(data, src=members[owner], group=group, async_op=True)
+                broadcasts.append(broadcast)
+            for broadcast in broadcasts:
+                broadcast.wait()
 
     # --- State ------------------------------------------------------------------------------------
 
@@ -482,30 +499,26 @@ class DistributedOptimizer(_Optimizer):
 
         Args:
             gather_if_shard: With ``shard_optimizer_state``, also collect the parts of the other
-                replicas (collective over the replicas). Without it each replica must save its own
-                dict.
+                replicas. Then the call is collective over the replicas. With False each replica
+                must save its own dictionary.
         """
         self.init_master_params()
         owned = self._smp_owned()
-        full: StateDict = super().state_dict()
-        part = {
-            **full,
-            "state": {index: one for index, one in full["state"].items() if index in owned},
-        }
+        part: StateDict = dict(super().state_dict())
+        part["state"] = _select(part["state"], owned)
         part[PARTIAL], part[OWNED] = True, sorted(owned)
         if self.smp_half:
-            masters = self._smp_masters.pairs if self._smp_masters is not None else {}
-            part[PRECISION] = {
-                # A shared parameter is its own master: the model's state has it.
-                "masters": {
-                    i: master.detach()
-                    for i, (p, master) in masters.items()
-                    if not mesh.is_sharded(p)
-                },
-                "loss_scaler": self.loss_scaler.state_dict(),
-            }
+            masters = {}
+            if self._smp_masters is not None:
+                for index, (parameter, master) in self._smp_masters.pairs.items():
+                    # A sharded parameter is its own master: the model's state has it.
+                    if not mesh.is_sharded(parameter):
+                        masters[index] = master.detach()
+            loss_scaler = self.loss_scaler.state_dict()
+            part[PRECISION] = {"masters": masters, "loss_scaler": loss_scaler}
         if mesh.degree() > 1:
-            part = {**_mapped([part], lambda _, pieces: mesh.local(pieces[0])), **mesh.mark()}
+            part = _map_values([part], lambda _, pieces: mesh.local(pieces[0]))
+            part.update(mesh.mark())
         if self._smp_sharded and gather_if_shard:
             part = merge_parts(allgather(part, CommGroup.RDP_GROUP))
         return part
@@ -513,60 +526,61 @@ class DistributedOptimizer(_Optimizer):
     def state_dict(self, gather_to_rank0: bool = False) -> StateDict:
         """Return the state of all parameters, merged over the ranks of the model.
 
-        Collective over them.
-
-        With ``shard_optimizer_state`` and with sharded data parallelism every
-        rank of the job must call it.
+        Collective over the ranks of the model; with ``shard_optimizer_state`` and with sharded data
+        parallelism over the job.
 
         Args:
-            gather_to_rank0: Return an empty dict on all ranks of the model but the first; with
-                sharded data parallelism on all ranks of the job but the first.
+            gather_to_rank0: Return an empty dictionary on all ranks of the model but the first;
+                with sharded data parallelism on all ranks of the job but the first.
 
         Raises:
-            StepError: Ranks are missing. The error names them.
+            StepError: Ranks are missing. The error names these ranks.
         """
-        divided = wrapped.model is not None and wrapped.model.partitioned
-        if divided or self._smp_everywhere:
-            meet(
-                "optimizer.state_dict()",
-                CommGroup.WORLD if self._smp_everywhere else CommGroup.MP_GROUP,
-            )
+        is_divided = wrapped.model is not None and wrapped.model.partitioned
+        if is_divided or self._smp_everywhere:
+            group = CommGroup.WORLD if self._smp_everywhere else CommGroup.MP_GROUP
+            meet("optimizer.state_dict()", group)
         part = self.local_state_dict()
         if mesh.degree() > 1:
-            part = _mapped([part], self._smp_whole)
+            part = _map_values([part], self._smp_gather)
             del part[mesh.PART]
             if self._smp_masters is not None:
                 masters = {
-                    index: mesh.whole(master.detach())
+                    index: mesh.gather(master.detach())
                     for index, (_, master) in self._smp_masters.pairs.items()
                 }
                 part[PRECISION]["masters"] = masters
-        elif divided:
+        elif is_divided:
             if tp_size() > 1:
                 part = self._smp_joined(allgather(part, CommGroup.TP_GROUP))
             if pp_size() > 1:
                 part = merge_parts(allgather(part, CommGroup.PP_GROUP))
         del part[PARTIAL], part[OWNED]
-        if gather_to_rank0 and (mp_rank() != 0 or (mesh.degree() > 1 and rank() != 0)):
+        is_first = mp_rank() == 0
+        if mesh.degree() > 1:
+            is_first = is_first and rank() == 0
+        if gather_to_rank0 and not is_first:
             return {}
         return part
 
-    def _smp_whole(self, index: int, pieces: list[Any]) -> Any:
-        """Return the whole of which the first piece is this rank's part.
+    def _smp_gather(self, index: int, pieces: list[Any]) -> Any:
+        """Return the full value of a parameter's state. Collective over the shard group.
 
-        Collective over those who share it.
+        Args:
+            index: Index of the parameter.
+            pieces: This rank's shard, as the only item.
         """
         parameter = self._smp_originals[index]
-        return mesh.whole(mesh.like(parameter, pieces[0], f"the state of parameter {index}"))
+        return mesh.gather(mesh.shard_like(parameter, pieces[0], f"the state of parameter {index}"))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load what ``state_dict`` or ``local_state_dict`` returned. Call it on all ranks.
+        """Load a result of ``state_dict`` or ``local_state_dict``. All ranks call this method.
 
-        Before the partition only the groups' options are loaded now; the state
-        follows right after the partition.
+        Before the partition only the options of the groups are loaded now. The state is loaded
+        right after the partition.
 
         Raises:
-            ValueError: The groups differ from those that were saved.
+            ValueError: The groups differ from the saved ones.
         """
         self.load_options(state_dict)
         after_partition(functools.partial(self.load_state, dict(state_dict)))
@@ -585,43 +599,41 @@ class DistributedOptimizer(_Optimizer):
         if saved.get(PARTIAL) or mesh.PART in saved:
             mesh.check_part(saved)
         if saved.get(PARTIAL):
-            complete = owned <= set(saved.get(OWNED, owned))
+            is_complete = owned <= set(saved.get(OWNED, owned))
             # Every rank must take part in the exchange, or none.
-            if not all(allgather(complete, CommGroup.WORLD)):
+            if not all(allgather(is_complete, CommGroup.WORLD)):
                 saved = merge_parts(allgather(saved, CommGroup.PP_GROUP))
-                if not all(allgather(owned <= set(saved[OWNED]), CommGroup.WORLD)):
+                is_complete = owned <= set(saved[OWNED])
+                if not all(allgather(is_complete, CommGroup.WORLD)):
                     saved = merge_parts(allgather(saved, CommGroup.RDP_GROUP))
         elif tp_size() > 1:
             saved = self._smp_cut(saved)
-        mine = {index: one for index, one in saved["state"].items() if index in owned}
+        own_state = _select(saved["state"], owned)
         if mesh.degree() > 1:
-            mine = {
-                index: {
-                    key: mesh.like(self._smp_originals[index], value, f"{key} of parameter {index}")
-                    for key, value in one.items()
+            for index, parameter_state in own_state.items():
+                parameter = self._smp_originals[index]
+                own_state[index] = {
+                    key: mesh.shard_like(parameter, value, f"{key} of parameter {index}")
+                    for key, value in parameter_state.items()
                 }
-                for index, one in mine.items()
-            }
-        super().load_state_dict(
-            {"state": mine, "param_groups": super().state_dict()["param_groups"]}
-        )
+        param_groups = super().state_dict()["param_groups"]
+        super().load_state_dict({"state": own_state, "param_groups": param_groups})
         if self._smp_masters is not None:
             self._smp_load_precision(saved.get(PRECISION))
 
     def _smp_load_precision(self, saved: Mapping[str, Any] | None) -> None:
+        """Load master weights and loss scale; without them set the masters from the parameters."""
         assert self._smp_masters is not None
         if saved is None:
-            # Saved in float32, or the model only: the model's parameters are all there is.
+            # Saved in float32, or without the optimizer.
             self._smp_masters.refresh(everything=True)
             return
         with torch.no_grad():
             for index, (_, master) in self._smp_masters.pairs.items():
                 if index in saved["masters"]:
-                    master.copy_(
-                        mesh.like(
-                            master, saved["masters"][index], f"the master of parameter {index}"
-                        )
-                    )
+                    title = f"the master of parameter {index}"
+                    value = mesh.shard_like(master, saved["masters"][index], title)
+                    master.copy_(value)
         self._smp_masters.write_back()
         self.loss_scaler.load_state_dict(saved["loss_scaler"])
 
@@ -634,14 +646,11 @@ class DistributedOptimizer(_Optimizer):
         state_dict: StateDict,
         gather_if_shard: bool = True,  # noqa: ARG002
     ) -> None:
-        """Load what ``save_optimizer_backcompat`` returned."""
+        """Load a result of ``save_optimizer_backcompat``."""
         self.load_state_dict(state_dict)
 
     def _param_id_to_index(self) -> dict[int, int]:
-        """Return the index of each parameter in the groups by its ``id``.
-
-        Scripts for Apex call it.
-        """
+        """Return ``id`` of a parameter -> its index in the groups. Scripts for Apex call this."""
         return {id(parameter): index for index, parameter in enumerate(self._smp_parameters())}
 
     # --- Tensor parallelism: the state of a split parameter is split along the same axis ----------
@@ -655,63 +664,66 @@ class DistributedOptimizer(_Optimizer):
                 return pieces[0]
             return torch.cat(pieces, axis)
 
-        return _mapped(parts, join)
+        return _map_values(parts, join)
 
     def _smp_cut(self, saved: StateDict) -> StateDict:
-        """Cut this tensor rank's part out of a full dict."""
-        count, me = tp_size(), tp_rank()
+        """Cut this tensor rank's part out of a full state."""
+        count, part = tp_size(), tp_rank()
 
         def cut(index: int, pieces: list[Any]) -> Any:
             axis = _axis(self._smp_originals[index])
             if axis is None or not isinstance(pieces[0], Tensor) or pieces[0].dim() <= axis:
                 return pieces[0]
-            return pieces[0].chunk(count, axis)[me].clone()
+            return pieces[0].chunk(count, axis)[part].clone()
 
-        return _mapped([saved], cut)
+        return _map_values([saved], cut)
 
 
-class _Flat:
-    """Tensors in one row, each in its own memory."""
+class _FlatTensors:
+    """Tensors that look like one flat tensor, while each is in its own memory."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self._at: dict[int, Tensor] = {}
+        self._by_start: dict[int, Tensor] = {}
         start = 0
         for tensor in tensors:
             if tensor.numel():
-                self._at[start] = tensor.reshape(-1)
+                self._by_start[start] = tensor.reshape(-1)
             start += tensor.numel()
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
-        """Return one of the tensors, as a row: ``start`` is where it begins."""
-        return self._at[start].narrow(dim, 0, length) if length else torch.empty(0)
+        """Return the flat tensor that begins at element ``start``."""
+        if not length:
+            return torch.empty(0)
+        return self._by_start[start].narrow(dim, 0, length)
 
 
 @functools.cache
 def _extended(extension: Hashable, base: Hashable) -> Any:
-    """Make the class of an optimizer: ours in front of its own."""
+    """Return the class of an optimizer, with our class in front of its own."""
     return type("DistributedOptimizer", cast("tuple[type, ...]", (extension, base)), {})
 
 
 def _of_inner(name: str) -> Callable[..., Any]:
-    """Return a method that is the one of the optimizer inside."""
+    """Return a method that calls the method of the inner optimizer."""
     return lambda self, *args, **kwargs: getattr(self.optimizer, name)(*args, **kwargs)
 
 
-class _Around:
-    """What is added in front of the class of a script's own optimizer, which
-    has a torch optimizer inside.
+class _WithInnerOptimizer:
+    """The extension of a script's own optimizer class, which has a torch optimizer inside.
 
     Such a class (the fp16 optimizers of AWS's older GPT scripts) has its own master weights and
-    loss scale. They stay; the optimizer inside becomes a distributed one in float32.
+    loss scale. They stay as they are; the inner optimizer becomes a distributed one in float32.
     """
 
     optimizer: torch.optim.Optimizer
-    redefined_params = False  # those scripts ask; it is True in a library that renames parameters
+    # Such scripts read this. It would be True in a library that renames parameters.
+    redefined_params = False
 
     def smp_setup(self, *_: Any) -> None:
-        """Make a distributed optimizer of the one inside."""
-        DistributedOptimizer(self.optimizer)  # with a scale of 1: the script multiplies by its own
-        wrapped.optimizers.pop()  # hooks get the outer one
+        """Extend the inner optimizer."""
+        # With a loss scale of 1: the script multiplies by its own.
+        DistributedOptimizer(self.optimizer)
+        wrapped.optimizers.pop()  # hooks get the outer optimizer
         inner: Any = self.optimizer
         inner.smp_half = False
 
@@ -722,49 +734,65 @@ class _Around:
 
 
 def after_partition(action: Callable[[], None]) -> None:
-    """Do something now, or right after the partition if that is still to come."""
+    """Run an action now, or right after the partition if the model is not partitioned yet."""
     if wrapped.model is None or wrapped.model.partitioned:
         action()
         return
 
     def once(*_: Any) -> None:
-        handle.remove()  # what it holds (a checkpoint) is freed
+        handle.remove()  # frees the objects of the action, such as a checkpoint
         action()
 
     handle = wrapped.model.register_post_partition_hook(once)
 
 
 def merge_parts(parts: list[StateDict]) -> StateDict:
-    """Merge partial dicts of different parameters into one."""
+    """Merge partial states of different parameters into one."""
     merged = dict(parts[0])
-    merged["state"] = {index: one for part in parts for index, one in sorted(part["state"].items())}
-    merged[OWNED] = sorted(
-        {index for part in parts for index in (part[OWNED] if OWNED in part else part["state"])}
-    )
+    merged_state: dict[int, Any] = {}
+    owned: set[int] = set()
+    masters: dict[int, Any] = {}
+    for part in parts:
+        merged_state.update(sorted(part["state"].items()))
+        owned.update(part[OWNED] if OWNED in part else part["state"])
+        if PRECISION in merged:
+            masters.update(part[PRECISION]["masters"])
+    merged["state"], merged[OWNED] = merged_state, sorted(owned)
     if PRECISION in merged:
-        masters = {
-            index: one for part in parts for index, one in part[PRECISION]["masters"].items()
-        }
         merged[PRECISION] = {**merged[PRECISION], "masters": masters}
     return merged
 
 
-def _mapped(parts: list[StateDict], change: Callable[[int, list[Any]], Any]) -> StateDict:
-    """Apply ``change`` to each value of the state and to each master, given the
-    values of all parts.
+def _select(parameter_states: Mapping[int, Any], indices: Set[int]) -> dict[int, Any]:
+    """Return the states of some parameters."""
+    return {index: value for index, value in parameter_states.items() if index in indices}
+
+
+def _map_values(parts: list[StateDict], change: Callable[[int, list[Any]], Any]) -> StateDict:
+    """Apply a function to each value of the state and to each master weight.
+
+    Args:
+        parts: States of the same parameters, for example of the tensor ranks.
+        change: Takes the index of a parameter and the values of all parts, and returns the new
+            value.
+
+    Returns:
+        The first state, with the new values.
     """
-    out = dict(parts[0])
-    out["state"] = {
-        index: {key: change(index, [part["state"][index][key] for part in parts]) for key in one}
-        for index, one in parts[0]["state"].items()
-    }
-    if PRECISION in out:
-        masters = {
-            index: change(index, [part[PRECISION]["masters"][index] for part in parts])
-            for index in out[PRECISION]["masters"]
-        }
-        out[PRECISION] = {**out[PRECISION], "masters": masters}
-    return out
+    mapped = dict(parts[0])
+    mapped["state"] = {}
+    for index, parameter_state in parts[0]["state"].items():
+        new_state = {}
+        for key in parameter_state:
+            new_state[key] = change(index, [part["state"][index][key] for part in parts])
+        mapped["state"][index] = new_state
+    if PRECISION in mapped:
+        masters = {}
+        for index in mapped[PRECISION]["masters"]:
+            pieces = [part[PRECISION]["masters"][index] for part in parts]
+            masters[index] = change(index, pieces)
+        mapped[PRECISION] = {**mapped[PRECISION], "masters": masters}
+    return mapped
 
 
 def _axis(parameter: Parameter) -> int | None:
@@ -778,8 +806,8 @@ def _is_split(value: Any, parameter: Parameter) -> bool:
     """Return whether a value of the state has one number for each element of its parameter.
 
     Raises:
-        SMPRuntimeError: It has neither that nor one number (a factored moment):
-            it cannot be joined.
+        SMPRuntimeError: The value has another shape, such as a factored moment, and cannot be
+            joined.
     """
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False

@@ -63,7 +63,7 @@ class LossScaler:
         dynamic_loss_scale: bool,
         dynamic_loss_args: Mapping[str, Any] | None,
     ) -> LossScaler:
-        """Make a scaler from the arguments of ``smp.DistributedOptimizer``.
+        """Create a scaler from the arguments of ``smp.DistributedOptimizer``.
 
         Raises:
             SMPConfigError: An argument is unknown or out of range.
@@ -75,8 +75,8 @@ class LossScaler:
                     f"static_loss_scale must be greater than 0, got {static_loss_scale!r}"
                 )
             return cls(scale, dynamic=False)
-        given = dict(dynamic_loss_args or {})
-        known = (
+        options = dict(dynamic_loss_args or {})
+        names = (
             "init_scale",
             "scale_factor",
             "scale_window",
@@ -84,12 +84,12 @@ class LossScaler:
             "delayed_shift",
             "consecutive_hysteresis",
         )
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = (
-                    f"; did you mean {near[0]!r}?" if near else f" (available: {', '.join(known)})"
-                )
+        for name in options:
+            if name not in names:
+                suggestions = difflib.get_close_matches(name, names, 1)
+                hint = f" (available: {', '.join(names)})"
+                if suggestions:
+                    hint = f"; did you mean {suggestions[0]!r}?"
                 raise SMPConfigError(f"dynamic_loss_args has no {name!r}{hint}")
         for name, least in (
             ("init_scale", 0),
@@ -97,16 +97,16 @@ class LossScaler:
             ("scale_factor", 1),
             ("scale_window", 0),
         ):
-            if name in given and not given[name] > least:
+            if name in options and not options[name] > least:
                 raise SMPConfigError(
-                    f"dynamic_loss_args: {name} must be greater than {least}, got {given[name]!r}"
+                    f"dynamic_loss_args: {name} must be greater than {least}, got {options[name]!r}"
                 )
-        if given.get("delayed_shift", 1) < 1:
+        if options.get("delayed_shift", 1) < 1:
             raise SMPConfigError(
                 "dynamic_loss_args: delayed_shift must be at least 1, got"
-                f" {given['delayed_shift']!r}"
+                f" {options['delayed_shift']!r}"
             )
-        return cls(**given)
+        return cls(**options)
 
     @property
     def cur_scale(self) -> float:
@@ -118,7 +118,7 @@ class LossScaler:
         self.loss_scale = float(value)
 
     def update_scale(self, overflow: bool) -> None:
-        """Take note of one step.
+        """Update the scale after a step.
 
         Args:
             overflow: Whether a gradient of the step was infinite or not a number.
@@ -140,7 +140,7 @@ class LossScaler:
             self.overflows_left = self.delayed_shift
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a resumed job needs: the scale and its counters."""
+        """Return the scale and its counters, for a resumed job."""
         return {
             "loss_scale": self.loss_scale,
             "good_steps": self.good_steps,
@@ -148,7 +148,7 @@ class LossScaler:
         }
 
     def load_state_dict(self, saved: Mapping[str, float]) -> None:
-        """Take over what ``state_dict`` returned. A static scale stays as the script set it."""
+        """Load a result of ``state_dict``. A static scale stays as the script has set it."""
         if self.dynamic:
             self.loss_scale = float(saved["loss_scale"])
             self.good_steps = int(saved["good_steps"])
@@ -156,41 +156,43 @@ class LossScaler:
 
 
 class MasterWeights:
-    """Keep a float32 copy of each parameter that this rank updates, in the
-    parameter's place in the optimizer.
+    """Keep a float32 copy of each parameter that this rank updates, in the parameter's place in the
+    optimizer.
 
-    A parameter of sharded data parallelism is float32 itself: its master is the
-    same memory, with another gradient.
+    A parameter of sharded data parallelism is float32 itself. Its master has the same memory, and
+    another gradient.
 
     Args:
-        optimizer: Its groups get the copies; state that it already has for a
-            parameter moves to the copy.
-        wanted: Whether the parameter with this index (over all groups) gets a copy.
+        optimizer: The optimizer. Its groups get the copies, and its state for a parameter moves to
+            the copy.
+        gets_master: Returns whether the parameter with an index (over all groups) gets a copy.
+
+    Attributes:
+        pairs: Index of a parameter -> (the parameter, its master).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, gets_master: Callable[[int], bool]
+    ) -> None:
         self.pairs: dict[int, tuple[Parameter, Parameter]] = {}
-        self._seen: dict[int, int] = {}
-        self.add(optimizer, wanted)
+        self._versions: dict[int, int] = {}
+        self.add(optimizer, gets_master)
 
     def add(
-        self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool], first: int = 0
+        self, optimizer: torch.optim.Optimizer, gets_master: Callable[[int], bool], first: int = 0
     ) -> None:
-        """Make copies for the parameters from index ``first`` on."""
+        """Create copies for the parameters from index ``first`` on."""
         index = -1
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
                 index += 1
-                if (
-                    index < first
-                    or not parameter.requires_grad
-                    or not parameter.is_floating_point()
-                ):
+                if index < first or not gets_master(index):
                     continue
-                if not wanted(index):
+                if not parameter.requires_grad or not parameter.is_floating_point():
                     continue
-                kind = torch.promote_types(parameter.dtype, torch.float32)
-                master = Parameter(parameter.detach().to(kind, copy=not mesh.is_sharded(parameter)))
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                copies = not mesh.is_sharded(parameter)
+                master = Parameter(parameter.detach().to(dtype, copy=copies))
                 for tag in ("_smp_distributed", "_smp_axis"):
                     if hasattr(parameter, tag):
                         setattr(master, tag, getattr(parameter, tag))
@@ -198,7 +200,7 @@ class MasterWeights:
                 if parameter in optimizer.state:
                     optimizer.state[master] = optimizer.state.pop(parameter)
                 self.pairs[index] = (parameter, master)
-                self._seen[index] = parameter._version  # noqa: SLF001
+                self._versions[index] = parameter._version  # noqa: SLF001
 
     def take_gradients(self, scale: float) -> None:
         """Copy the gradients of the parameters to their masters, divided by ``scale``."""
@@ -206,10 +208,11 @@ class MasterWeights:
             if parameter.grad is None:
                 master.grad = None
                 continue
-            gradient = parameter.grad.to(
-                master.dtype, copy=scale != 1.0 or not mesh.is_sharded(parameter)
-            )
-            master.grad = gradient if scale == 1.0 else gradient.mul_(1.0 / scale)
+            copies = scale != 1.0 or not mesh.is_sharded(parameter)
+            gradient = parameter.grad.to(master.dtype, copy=copies)
+            if scale != 1.0:
+                gradient.mul_(1.0 / scale)
+            master.grad = gradient
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -217,43 +220,50 @@ class MasterWeights:
         for index, (parameter, master) in self.pairs.items():
             if not mesh.is_sharded(parameter):
                 parameter.copy_(master)
-            self._seen[index] = parameter._version  # noqa: SLF001
+            self._versions[index] = parameter._version  # noqa: SLF001
 
     @torch.no_grad()
     def refresh(self, *, everything: bool = False) -> None:
-        """Take over parameters that somebody else changed, as ``load_state_dict`` does.
+        """Update the masters of parameters that were changed elsewhere, as by ``load_state_dict``.
 
-        An element that is the rounded master stays: a master is more exact than
-        the parameter that was made from it.
+        An element that is equal to the rounded master stays, because the master is more exact.
 
         Args:
-            everything: Look at all parameters, also at those changed through
-                ``.data``, which torch does not count.
+            everything: Compare all parameters, also those with an unchanged version: torch does not
+                count changes through ``.data``.
         """
         for index, (parameter, master) in self.pairs.items():
             if mesh.is_sharded(parameter):
                 continue
-            if everything or self._seen[index] != parameter._version:  # noqa: SLF001
-                same = master.to(parameter.dtype) == parameter
-                master.copy_(torch.where(same, master, parameter.to(master.dtype)))
-                self._seen[index] = parameter._version  # noqa: SLF001
+            if everything or self._versions[index] != parameter._version:  # noqa: SLF001
+                is_same = master.to(parameter.dtype) == parameter
+                master.copy_(torch.where(is_same, master, parameter.to(master.dtype)))
+                self._versions[index] = parameter._version  # noqa: SLF001
 
 
 def any_overflow(gradients: Iterable[Tensor], *, all_replicas: bool = False) -> bool:
-    """Return whether a gradient on any rank of the model is infinite or not a number.
+    """Return whether a gradient on any rank of the model is infinite or not a number. Collective.
 
     Args:
         gradients: This rank's gradients.
-        all_replicas: Ask the ranks of all replicas, not only those of this one.
+        all_replicas: Include the ranks of all replicas, and not only of this one.
     """
     group = CommGroup.WORLD if all_replicas else CommGroup.MP_GROUP
-    parts = [mesh.local(gradient) for gradient in gradients]
-    sums = [(g.coalesce().values() if g.is_sparse else g).sum(dtype=torch.float32) for g in parts]
-    where = sums[0].device if sums else placement.device() or torch.device("cpu")
-    bad = torch.zeros(1, device=where)
+    # The sum of a gradient is infinite or not a number if one of its elements is.
+    sums = []
+    for gradient in gradients:
+        part = mesh.local(gradient)
+        if part.is_sparse:
+            part = part.coalesce().values()
+        sums.append(part.sum(dtype=torch.float32).detach())
+    device = placement.device() or torch.device("cpu")
     if sums:
-        bad += ~torch.isfinite(torch.stack([one.detach().to(where) for one in sums])).all()
+        device = sums[0].device
+    has_overflow = torch.zeros(1, device=device)
+    if sums:
+        on_device = [value.to(device) for value in sums]
+        has_overflow += ~torch.isfinite(torch.stack(on_device)).all()
     if len(state.topo.members(group)) > 1:
         with calls.inside("the look for gradients that are infinite", group):
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=state.groups[group])
-    return bool(bad)
+            dist.all_reduce(has_overflow, op=dist.ReduceOp.MAX, group=state.groups[group])
+    return bool(has_overflow)

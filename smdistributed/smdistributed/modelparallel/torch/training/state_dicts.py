@@ -1,6 +1,4 @@
-"""The state of a model that is on several ranks: as dictionaries of one rank,
-merged, and cut again.
-"""
+"""Gather, merge and cut the state of a model that is on several ranks."""
 
 from __future__ import annotations
 
@@ -23,156 +21,189 @@ StateDict = dict[str, Any]
 
 
 def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
-    """Return the entries of the modules that are on partition ``me``, as the
-    module itself names them.
+    """Return the state of the modules on one partition, with the names of the full model.
+
+    Args:
+        module: The model.
+        owner: Name of a module -> its partition.
+        me: The partition.
     """
-    entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
-    return {name: _value(value) for name, value in entries.items() if _owner(name, owner) == me}
+    entries = module.state_dict(keep_vars=True)
+    owner_by_name = _by_all_names(module, owner)
+    local_state: StateDict = {}
+    for name, value in entries.items():
+        if _owner(name, owner_by_name) == me:
+            local_state[name] = _value(value)
+    return local_state
 
 
 def gathered(
     module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_only: bool, call: str
 ) -> StateDict:
-    """Return the whole model's state, on the CPU if it is on several ranks.
+    """Return the full state of the model, on the CPU if the model is on several ranks.
 
-    All ranks of the MP group must call it.
+    Collective over the MP group.
 
     Args:
         module: The model.
-        owner: The partition of each module.
+        owner: Name of a module -> its partition.
         me: This rank's partition.
         to_first_only: All ranks but the first of the group return an empty dictionary.
-        call: What the script called, for errors.
+        call: The script's call, for errors.
     """
-    mine = local(module, owner, me)
+    local_state = local(module, owner, me)
     if mp_size() == 1:
-        return OrderedDict(mine)
+        return OrderedDict(local_state)
     meet(call)
     members, group = state.topo.members(CommGroup.MP_GROUP), state.groups[CommGroup.MP_GROUP]
-    mine = {name: v.cpu() if isinstance(v, torch.Tensor) else v for name, v in mine.items()}
+    for name, value in local_state.items():
+        if isinstance(value, torch.Tensor):
+            local_state[name] = value.cpu()
     parts: list[Any] | None = [None] * len(members)
     if to_first_only:
         if state.topo.rank != members[0]:
             parts = None
-        dist.gather_object(mine, parts, dst=members[0], group=group)
+        dist.gather_object(local_state, parts, dst=members[0], group=group)
     else:
-        dist.all_gather_object(parts, mine, group=group)
+        dist.all_gather_object(parts, local_state, group=group)
     if parts is None:
         return {}
     merged = merge(parts, split_axes(module))
-    order = [name for name in module.state_dict(keep_vars=True) if name in merged]
-    return OrderedDict(
-        (name, merged[name]) for name in [*order, *(n for n in merged if n not in set(order))]
-    )
+    # In the order of the plain module; entries that other ranks have besides come last.
+    ordered: StateDict = OrderedDict()
+    for name in (*module.state_dict(keep_vars=True), *merged):
+        if name in merged:
+            ordered[name] = merged[name]
+    return ordered
 
 
 def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
-    """Return the whole state, on the CPU, of a model whose parameters are shared.
-
-    Every rank of the job must call it.
+    """Return the full state of a model with shared parameters, on the CPU. Collective over the job.
 
     Args:
         module: The model.
         to_first_only: All ranks but the first return an empty dictionary.
-        call: What the script called, for errors.
+        call: The script's call, for errors.
     """
     meet(call, CommGroup.DP_GROUP)
-    kept: StateDict = OrderedDict()
+    full_state: StateDict = OrderedDict()
     for name, value in module.state_dict(keep_vars=True).items():
-        entry = mesh.whole(_value(value))  # also where it is dropped at once: every rank takes part
+        # Every rank takes part, also if it drops the tensor at once.
+        full_value = mesh.gather(_value(value))
         if not to_first_only or state.topo.rank == 0:
-            kept[name] = entry
-    return kept
+            full_state[name] = full_value
+    return full_state
 
 
 def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
-    """Return a state, whole or this rank's part of it, as a model takes it
-    whose parameters are shared.
+    """Convert a full state, or this rank's part of a state, to shared tensors.
+
+    Args:
+        module: The model with shared parameters.
+        entries: The state.
     """
     own = module.state_dict(keep_vars=True)
-    return {
-        name: mesh.like(own[name], value, name) if name in own else value
-        for name, value in entries.items()
-        if name not in (PARTIAL, mesh.PART)
-    }
+    shared_state: StateDict = {}
+    for name, value in entries.items():
+        if name in (PARTIAL, mesh.PART):
+            continue
+        shared_state[name] = mesh.shard_like(own[name], value, name) if name in own else value
+    return shared_state
 
 
-def merge_partial(module: nn.Module, mine: Mapping[str, Any], *, call: str) -> StateDict:
-    """Return the whole state from the partial ones that the ranks of the MP group have.
+def merge_partial(module: nn.Module, part: Mapping[str, Any], *, call: str) -> StateDict:
+    """Return the full state from the partial states of the MP group's ranks. Collective.
 
-    All of them must call it.
+    Args:
+        module: The model.
+        part: This rank's partial state.
+        call: The script's call, for errors.
     """
     meet(call)
     parts: list[Any] = [None] * mp_size()
-    dist.all_gather_object(parts, dict(mine), group=state.groups[CommGroup.MP_GROUP])
+    dist.all_gather_object(parts, dict(part), group=state.groups[CommGroup.MP_GROUP])
     return merge(parts, split_axes(module))
 
 
 def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateDict:
-    """Join partial dictionaries, given in the order of the ranks.
+    """Join partial states.
 
     Args:
-        parts: The dictionaries. Their mark is left out.
-        axes: By name, the axis along which a parameter is split over tensor ranks.
+        parts: The states, in the order of the ranks. Their mark is left out.
+        axes: Name of a parameter -> the axis along which it is split over tensor ranks.
     """
-    merged: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
             if name != PARTIAL:
-                merged.setdefault(name, []).append(value)
-    return {
-        name: torch.cat(values, axes[name]) if name in axes else values[0]
-        for name, values in merged.items()
-    }
+                values_by_name.setdefault(name, []).append(value)
+    merged: StateDict = {}
+    for name, values in values_by_name.items():
+        merged[name] = torch.cat(values, axes[name]) if name in axes else values[0]
+    return merged
 
 
 def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
-    """Return a whole state with this rank's slices of the split parameters."""
+    """Return a full state with this rank's slices of the split parameters."""
     axes = split_axes(module)
-    return {
-        name: value.chunk(tp_size(), axes[name])[tp_rank()] if name in axes else value
-        for name, value in entries.items()
-        if name != PARTIAL
-    }
+    own_state: StateDict = {}
+    for name, value in entries.items():
+        if name == PARTIAL:
+            continue
+        own_state[name] = value
+        if name in axes:
+            own_state[name] = value.chunk(tp_size(), axes[name])[tp_rank()]
+    return own_state
 
 
 def completed(
-    module: nn.Module, owner: Mapping[str, int], me: int, mine: Mapping[str, Any]
+    module: nn.Module, owner: Mapping[str, int], me: int, local_state: Mapping[str, Any]
 ) -> StateDict:
-    """Return this partition's state with the entries of the others as they are,
-    so that a strict load accepts it.
+    """Add the entries of other partitions to a state, so that a strict load accepts it.
+
+    Args:
+        module: The model.
+        owner: Name of a module -> its partition.
+        me: The partition of the state.
+        local_state: The state.
     """
-    entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
-    others = {name: value for name, value in entries.items() if _owner(name, owner) != me}
-    return {**others, **{name: value for name, value in mine.items() if name != PARTIAL}}
+    owner_by_name = _by_all_names(module, owner)
+    complete: StateDict = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if _owner(name, owner_by_name) != me:
+            complete[name] = value
+    complete.update(local_state)
+    complete.pop(PARTIAL, None)
+    return complete
 
 
 def split_axes(module: nn.Module) -> dict[str, int]:
-    """Return the axis of each parameter that is split over tensor ranks, by name."""
+    """Return the names of the tensors that are split over tensor ranks, each with its axis."""
     named = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    return {
-        name: getattr(t, "_smp_axis", 1)
-        for name, t in named
-        if getattr(t, "_smp_distributed", False)
-    }
+    axes = {}
+    for name, tensor in named:
+        if getattr(tensor, "_smp_distributed", False):
+            axes[name] = getattr(tensor, "_smp_axis", 1)
+    return axes
 
 
 def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
-    """Return the partition for every name of a module; ``owner`` has the first one only.
+    """Return the partition for every name of a module; ``owner`` has only the first name.
 
-    A module that a forward has made, after the model was divided, is where the
-    module is that holds it.
+    A module that a forward has created after the partition belongs to the module that holds it.
     """
-    known: dict[int, int] = {}
+    partitions: dict[int, int] = {}  # by id() of the module
     for name, part in module.named_modules():
-        known[id(part)] = owner[name] if name in owner else _owner(name, owner)
-    return {name: known[id(part)] for name, part in module.named_modules(remove_duplicate=False)}
+        partitions[id(part)] = owner[name] if name in owner else _owner(name, owner)
+    named = module.named_modules(remove_duplicate=False)
+    return {name: partitions[id(part)] for name, part in named}
 
 
 def _owner(entry: str, owner: Mapping[str, int]) -> int:
+    """Return the partition of an entry of a state, by the name of the module that holds it."""
     module = entry.rpartition(".")[0]
     while module not in owner:
         module = module.rpartition(".")[0]
@@ -180,4 +211,6 @@ def _owner(entry: str, owner: Mapping[str, int]) -> int:
 
 
 def _value(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return value

@@ -1,3 +1,1 @@
-"""Messages between ranks: connections, what is read from them, and values taken
-apart to be sent.
-"""
+"""Messages between ranks: connections, the inbox, failures, and nested values that are sent."""

@@ -1,9 +1,9 @@
-"""The start of the connections between the ranks of a job.
+"""Connect the ranks of a job with each other, at its start.
 
-`connect` finds the address of this host that reaches the master, publishes it in the job's store,
-and makes one connection for each pair of ranks and link. Both ends present half of a random token
-from the store, before anything is unpickled. Who reaches the store can read the token: it is
-trusted, as by torch.distributed.
+`connect` finds the address of this host on the way to the master, publishes the address in the
+job's store, and makes one connection for each pair of ranks and link. Both ends present half of a
+random token from the store, before anything is unpickled. Every process that reaches the store can
+read the token: the store is trusted, as by torch.distributed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 START_SECONDS = 300.0
-"""How long a rank waits for the others when a job starts."""
+"""Seconds that a rank waits for the others when a job starts."""
 
 HELLO_SECONDS = 5.0
-"""How long an accepted connection may take to show the token."""
+"""Seconds that an accepted connection may take to send the token."""
 
 _HALF = 32
 _HELLO = struct.Struct(f"<{_HALF}s16sI")
@@ -50,19 +51,19 @@ def connect(
     master: tuple[str, int],
     timeout: float = START_SECONDS,
 ) -> dict[str, dict[int, socket.socket]]:
-    """Connect this rank with its peers. Collective: every rank of the job calls it once.
+    """Connect this rank with its peers. Collective: every rank of the job calls this once.
 
     Args:
         store: The job's key-value store.
         rank: Global rank of this process.
         world: Number of ranks.
-        links: For each link (at most 16 ASCII characters) the global ranks that
-            this rank is connected with.
-        master: Host and port of the master, as the job's environment names them.
-        timeout: Seconds until the start is given up.
+        links: Name of a link (at most 16 ASCII characters) -> global ranks that this rank is
+            connected with.
+        master: Host and port of the master, from the job's environment.
+        timeout: Seconds after which the start fails.
 
     Returns:
-        For each link one socket for each peer.
+        Name of a link -> global rank of a peer -> socket.
 
     Raises:
         StartError: Ranks are missing after `timeout`, or an address cannot be reached.
@@ -71,42 +72,85 @@ def connect(
     store = PrefixStore("smp/transport", store)
     if rank == 0:
         store.set("token", secrets.token_hex(2 * _HALF))
-    host = _meeting_address(store, rank, world, master, end, timeout)
+    start = _Start(store, rank, end, timeout)
+    host = _reachable_address(start, world, master)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))
         listener.listen(max(world, 16))
         store.set(f"address/{rank}", f"{host} {listener.getsockname()[1]}")
         token = bytes.fromhex(store.get("token").decode())
-        wanted = {(name, peer) for name, peers in links.items() for peer in peers if peer > rank}
-        door = _Door(listener, token, wanted, end)
-        door.start()
-        found: dict[str, dict[int, socket.socket]] = {name: {} for name in links}
+        # Of two ranks the higher one connects, and the lower one accepts.
+        expected: set[tuple[str, int]] = set()
+        for name, peers in links.items():
+            expected.update((name, peer) for peer in peers if peer > rank)
+        acceptor = _Acceptor(listener, token, expected, end)
+        acceptor.start()
+        sockets: dict[str, dict[int, socket.socket]] = {name: {} for name in links}
         try:
             for name, peers in links.items():
                 for peer in sorted(peer for peer in peers if peer < rank):
-                    _wait(store, "address", [peer], end, timeout)
-                    found[name][peer] = _call(
-                        store.get(f"address/{peer}").decode(), peer, name, rank, token, end
-                    )
+                    start.wait("address", [peer])
+                    sockets[name][peer] = _connect_with(start, peer, name, token)
         finally:
-            door.join()
-    for (name, peer), connection in door.accepted.items():
-        found[name][peer] = connection
-    if door.wanted:
-        missing = sorted({peer for _, peer in door.wanted})
-        raise StartError(_missing(missing, "connected with", rank, timeout))
-    for connections in found.values():
+            acceptor.join()
+    for (name, peer), connection in acceptor.accepted.items():
+        sockets[name][peer] = connection
+    if acceptor.expected:
+        missing = sorted({peer for _, peer in acceptor.expected})
+        raise StartError(_missing(missing, f"connected with rank {rank}", timeout))
+    for connections in sockets.values():
         for connection in connections.values():
             _tune(connection)
-    return found
+    return sockets
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The start of a job on this rank.
+
+    Attributes:
+        store: The job's key-value store.
+        rank: Global rank of this process.
+        end: Time at which the start fails, as of `time.monotonic`.
+        timeout: Seconds from the beginning to this time.
+    """
+
+    store: Store
+    rank: int
+    end: float
+    timeout: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the start fails; never 0, which would mean no limit."""
+        return max(self.end - time.monotonic(), 0.001)
+
+    def wait(self, kind: str, ranks: Sequence[int] | range) -> None:
+        """Wait for the entries of ranks in the store.
+
+        Args:
+            kind: The kind of the entries, "candidate" or "address".
+            ranks: The ranks.
+
+        Raises:
+            StartError: Ranks are missing.
+        """
+        keys = [f"{kind}/{rank}" for rank in ranks]
+        try:
+            self.store.wait(keys, timedelta(seconds=self.seconds_left))
+        except RuntimeError as error:
+            missing = [rank for rank in ranks if not self.store.check([f"{kind}/{rank}"])]
+            if not missing:
+                raise
+            raise StartError(_missing(missing, "joined the job", self.timeout)) from error
 
 
 def own_address(host: str, port: int) -> str:
-    """Return this machine's address on the way to a host.
+    """Return the address of this host on the way to another one.
 
     Raises:
-        StartError: The name cannot be resolved, or no route leads there.
+        StartError: The name cannot be resolved, or no route leads to the host.
     """
     reason: OSError | None = None
     try:
@@ -115,7 +159,7 @@ def own_address(host: str, port: int) -> str:
         ):
             with socket.socket(family, kind, protocol) as probe:
                 try:
-                    probe.connect(address)  # UDP: sends nothing, and asks the routing table
+                    probe.connect(address)  # UDP: reads the routing table, and sends nothing
                     return str(probe.getsockname()[0])
                 except OSError as error:
                     reason = error
@@ -127,56 +171,53 @@ def own_address(host: str, port: int) -> str:
     )
 
 
-def _meeting_address(
-    store: Store, rank: int, world: int, master: tuple[str, int], end: float, timeout: float
-) -> str:
-    """Return the address at which this rank can be reached by all others.
+def _reachable_address(start: _Start, world: int, master: tuple[str, int]) -> str:
+    """Return the address at which all other ranks can reach this rank.
 
-    The master's own host often has its name as a loopback address. That serves a job on one host
-    only. In a job on several hosts such ranks take the address that leads to a rank elsewhere.
+    On the master's own host its name is often a loopback address, which only works for a job on one
+    host. In a job on several hosts the ranks of this host take their address on the way to a rank
+    of another host.
     """
-    mine = own_address(*master)
-    store.set(f"candidate/{rank}", mine)
-    _wait(store, "candidate", range(world), end, timeout)
-    if ipaddress.ip_address(mine).is_loopback:
+    candidate = own_address(*master)
+    start.store.set(f"candidate/{start.rank}", candidate)
+    start.wait("candidate", range(world))
+    if ipaddress.ip_address(candidate).is_loopback:
         for peer in range(world):
-            other = store.get(f"candidate/{peer}").decode()
+            other = start.store.get(f"candidate/{peer}").decode()
             if not ipaddress.ip_address(other).is_loopback:
                 return own_address(other, master[1])
-    return mine
+    return candidate
 
 
-def _wait(
-    store: Store, kind: str, ranks: Sequence[int] | range, end: float, timeout: float
-) -> None:
-    try:
-        store.wait(
-            [f"{kind}/{rank}" for rank in ranks],
-            timedelta(seconds=max(end - time.monotonic(), 0.001)),
-        )
-    except RuntimeError as error:
-        missing = [rank for rank in ranks if not store.check([f"{kind}/{rank}"])]
-        if not missing:
-            raise
-        raise StartError(_missing(missing, "joined", None, timeout)) from error
+def _missing(ranks: Sequence[int], action: str, timeout: float) -> str:
+    """Return an error about ranks that are missing.
 
-
-def _missing(ranks: Sequence[int], what: str, rank: int | None, timeout: float) -> str:
-    names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+    Args:
+        ranks: The ranks.
+        action: The action that is missing, such as "joined the job".
+        timeout: Seconds that this rank has waited.
+    """
+    names = ", ".join(map(str, ranks[:20]))
+    if len(ranks) > 20:
+        names += ", ..."
+    noun = "ranks" if len(ranks) > 1 else "rank"
     return (
-        f"the job did not start: rank{'s' if len(ranks) > 1 else ''} {names} had not"
-        f" {what} {'the job' if rank is None else f'rank {rank}'} after {timeout:g} s\n"
+        f"the job did not start: {noun} {names} had not {action} after {timeout:g} s\n"
         "Look at the output of these ranks,"
         " and check that the hosts reach each other on all TCP ports."
     )
 
 
-def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: float) -> socket.socket:
-    host, port = address.split()
+def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.socket:
+    """Connect with a lower rank, and check the token of both ends.
+
+    Raises:
+        StartError: The rank cannot be reached, or another program is at its address.
+    """
+    rank = start.rank
+    host, port = start.store.get(f"address/{peer}").decode().split()
     try:
-        connection = socket.create_connection(
-            (host, int(port)), timeout=max(end - time.monotonic(), 0.001)
-        )
+        connection = socket.create_connection((host, int(port)), timeout=start.seconds_left)
         connection.sendall(_HELLO.pack(token[:_HALF], link.encode(), rank))
         answer = exactly(connection, _HALF)
     except OSError as error:
@@ -193,10 +234,10 @@ def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: floa
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """Return the next bytes of a connection.
+    """Read an exact number of bytes from a connection.
 
     Raises:
-        ConnectionError: It ended before.
+        ConnectionError: The connection ended before.
     """
     data = b""
     while len(data) < count:
@@ -207,73 +248,107 @@ def exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-class _Door(threading.Thread):
-    """Accepts the peers that are wanted. Strangers are dropped, and do not delay the others."""
+class _Acceptor(threading.Thread):
+    """Accepts the connections of the expected peers.
+
+    Other connections are closed. They do not delay the peers, because all hellos are read at the
+    same time.
+
+    Attributes:
+        expected: (name of a link, global rank) of peers that have not connected yet.
+        accepted: The same of connected peers -> the socket.
+    """
 
     def __init__(
-        self, listener: socket.socket, token: bytes, wanted: set[tuple[str, int]], end: float
+        self, listener: socket.socket, token: bytes, expected: set[tuple[str, int]], end: float
     ) -> None:
         super().__init__(name="smp-door", daemon=True)
-        self.listener, self.token, self.wanted, self.end = listener, token, wanted, end
+        self.listener, self.token, self.expected, self.end = listener, token, expected, end
         self.accepted: dict[tuple[str, int], socket.socket] = {}
+        self._pending: dict[socket.socket, _PendingHello] = {}
 
     def run(self) -> None:
-        selector = selectors.DefaultSelector()
         self.listener.setblocking(False)
-        selector.register(self.listener, selectors.EVENT_READ)
-        guests: dict[socket.socket, tuple[bytes, float]] = {}
-        while self.wanted and (left := self.end - time.monotonic()) > 0:
-            for key, _ in selector.select(min(left, 1.0)):
-                if key.fileobj is self.listener:
-                    with contextlib.suppress(OSError):
-                        guest, _ = self.listener.accept()
-                        guest.setblocking(False)
-                        guests[guest] = (b"", time.monotonic() + HELLO_SECONDS)
-                        selector.register(guest, selectors.EVENT_READ)
-                    continue
-                guest = key.fileobj  # type: ignore[assignment]
-                said, until = guests[guest]
-                try:
-                    part = guest.recv(_HELLO.size - len(said))
-                except OSError:
-                    part = b""
-                said += part
-                guests[guest] = (said, until)
-                if part and len(said) < _HELLO.size:
-                    continue
-                selector.unregister(guest)
-                del guests[guest]
-                if not part or not self._admit(guest, said):
-                    guest.close()
-            for guest in [
-                guest for guest, (_, until) in guests.items() if until < time.monotonic()
-            ]:
-                selector.unregister(guest)
-                del guests[guest]
-                guest.close()
-        for guest in guests:
-            guest.close()
-        selector.close()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.listener, selectors.EVENT_READ)
+            while self.expected:
+                seconds_left = self.end - time.monotonic()
+                if seconds_left <= 0:
+                    break
+                for key, _ in selector.select(min(seconds_left, 1.0)):
+                    if key.fileobj is self.listener:
+                        self._accept(selector)
+                    else:
+                        self._read_hello(selector, key.fileobj)  # type: ignore[arg-type]
+                now = time.monotonic()
+                for connection, hello in list(self._pending.items()):
+                    if hello.deadline < now:
+                        self._forget(selector, connection)
+                        connection.close()
+            for connection in self._pending:
+                connection.close()
 
-    def _admit(self, guest: socket.socket, said: bytes) -> bool:
-        shown, name, rank = _HELLO.unpack(said)
-        if not hmac.compare_digest(shown, self.token[:_HALF]):
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Accept a connection, and begin to read its hello."""
+        with contextlib.suppress(OSError):
+            connection, _ = self.listener.accept()
+            connection.setblocking(False)
+            self._pending[connection] = _PendingHello(time.monotonic() + HELLO_SECONDS)
+            selector.register(connection, selectors.EVENT_READ)
+
+    def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Read a part of a hello, and admit or close the connection after the last part."""
+        hello = self._pending[connection]
+        try:
+            part = connection.recv(_HELLO.size - len(hello.data))
+        except OSError:
+            part = b""
+        hello.data += part
+        if part and len(hello.data) < _HELLO.size:
+            return
+        self._forget(selector, connection)
+        if not part or not self._admit(connection, hello.data):
+            connection.close()
+
+    def _forget(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._pending[connection]
+
+    def _admit(self, connection: socket.socket, hello: bytes) -> bool:
+        """Check a hello, and answer with the other half of the token; return success."""
+        token_half, name, rank = _HELLO.unpack(hello)
+        if not hmac.compare_digest(token_half, self.token[:_HALF]):
             return False
         peer = (name.rstrip(b"\0").decode(errors="replace"), rank)
-        if peer not in self.wanted:
+        if peer not in self.expected:
             return False
         try:
-            guest.setblocking(True)
-            guest.sendall(self.token[_HALF:])
+            connection.setblocking(True)
+            connection.sendall(self.token[_HALF:])
         except OSError:
             return False
-        self.wanted.discard(peer)
-        self.accepted[peer] = guest
+        self.expected.discard(peer)
+        self.accepted[peer] = connection
         return True
 
 
+@dataclass
+class _PendingHello:
+    """A hello that is not read completely.
+
+    Attributes:
+        deadline: Time at which the connection is closed, as of `time.monotonic`.
+        data: The bytes so far.
+    """
+
+    deadline: float
+    data: bytes = b""
+
+
 def _tune(connection: socket.socket) -> None:
-    """Send at once, and notice a host that is gone within about ten seconds."""
+    """Set the options of a socket: send at once, and notice a lost host within about ten
+    seconds.
+    """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

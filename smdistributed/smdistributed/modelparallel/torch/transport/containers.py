@@ -1,5 +1,9 @@
-"""Containers that a module may write to: what is in them, whether that changed,
-and how the change goes to a copy.
+"""Read, compare and write the contents of containers and other objects that modules may write to.
+
+A container has a content: a list of items, or a dictionary. Contents are compared by the identity
+of their items. An object that is no container and can be written in place, such as a tensor, an
+array or a generator, is a leaf. A leaf has a state: an object that stays the same while the leaf is
+not written.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _SEQUENCES = (list, collections.deque)
-WHOLE = (
+UNOPENED = (
     str,
     bytes,
     int,
@@ -42,6 +46,8 @@ WHOLE = (
     types.MethodType,
     torch.Generator,
 )
+"""Classes of values that are never searched for containers."""
+
 BUILTIN = {
     list,
     dict,
@@ -63,39 +69,46 @@ _LEAVES = (
     array.array,
 )
 LARGEST = 1 << 26
-"""Bytes of an array or a tensor. What is written to a larger one without a word is not seen."""
+"""Largest size in bytes of an array or a tensor with compared values. Writes that nothing counts
+are not found in larger ones.
+"""
 _STDLIB = sysconfig.get_path("stdlib")
 _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
 LARGE = 4096
-"""Containers with more items than this are not compared whenever a microbatch ends or waits."""
+"""Number of items. Containers with more items are not compared whenever a microbatch ends or waits.
+"""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that do not change, and are cheap to send."""
 
 ATOMS = frozenset(PLAIN)
-"""The same, to be asked for the type of a value: a subclass may have attributes."""
+"""The same classes, for a test of the exact type: an object of a subclass may have attributes."""
 _NOTHING_INSIDE = {*PLAIN, torch.Tensor}
 
 
 class StandIn:
-    """Is in a class for an attribute whose objects are looked at.
+    """A descriptor in a class, in the place of an attribute with observed reads.
 
     Attributes:
-        default: What the class has.
+        default: The value of the attribute in the class.
     """
 
     default: Any
 
 
 class Held:
-    """Stands for an object in a variable or an attribute of a class: the object
-    itself does not go to another rank.
+    """Stands for an object in a variable or in an attribute of a class.
+
+    The object itself does not go to another rank.
+
+    Attributes:
+        value: The object.
     """
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
     def __reduce__(self) -> str:
-        """Go to another rank as an object of this one."""
+        """Pickle as `ELSEWHERE`."""
         return "ELSEWHERE"
 
 
@@ -107,8 +120,8 @@ class Names:
     """Variables of a Python module, or attributes of a class, as a container.
 
     Attributes:
-        holder: The variables of a Python module, or a class.
-        names: The names.
+        holder: The variables of a Python module as a dictionary, or a class.
+        names: The names of the variables or attributes, sorted.
     """
 
     def __init__(self, holder: Any, names: frozenset[str]) -> None:
@@ -116,45 +129,54 @@ class Names:
         self._held: dict[int, Held] = {}
 
     def get(self) -> dict[str, Any]:
-        """Return the values.
+        """Return the values, by name.
 
-        One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out.
+        An object that cannot go to another rank is a ``Held``. Code is left out.
         """
-        space = self._space()
-        found: dict[str, Any] = {}
-        held: dict[int, Held] = {}
+        namespace = self._namespace()
+        values: dict[str, Any] = {}
+        held_objects: dict[int, Held] = {}  # the same ``Held`` stands for an object every time
         for name in self.names:
-            value = space.get(name, self)
-            value = value.default if isinstance(value, StandIn) else value
+            value = namespace.get(name, self)
+            if isinstance(value, StandIn):
+                value = value.default
             if isinstance(value, (*_VALUES, torch.Tensor)):
-                found[name] = value
+                values[name] = value
             elif _is_object(value):
-                found[name] = held[id(value)] = self._held.get(id(value)) or Held(value)
-        self._held = held
-        return found
+                held_object = self._held.get(id(value)) or Held(value)
+                values[name] = held_objects[id(value)] = held_object
+        self._held = held_objects
+        return values
 
-    def put(self, value: dict[str, Any]) -> None:
-        """Set the values, and delete the names that have none."""
-        for name in self.get().keys() - value.keys():
+    def put(self, values: dict[str, Any]) -> None:
+        """Set the values, and delete the names without a value."""
+        for name in self.get().keys() - values.keys():
             self._delete(name)
-        for name, each in value.items():
-            if isinstance(each, Held):
-                self._held[id(each.value)] = each
-            self._set(name, each.value if isinstance(each, Held) else each)
+        for name, value in values.items():
+            if isinstance(value, Held):
+                self._held[id(value.value)] = value
+                self._set(name, value.value)
+            else:
+                self._set(name, value)
 
-    def settled(self, value: dict[str, Any]) -> dict[str, Any] | None:
-        """Return values of another rank, with objects of this one in the place
-        of those that stayed there.
+    def settled(self, values: dict[str, Any]) -> dict[str, Any] | None:
+        """Return values of another rank, with objects of this rank in the place of the objects
+        that stayed on the other one.
 
         Returns:
-            The values; None: this rank has no such object.
+            The values; None if this rank has no such object.
         """
-        now = self.get()
-        found = {name: now.get(name) if each is ELSEWHERE else each for name, each in value.items()}
-        stayed = [name for name, each in value.items() if each is ELSEWHERE]
-        return found if all(isinstance(found[name], Held) for name in stayed) else None
+        own_values = self.get()
+        settled = {}
+        for name, value in values.items():
+            settled[name] = value
+            if value is ELSEWHERE:
+                settled[name] = own_values.get(name)
+                if not isinstance(settled[name], Held):
+                    return None
+        return settled
 
-    def _space(self) -> Mapping[str, Any]:
+    def _namespace(self) -> Mapping[str, Any]:
         return self.holder if isinstance(self.holder, dict) else vars(self.holder)
 
     def _delete(self, name: str) -> None:
@@ -166,8 +188,10 @@ class Names:
     def _set(self, name: str, value: Any) -> None:
         if isinstance(self.holder, dict):
             self.holder[name] = value
-        elif isinstance(there := vars(self.holder).get(name), StandIn):
-            there.default = value
+            return
+        descriptor = vars(self.holder).get(name)
+        if isinstance(descriptor, StandIn):
+            descriptor.default = value
         else:
             setattr(self.holder, name, value)
 
@@ -180,23 +204,25 @@ class Enclosed(Names):
     def __init__(self, holder: types.CellType, name: str) -> None:
         super().__init__(holder, frozenset([name]))
 
-    def _space(self) -> Mapping[str, Any]:
+    def _namespace(self) -> Mapping[str, Any]:
         value = content_of(self.holder)
-        return {} if value is UNSET else {self.names[0]: value}
+        if value is UNSET:
+            return {}
+        return {self.names[0]: value}
 
-    def _delete(self, name: str) -> None:  # noqa: ARG002  there is but one
+    def _delete(self, name: str) -> None:  # noqa: ARG002  there is a single name
         del self.holder.cell_contents
 
-    def _set(self, name: str, value: Any) -> None:  # noqa: ARG002  there is but one
+    def _set(self, name: str, value: Any) -> None:  # noqa: ARG002  there is a single name
         self.holder.cell_contents = value
 
 
 UNSET = type("Unset", (), {})
-"""In the place of the value of a variable that has none yet."""
+"""The value of a variable before its first assignment."""
 
 
 def content_of(cell: types.CellType) -> Any:
-    """Return the value of a variable of an outer function."""
+    """Return the value of a variable of an outer function; UNSET before its first assignment."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -204,14 +230,11 @@ def content_of(cell: types.CellType) -> Any:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether a value is an object that has a state, and neither code
-    nor of this library.
-    """
+    """Return whether a value is an object with attributes, and neither code nor of this library."""
     kind: Any = type(value)
-    if isinstance(value, WHOLE) or kind.__module__.partition(".")[0] in (
-        "builtins",
-        "smdistributed",
-    ):
+    if isinstance(value, UNOPENED):
+        return False
+    if kind.__module__.partition(".")[0] in ("builtins", "smdistributed"):
         return False
     return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(kind))
 
@@ -219,64 +242,69 @@ def _is_object(value: Any) -> bool:
 class Settings:
     """The plain attributes of an object of an installed class, as a container.
 
-    Such an object may be a configuration, whose values a caller sets for a module that it calls. It
-    may also be a writer with open files: so nothing else of it is looked at, and the object itself
-    does not go to another rank.
+    Such an object may be a configuration: a caller sets its values for a module that it calls. The
+    object may also be a writer with open files. So only plain attributes are compared and sent, and
+    the object itself does not go to another rank.
     """
 
     known: ClassVar[dict[int, Settings | Local | Written]] = {}
-    """Those of the present step, by the identity of the object."""
+    """``id()`` of an object -> its container in the present step."""
     model: ClassVar[set[int]] = set()
-    """The identities of the modules of the model. Another module is an object like others."""
+    """``id()`` of the modules of the model. Another module is an object like others."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
 
     @classmethod
     def of(cls, holder: Any) -> Any:
-        """Return the one of an object: the same one until the step ends."""
-        found = cls.known.get(id(holder))
-        if found is None:
-            found = cls.known[id(holder)] = cls(holder)
-        return found
+        """Return the container of an object: the same container until the step ends."""
+        container = cls.known.get(id(holder))
+        if container is None:
+            container = cls.known[id(holder)] = cls(holder)
+        return container
 
-    def _spaces(self) -> list[dict[Any, Any]]:
+    def _namespaces(self) -> list[dict[Any, Any]]:
+        """Return the attributes, and the items of a dictionary."""
         own = self.holder
-        return [own.__dict__, own] if isinstance(own, dict) else [own.__dict__]
+        if isinstance(own, dict):
+            return [own.__dict__, own]
+        return [own.__dict__]
 
     def get(self) -> dict[tuple[int, Any], Any]:
-        """Return the plain values, by the dictionary that has them (the
-        attributes, or the items) and by name.
-        """
-        found = {}
-        for number, space in enumerate(self._spaces()):
-            for name, each in dict.items(space):
-                if isinstance(each, PLAIN):
-                    found[number, name] = each
-        return found
+        """Return the plain values.
 
-    def put(self, value: dict[tuple[int, Any], Any]) -> None:
-        """Set the values, and delete the plain ones that are not among them."""
-        spaces = self._spaces()
-        for number, name in self.get().keys() - value.keys():
-            dict.__delitem__(spaces[number], name)
-        for (number, name), each in value.items():
-            dict.__setitem__(spaces[number], name, each)
+        Returns:
+            (0 for an attribute or 1 for an item, name) -> value.
+        """
+        values = {}
+        for number, namespace in enumerate(self._namespaces()):
+            for name, value in dict.items(namespace):
+                if isinstance(value, PLAIN):
+                    values[number, name] = value
+        return values
+
+    def put(self, values: dict[tuple[int, Any], Any]) -> None:
+        """Set the values, and delete the other plain ones."""
+        namespaces = self._namespaces()
+        for number, name in self.get().keys() - values.keys():
+            dict.__delitem__(namespaces[number], name)
+        for (number, name), value in values.items():
+            dict.__setitem__(namespaces[number], name, value)
 
 
 class Local:
-    """What a ``threading.local`` has on the thread that asks, as a container."""
+    """The values of a ``threading.local`` on the present thread, as a container."""
 
     def __init__(self, holder: threading.local) -> None:
         self.holder = holder
 
     @classmethod
     def of(cls, holder: threading.local) -> Any:
-        """Return the one of an object: the same one until the step ends."""
-        found = Settings.known.get(id(holder))
-        if found is None:
-            found = Settings.known[id(holder)] = cls(holder)
-        return found
+        """Return the container of an object: the same container until the step ends."""
+        container = Settings.known.get(id(holder))
+        if container is None:
+            container = Settings.known[id(holder)] = cls(holder)
+        return container
 
     def get(self) -> dict[str, Any]:
         """Return the values of this thread."""
@@ -290,7 +318,7 @@ class Local:
 
 
 class Written:
-    """What is in a tensor, an array or a bytearray, as a container."""
+    """The values of a tensor, an array or a bytearray, as a container."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
@@ -299,17 +327,18 @@ class Written:
 
     @classmethod
     def of(cls, holder: Any) -> Any:
-        """Return the one of an object: the same one until the step ends."""
-        found = Settings.known.get(id(holder))
-        if found is None:
-            found = Settings.known[id(holder)] = cls(holder)
-        return found
+        """Return the container of an object: the same container until the step ends."""
+        container = Settings.known.get(id(holder))
+        if container is None:
+            container = Settings.known[id(holder)] = cls(holder)
+        return container
 
     def get(self) -> dict[str, Any]:
-        """Return a copy of the values: the same one until they are written."""
-        now = state(self.holder, self._state)
-        if not self._content or now is not self._state:
-            self._state, self._content = now, {"value": _copied(self.holder)}
+        """Return a copy of the values: the same copy until the object is written."""
+        new_state = state(self.holder, self._state)
+        if not self._content or new_state is not self._state:
+            self._state = new_state
+            self._content = {"value": _copied(self.holder)}
         return dict(self._content)
 
     def put(self, value: dict[str, Any]) -> None:
@@ -319,16 +348,20 @@ class Written:
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    return copy.copy(leaf)
 
 
 def held(cell: Any) -> Any:
-    """Return the object that a container stands for."""
-    return cell.holder if isinstance(cell, Settings | Local | Written) else cell
+    """Return the object that a container stands for; other containers themselves."""
+    if isinstance(cell, Settings | Local | Written):
+        return cell.holder
+    return cell
 
 
 def is_outside(value: Any) -> bool:
-    """Return whether a value is a module that is not of the model, such as a teacher in a list."""
+    """Return whether a value is a module of another model, such as a teacher in a list."""
     if not isinstance(value, torch.nn.Module) or id(value) in Settings.model:
         return False
     return type(value).__module__.partition(".")[0] != "smdistributed"
@@ -339,74 +372,73 @@ _OF_TORCH = frozenset(torch.nn.Module().__dict__)
 
 
 def has_settings(value: Any) -> bool:
-    """Return whether an object of an installed class has attributes that are
-    the same in all threads.
-    """
-    unlike = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
-    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, unlike)
+    """Return whether an object of an installed class has attributes, equal in all threads."""
+    others = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, others)
 
 
 def _nested(value: Any) -> list[Any]:
-    """Return what of an object of an installed class is looked at, too: parts
-    of a configuration, and plain data.
+    """Return the parts of an object of an installed class that are searched for containers.
+
+    They are parts of a configuration, and plain data.
     """
     if isinstance(value, dict):
         return list(dict.values(value))
-    parts = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
-    inner = (dict, list, collections.abc.Mapping, collections.abc.Sequence)
-    found = []
-    for each in vars(value).values():
-        if parts and isinstance(each, inner):
-            found.append(each)
-        elif type(each) in BUILTIN:
-            # A writer has lists of files and of other writers. Such a list is
-            # left alone, as the writer is.
-            if _is_data(each):
-                found.append(each)
-        elif has_settings(each) and _are_alike(type(each), type(value)):
-            found.append(each)
-    return found
+    is_collection = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
+    collection_kinds = (dict, list, collections.abc.Mapping, collections.abc.Sequence)
+    parts = []
+    for attribute in vars(value).values():
+        if is_collection and isinstance(attribute, collection_kinds):
+            parts.append(attribute)
+        elif type(attribute) in BUILTIN:
+            # A writer has lists of files and of other writers. Such a list is left alone, as the
+            # writer is.
+            if _is_data(attribute):
+                parts.append(attribute)
+        elif has_settings(attribute) and _have_common_base(type(attribute), type(value)):
+            parts.append(attribute)
+    return parts
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a container has only plain values, tensors, arrays and
-    other such containers in it.
-    """
-    seen: set[int] = set()
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if id(each) in seen:
+    """Return whether a container has only plain values, tensors, arrays and containers of these."""
+    visited: set[int] = set()
+    to_visit = [value]
+    while to_visit:
+        container = to_visit.pop()
+        if id(container) in visited:
             continue
-        seen.add(id(each))
-        if isinstance(each, types.SimpleNamespace):
+        visited.add(id(container))
+        if isinstance(container, types.SimpleNamespace):
             return False
-        inside = each.values() if isinstance(each, dict) else each
-        kinds: set[Any] = set(map(type, inside))
+        members = container.values() if isinstance(container, dict) else container
+        kinds: set[Any] = set(map(type, members))
         for kind in kinds - {*PLAIN, *BUILTIN}:
             if not issubclass(kind, torch.Tensor) and not _is_array_kind(kind):
                 return False
-        todo += [item for item in inside if type(item) in BUILTIN]
+        to_visit += [member for member in members if type(member) in BUILTIN]
     return True
 
 
-def _are_alike(one: type, other: type) -> bool:
-    """Return whether two classes have a base of their own in common, as the
-    parts of a configuration have.
+def _have_common_base(one: type, other: type) -> bool:
+    """Return whether two classes have a base in common, as the parts of a configuration have.
+
+    ``object``, ``dict`` and ``list`` do not count.
     """
     return any(base in one.__mro__ for base in other.__mro__[:-1] if base not in (dict, list))
 
 
 def content(cell: Any) -> Any:
-    """Return what is in a container now: a list or a dictionary."""
+    """Return the present content of a container: a list or a dictionary."""
     if isinstance(cell, Names | Settings | Local | Written):
         return cell.get()
     if isinstance(cell, _SEQUENCES):
         return list(cell)
     if isinstance(cell, set):
         return dict.fromkeys(cell)
-    # A subclass may make what is asked of it.
-    return dict(dict.items(cell)) if isinstance(cell, dict) else _state(cell)
+    if isinstance(cell, dict):
+        return dict(dict.items(cell))  # the methods of a subclass may have effects
+    return _attributes(cell)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -418,38 +450,43 @@ def same(one: Any, other: Any) -> bool:
     return all(map(operator.is_, one.values(), other.values())) and list(one) == list(other)
 
 
-def before(each: Any) -> Any:
-    """Return what is in a tensor or a container now, so that ``changed`` can
-    tell whether that was written.
-    """
-    return each._version if isinstance(each, torch.Tensor) else content(each)  # noqa: SLF001
+def before(item: Any) -> Any:
+    """Return the version of a tensor, or the content of a container, for a later ``changed``."""
+    if isinstance(item, torch.Tensor):
+        return item._version  # noqa: SLF001
+    return content(item)
 
 
-def changed(each: Any, then: Any) -> bool:
-    """Return whether a tensor or a container was written since ``before`` returned this."""
-    now = before(each)
-    return bool(now != then) if isinstance(each, torch.Tensor) else not same(now, then)
+def changed(item: Any, earlier: Any) -> bool:
+    """Return whether a tensor or a container was written since ``before`` returned ``earlier``."""
+    now = before(item)
+    if isinstance(item, torch.Tensor):
+        return bool(now != earlier)
+    return not same(now, earlier)
 
 
 def writable(leaf: Any) -> bool:
-    """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and
-    generators of numbers.
+    """Return whether ``assign`` can put the ``value`` of one leaf into another.
+
+    So it is for arrays and generators of random numbers.
     """
     kinds = (torch.Generator, random.Random, bytearray, array.array)
     return isinstance(leaf, kinds) or hasattr(leaf, "bit_generator") or is_array(leaf)
 
 
 def value(leaf: Any) -> Any:
-    """Return what a writable leaf has in it."""
+    """Return the values of a writable leaf, or the state of a generator."""
     if isinstance(leaf, torch.Generator):
         return leaf.get_state()
     if isinstance(leaf, random.Random):
         return leaf.getstate()
-    return leaf.bit_generator.state if hasattr(leaf, "bit_generator") else copy.copy(leaf)
+    if hasattr(leaf, "bit_generator"):
+        return leaf.bit_generator.state
+    return copy.copy(leaf)
 
 
 def assign(cell: Any, value: Any) -> None:
-    """Put another content into a container, or into a leaf that is writable."""
+    """Put another content into a container, or another value into a writable leaf."""
     if isinstance(cell, Names | Settings | Local | Written):
         cell.put(value)
     elif isinstance(cell, torch.Tensor):
@@ -471,90 +508,101 @@ def assign(cell: Any, value: Any) -> None:
         cell.clear()
         cell.extend(value)
     else:
-        kind: Any = type(cell)
-        slots = () if isinstance(cell, dict | set) else _slots(kind)
-        for name in slots:
-            if name in value:
-                object.__setattr__(cell, name, value[name])
-            elif hasattr(cell, name):
-                object.__delattr__(cell, name)
-        target = cell if isinstance(cell, dict | set) else getattr(cell, "__dict__", {})
-        target.clear()
-        target.update(
-            {name: value[name] for name in value if name not in slots} if slots else value
-        )
+        _assign_attributes(cell, value)
+
+
+def _assign_attributes(cell: Any, value: Mapping[str, Any]) -> None:
+    """Replace the items of a dictionary or set, or the attributes of an object."""
+    if isinstance(cell, dict | set):
+        cell.clear()
+        cell.update(value)
+        return
+    kind: Any = type(cell)
+    slots = _slots(kind)
+    for name in slots:
+        if name in value:
+            object.__setattr__(cell, name, value[name])
+        elif hasattr(cell, name):
+            object.__delattr__(cell, name)
+    attributes = getattr(cell, "__dict__", {})
+    attributes.clear()
+    attributes.update((name, item) for name, item in value.items() if name not in slots)
 
 
 def cells(value: Any, package: str = "") -> Iterator[Any]:
     """Yield the containers in a value, each once.
 
-    A copy of the value yields its own in the same order.
+    A copy of the value yields its own containers in the same order.
 
     Args:
         value: The value.
-        package: Of objects of other installed packages, such as a configuration, a log or a writer,
-            only plain attributes are looked at; empty: they are as all others.
+        package: Name of a package. Of objects of other installed packages, such as a configuration,
+            a log or a writer, only the plain attributes are a container. Empty: objects of all
+            packages are treated alike.
     """
     if type(value) in ATOMS:
         return
-    seen: set[int] = set()
-    todo = [iter([value])]
-    while todo:
-        each = next(todo[-1], todo)
-        if each is todo:
-            todo.pop()
+    visited: set[int] = set()
+    # A stack of iterators: depth first, in the order of the items.
+    to_visit = [iter([value])]
+    while to_visit:
+        item = next(to_visit[-1], to_visit)
+        if item is to_visit:
+            to_visit.pop()
             continue
-        kind: Any = type(each)
-        if kind in ATOMS or id(each) in seen or _is_array_kind(kind):
+        kind: Any = type(item)
+        if kind in ATOMS or id(item) in visited or _is_array_kind(kind):
             continue
-        seen.add(id(each))
-        if package and is_outside(each):
-            yield Settings.of(each)
-            todo.append(
-                iter([value for name, value in vars(each).items() if name not in _OF_TORCH])
-            )
-            todo.append(iter(list(vars(each)["_modules"].values())))
+        visited.add(id(item))
+        if package and is_outside(item):
+            yield Settings.of(item)
+            own_attributes = [
+                attribute for name, attribute in vars(item).items() if name not in _OF_TORCH
+            ]
+            to_visit.append(iter(own_attributes))
+            to_visit.append(iter(list(vars(item)["_modules"].values())))
             continue
-        if isinstance(each, WHOLE):
+        if isinstance(item, UNOPENED):
             continue
-        if isinstance(each, Names):
-            yield each
-        elif isinstance(each, threading.local):
-            if package:  # one among the arguments of a call is that of the caller's thread
-                yield Local.of(each)
+        if isinstance(item, Names):
+            yield item
+        elif isinstance(item, threading.local):
+            # Among the arguments of a call it belongs to the caller's thread.
+            if package:
+                yield Local.of(item)
         elif package and kind not in BUILTIN and foreign(kind, package):
-            if has_settings(each):
-                yield Settings.of(each)
-                todo.append(iter(_nested(each)))
-        elif isinstance(each, tuple):
-            todo.append(iter(each))
-        elif isinstance(each, set):
-            yield each
-        elif isinstance(each, (*_SEQUENCES, dict)):
-            yield each
-            inside = list(items(content(each)))
-            if len(inside) <= LARGE or not set(map(type, inside)) <= _NOTHING_INSIDE:
-                todo.append(iter(inside))
-        elif isinstance(getattr(each, "__dict__", None), dict) or _slots(kind):
-            yield each
-            todo.append(iter(list(_state(each).values())))
+            if has_settings(item):
+                yield Settings.of(item)
+                to_visit.append(iter(_nested(item)))
+        elif isinstance(item, tuple):
+            to_visit.append(iter(item))
+        elif isinstance(item, set):
+            yield item
+        elif isinstance(item, (*_SEQUENCES, dict)):
+            yield item
+            members = list(items(content(item)))
+            if len(members) <= LARGE or not set(map(type, members)) <= _NOTHING_INSIDE:
+                to_visit.append(iter(members))
+        elif isinstance(getattr(item, "__dict__", None), dict) or _slots(kind):
+            yield item
+            to_visit.append(iter(list(_attributes(item).values())))
 
 
 def leaves(value: Any, package: str) -> Iterator[Any]:
-    """Yield what is in a value that is no container, and can be written in place."""
+    """Yield the leaves in a value: objects that are no containers and can be written in place."""
     if is_leaf(value):
         yield value
     for cell in cells(value, package):
-        # Of an object of an installed class only plain attributes are its content.
-        inside = list(items(content(cell)))
+        members = list(items(content(cell)))
         if isinstance(cell, Settings):
-            inside = list(vars(cell.holder).values())
+            # The content of these has only plain attributes.
+            members = list(vars(cell.holder).values())
             if isinstance(cell.holder, torch.nn.Module):
-                inside += cell.holder._buffers.values()  # noqa: SLF001
-                inside += cell.holder._parameters.values()  # noqa: SLF001
-        for item in inside:
-            if is_leaf(item):
-                yield item
+                members += cell.holder._buffers.values()  # noqa: SLF001
+                members += cell.holder._parameters.values()  # noqa: SLF001
+        for member in members:
+            if is_leaf(member):
+                yield member
 
 
 def is_leaf(value: Any) -> bool:
@@ -562,13 +610,15 @@ def is_leaf(value: Any) -> bool:
     kind: Any = type(value)
     if kind in ATOMS:
         return False
-    iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
-    of_numpy = kind.__module__.partition(".")[0] == "numpy" or is_array(value)
-    return iterates or isinstance(value, _LEAVES) or of_numpy
+    if isinstance(value, _LEAVES) or is_array(value):
+        return True
+    if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        return True
+    return bool(kind.__module__.partition(".")[0] == "numpy")
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is one of numpy's arrays."""
+    """Return whether a value is an array of numpy."""
     kind: Any = type(value)
     return _is_array_kind(kind)
 
@@ -579,55 +629,63 @@ def _is_array_kind(kind: Any) -> bool:
     return ("numpy", "ndarray") in bases
 
 
-def state(leaf: Any, then: Any = None, limit: int | None = None) -> Any:
-    """Return what is another object after a leaf was written.
+def state(leaf: Any, earlier: Any = None, limit: int | None = None) -> Any:
+    """Return the state of a leaf: another object after each write to the leaf.
 
     Args:
         leaf: The leaf.
-        then: What this returned before. The same object comes back if nothing was written.
-        limit: The bytes of an array or a tensor above which its values are not compared.
+        earlier: An earlier state. This object is returned if the leaf was not written since.
+        limit: Largest size in bytes of an array or a tensor with compared values; None: no limit.
     """
     if isinstance(leaf, torch.Tensor):
-        return _state_of_tensor(leaf, then, limit)
+        return _state_of_tensor(leaf, earlier, limit)
     if is_array(leaf):
-        return _state_of_array(leaf, then, limit)
+        return _state_of_array(leaf, earlier, limit)
     if is_buffer(leaf) and limit is not None and size(leaf) > limit:
         return None
     now = _state_of_other(leaf)
-    return then if then == now else now
+    if earlier == now:
+        return earlier
+    return now
 
 
 def is_buffer(leaf: Any) -> bool:
-    """Return whether a leaf has values that nothing counts the writes of."""
+    """Return whether a leaf has values that are written without a count of the writes."""
     return isinstance(leaf, bytearray | array.array) or is_array(leaf)
 
 
 def is_constant(values: Any) -> bool:
-    """Return whether an array cannot be written, and is no view of one that can."""
+    """Return whether an array is read-only, and no view of a writable one."""
     return is_array(values) and not values.flags.writeable and not is_array(values.base)
 
 
 def size(leaf: Any) -> int:
-    """Return the bytes of a tensor, an array or a bytearray."""
+    """Return the size of a tensor, an array or a bytearray in bytes."""
     if isinstance(leaf, torch.Tensor):
         return leaf.numel() * leaf.element_size()
-    return memoryview(leaf).nbytes if not is_array(leaf) else int(leaf.nbytes)
+    if is_array(leaf):
+        return int(leaf.nbytes)
+    return memoryview(leaf).nbytes
 
 
-def _state_of_tensor(tensor: torch.Tensor, then: Any, limit: int | None) -> Any:
-    """Return the version of a tensor, and a copy of its values: torch does not
-    count what is written to a tensor's `data`.
+def _state_of_tensor(tensor: torch.Tensor, earlier: Any, limit: int | None) -> Any:
+    """Return the version of a tensor, and a copy of its values.
+
+    The copy is needed because torch does not count writes to a tensor's `data`.
     """
     version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
     if not _has_values(tensor) or (limit is not None and size(tensor) > limit):
         now = (version, None)
-        return then if then == now else now
-    if then is not None and then[0] == version and _are_same_bits(tensor, then[1]):
-        return then
+        if earlier == now:
+            return earlier
+        return now
+    if earlier is not None and earlier[0] == version and _are_same_bits(tensor, earlier[1]):
+        return earlier
     return version, tensor.detach().clone()
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
+    """Return whether the values of a tensor can be compared."""
     if tensor.requires_grad or tensor.is_meta or tensor.is_quantized:
         return False
     return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
@@ -637,37 +695,36 @@ _OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
-    """Return whether two tensors have the same values; a NaN is the same as itself."""
+    """Return whether two tensors have the same values; a NaN is equal to itself."""
     if other is None or one.dtype != other.dtype:
         return False
     one, other = one.detach(), other.detach()
     if one.is_complex():
-        one, other = (
-            torch.view_as_real(one.resolve_conj()),
-            torch.view_as_real(other.resolve_conj()),
-        )
-    kind = _OF_WIDTH[one.element_size()]
-    return torch.equal(one.view(kind), other.view(kind))
+        one = torch.view_as_real(one.resolve_conj())
+        other = torch.view_as_real(other.resolve_conj())
+    integers = _OF_WIDTH[one.element_size()]
+    return torch.equal(one.view(integers), other.view(integers))
 
 
-def _state_of_array(values: Any, then: Any, limit: int | None) -> Any:
-    """Return a copy of the values of one of numpy's arrays."""
+def _state_of_array(values: Any, earlier: Any, limit: int | None) -> Any:
+    """Return the shape and type of an array of numpy, and a copy of its values."""
     if is_constant(values) or (limit is not None and values.nbytes > limit):
         return None
     numpy = sys.modules["numpy"]
     kind = values.shape, values.dtype
     if values.dtype.hasobject:
         objects = list(values.flat)
-        if then is not None and then[0] == kind and same(then[1], objects):
-            return then
+        if earlier is not None and earlier[0] == kind and same(earlier[1], objects):
+            return earlier
         return kind, objects
     octets = numpy.ascontiguousarray(values).reshape(-1).view(numpy.uint8)
-    if then is not None and then[0] == kind and numpy.array_equal(then[1], octets):
-        return then
+    if earlier is not None and earlier[0] == kind and numpy.array_equal(earlier[1], octets):
+        return earlier
     return kind, octets.copy()
 
 
 def _state_of_other(leaf: Any) -> Any:
+    """Return the state of a leaf that is no tensor and no array. Equal states: not written."""
     if isinstance(leaf, types.FunctionType):
         return [*map(_mark, (*vars(leaf).values(), *enclosed(leaf)))]
     if isinstance(leaf, torch.Generator):
@@ -678,10 +735,13 @@ def _state_of_other(leaf: Any) -> Any:
         return repr(leaf)
     if isinstance(leaf, types.GeneratorType):
         frame = leaf.gi_frame
-        return None if frame is None else (frame.f_lasti, [*map(_mark, frame.f_locals.values())])
+        if frame is None:
+            return None
+        return frame.f_lasti, [*map(_mark, frame.f_locals.values())]
     if hasattr(type(leaf), "__next__"):
-        # May have moved on.
-        return operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()
+        if hasattr(leaf, "__length_hint__"):
+            return operator.length_hint(leaf, -1)
+        return object()  # the iterator may have moved on
     if hasattr(leaf, "bit_generator"):
         return repr(leaf.bit_generator.state)
     try:
@@ -691,49 +751,66 @@ def _state_of_other(leaf: Any) -> Any:
 
 
 def _mark(item: Any) -> Any:
-    return item if isinstance(item, int | float | str) else id(item)
+    """Return a plain value itself, and the ``id()`` of an object."""
+    if isinstance(item, int | float | str):
+        return item
+    return id(item)
 
 
 def enclosed(function: Any) -> list[Any]:
     """Return the values of the variables of outer functions that a function uses."""
-    found = []
+    values = []
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # not set yet
-            found.append(cell.cell_contents)
-    return found
+            values.append(cell.cell_contents)
+    return values
 
 
 def items(value: Any) -> Any:
-    """Return what is in a content."""
-    return value if isinstance(value, list) else value.values()
+    """Return the items of a content."""
+    if isinstance(value, list):
+        return value
+    return value.values()
 
 
 @functools.lru_cache(4096)
 def foreign(kind: Any, package: str) -> bool:
-    """Return whether a class is of another package than this one, and of one that is installed."""
-    file = (
-        getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        if kind.__module__ != "__main__"
-        else "."
-    )
-    return kind.__module__.partition(".")[0] != package and (
-        not file or "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
-    )
+    """Return whether a class is of an installed package, and not of the given one.
+
+    Builtin classes and those of the standard library are foreign, too.
+    """
+    if kind.__module__.partition(".")[0] == package:
+        return False
+    if kind.__module__ == "__main__":
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if not file:
+        return True
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
 
 
 @functools.lru_cache(4096)
 def _slots(kind: Any) -> tuple[str, ...]:
-    """Return the attributes of a class that are in no dictionary."""
-    found = []
+    """Return the names of the attributes of a class that are in ``__slots__``."""
+    slots = []
     for base in kind.__mro__:
         names = base.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else tuple(names):
-            private = name.startswith("__") and not name.endswith("__")
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+        if isinstance(names, str):
+            names = (names,)
+        for name in names:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{base.__name__.lstrip('_')}{name}"
+            slots.append(name)
+    return tuple(slots)
 
 
-def _state(value: Any) -> dict[str, Any]:
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in ``__slots__`` included."""
+    attributes = dict(getattr(value, "__dict__", {}))
     kind: Any = type(value)
-    slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
-    return {**getattr(value, "__dict__", {}), **slots}
+    for name in _slots(kind):
+        if hasattr(value, name):
+            attributes[name] = getattr(value, name)
+    return attributes

@@ -1,17 +1,17 @@
-"""How a job ends when one of its ranks fails: every rank ends, and the cause is printed once.
+"""End a job when one of its ranks fails: every rank ends, and the cause is printed once.
 
-Every rank has a connection with rank 0, which passes news on. A rank that fails says so before it
-ends; the connection of a rank that is killed ends without a farewell. The others print one line
-that names the failed rank. A rank that sits in a collective or computes cannot raise: after `GRACE`
-seconds its process ends with status 1. So does the rank that failed, if what runs at the end of its
-process takes longer.
+Every rank has a connection with rank 0, which passes messages on. A rank that fails sends a message
+before it ends. The connection of a rank that is killed ends without a farewell. The other ranks
+print one line that names the failed rank. A rank in a collective, or in a computation, cannot
+raise an error: after `GRACE` seconds its process ends with status 1. The failed rank ends in the
+same way, if its exit functions take longer.
 
-A rank that is in one call for long reports its calls to rank 0, which asks all others, and
-compares: a call that other ranks do not make never ends (job/collective_calls.py).
+A rank that stays in one call reports its calls to rank 0. Rank 0 asks all other ranks for theirs,
+and compares them: a call that other ranks do not make never ends (job/collective_calls.py).
 
-A rank that ends well says farewell, and the others go on: rank 0 tells them that its script is
-over. A collective that breaks then is no failure of the rank that waited in it. Rank 0 waits at its
-end until all others have ended, as it also keeps the job's store.
+A rank that ends well sends a farewell, and the other ranks go on: rank 0 tells them that its script
+is over. If a collective breaks after that, the rank that waited in it is not the cause. Rank 0
+waits at its end until all others have ended, because its process has the job's store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOOK = 5.0
 """Seconds after which a rank that is still in the same call asks for the calls of the others."""
 
 LONGEST_LOOK = 60.0
-"""Seconds between two such questions at most: a step may be long."""
+"""Longest time in seconds between two such requests, because a step may be long."""
 
 _SIZE = struct.Struct("<I")
 _LONGEST = 1 << 16
@@ -52,7 +52,12 @@ _LONGEST_REASON = 2000
 
 
 class Failure(NamedTuple):
-    """The first failure of the job: the global rank that failed, and what happened, in one line."""
+    """The first failure of the job.
+
+    Attributes:
+        rank: Global rank that failed.
+        reason: The cause, in one line.
+    """
 
     rank: int
     reason: str
@@ -62,8 +67,8 @@ class Watch:
     """The watch of one rank.
 
     Attributes:
-        failure: The first failure of another rank that is known, or None.
-        over: The first rank of which it is known that its script is over, or None.
+        failure: The first failure of another rank that this rank has heard of, or None.
+        over: The first rank with a script that is over, as far as this rank has heard, or None.
     """
 
     def __init__(
@@ -78,23 +83,24 @@ class Watch:
 
         Args:
             rank: Global rank of this process.
-            connections: Rank 0: a socket for each other rank. The others: one socket, to rank 0.
-            name: Words for a global rank.
-            grace: Seconds between the news of a failure and the end of this process.
-            calls: The calls of this rank; None: they are not compared.
+            connections: Global rank -> socket: on rank 0 for each other rank, on the others for
+                rank 0.
+            name: Returns words for a global rank.
+            grace: Seconds between the message of a failure and the end of this process.
+            calls: The calls of this rank; None: calls are not compared.
         """
         self.rank, self.name, self.grace, self.calls = rank, name, grace, calls
         self._reports: dict[int, Report] = {}
-        self._asked_at = -math.inf
+        self._requested_at = -math.inf  # time of the last request for reports
         self._call_since, self._patience = 0.0, LOOK
         self.failure: Failure | None = None
         self.over: int | None = None
-        self._failed = threading.Event()
-        self._alone = threading.Event()
-        self._known = False
-        self._left = False
-        self._own: str | None = None
-        self._said = False
+        self._has_failure = threading.Event()  # `failure` is set
+        self._alone = threading.Event()  # on rank 0: no other rank is left, or the job fails
+        self._has_heard_failure = False
+        self._has_left = False
+        self._own_failure: str | None = None
+        self._has_printed = False
         self._lock = threading.Lock()
         self._sockets = dict(connections)
         if not self._sockets:
@@ -103,14 +109,18 @@ class Watch:
         self._thread.start()
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        """Tell all ranks, once, that this rank fails, or that it noticed the failure of another.
+        """Tell all ranks, once, that this rank or another one fails.
 
-        The process ends after `grace` seconds, whatever waits then: a process group can wait for
+        The process ends after `grace` seconds in any case, because a process group may wait for
         ranks that are gone.
+
+        Args:
+            reason: The cause, in one line.
+            rank: Global rank that failed; None: this rank.
         """
-        if self._own is not None:
+        if self._own_failure is not None:
             return
-        self._own = reason
+        self._own_failure = reason
         rank = self.rank if rank is None else rank
         self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
         late = (
@@ -120,33 +130,33 @@ class Watch:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank, or another as far as is known, has failed."""
-        return self._own is not None or self._known
+        """Whether this rank has failed, or has heard of a failure."""
+        return self._own_failure is not None or self._has_heard_failure
 
     def wait_for_failure(self, seconds: float) -> Failure | None:
-        """Return the failure of another rank, for which up to some seconds are waited."""
-        self._failed.wait(seconds)
+        """Wait for the failure of another rank, and return it; None after some seconds."""
+        self._has_failure.wait(seconds)
         return self.failure
 
     def say(self, line: str) -> None:
-        """Print why this rank ends, once."""
+        """Print the reason for which this rank ends, once."""
         with self._lock:
-            if self._said:
+            if self._has_printed:
                 return
-            self._said = True
+            self._has_printed = True
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"smp: {self.name(self.rank)} ends: {line}\n")
             sys.stderr.flush()
 
     def leave(self) -> None:
-        """Say farewell at the end of this process; rank 0 waits for the others.
+        """Send a farewell at the end of this process; rank 0 waits for the others first.
 
         Ends the process with status 1 if another rank has failed.
         """
-        if self._left:
+        if self._has_left:
             return
-        self._left = True
-        if self._own is None:
+        self._has_left = True
+        if self._own_failure is None:
             if self.rank == 0:
                 self._tell({"over": 0})
                 self._alone.wait()
@@ -162,55 +172,66 @@ class Watch:
         """Return a failure in one line."""
         return f"{self.name(failure.rank)} failed: {failure.reason}"
 
-    def _tell(self, news: Mapping[str, Any], but: int | None = None) -> None:
-        data = json.dumps(news).encode()
+    def _tell(self, message: Mapping[str, Any], except_peer: int | None = None) -> None:
+        """Send a message to rank 0; on rank 0 to all other ranks but one."""
+        data = json.dumps(message).encode()
         for peer, connection in list(self._sockets.items()):
-            if peer != but:
+            if peer != except_peer:
                 with contextlib.suppress(OSError), self._lock:
                     connection.sendall(_SIZE.pack(len(data)) + data)
 
     def _run(self) -> None:
+        """Read messages until all connections have ended. The body of the watch's thread."""
         selector = selectors.DefaultSelector()
         for other, connection in self._sockets.items():
             selector.register(connection, selectors.EVENT_READ, other)
         while selector.get_map():
             ready = selector.select(LOOK)
             if not ready:
-                # Only ranks that have answered: others may be in code that holds their interpreter.
+                # Only the ranks that have answered. Others may run code that holds the lock of
+                # their interpreter.
                 self._compare_reports()
                 self._look_at_own_call()
             for key, _ in ready:
                 peer: int = key.data
-                news = _receive(self._sockets[peer])
-                if news is not None and "failed" in news:
-                    self._note(int(news["failed"]), str(news["reason"]), peer)
+                message = _receive(self._sockets[peer])
+                if message is not None and self._handle(peer, message):
                     continue
-                if news is not None and "calls" in news:
-                    if news["asks"]:
-                        self._ask_all()
-                    self._take_report(peer, Report.from_json(news["calls"]))
-                    continue
-                if news is not None and "over" in news:
-                    self._note_end(int(news["over"]))
-                    continue
-                if news is not None and "report" in news:
-                    self._report_calls(asks=False)
-                    continue
+                # A farewell, or the end of the connection.
                 selector.unregister(key.fileobj)
                 self._sockets.pop(peer)
-                if news is not None and "farewell" in news:
+                if message is not None and "farewell" in message:
                     self._note_end(peer)
-                if news is None and not self._left and self._own is None:
+                if message is None and not self._has_left and self._own_failure is None:
                     self._note(peer, "it was killed, or its host or connection was lost", peer)
                 if not self._sockets:
                     self._alone.set()
         selector.close()
 
+    def _handle(self, peer: int, message: Mapping[str, Any]) -> bool:
+        """Handle a message; return whether more may come from the peer."""
+        if "failed" in message:
+            self._note(int(message["failed"]), str(message["reason"]), peer)
+        elif "calls" in message:
+            if message["asks"]:
+                self._request_reports()
+            self._take_report(peer, Report.from_json(message["calls"]))
+        elif "over" in message:
+            self._note_end(int(message["over"]))
+        elif "report" in message:
+            self._report_calls(asks=False)
+        else:
+            return False
+        return True
+
     def _look_at_own_call(self) -> None:
-        """Ask all ranks for their calls if this one stays in the same call:
-        after LOOK, then after twice as long ...
+        """Ask all ranks for their calls if this rank stays in the same call.
+
+        The first request is after `LOOK` seconds, the next after twice that time, and so on.
         """
-        since = None if self.calls is None else self.calls.since()
+        if self.calls is None:
+            return
+        since = self.calls.since()
         if since is None or self.failed:
             return
         if since != self._call_since:
@@ -220,7 +241,11 @@ class Watch:
             self._report_calls(asks=True)
 
     def _report_calls(self, *, asks: bool) -> None:
-        """Tell rank 0 the calls of this rank; ``asks``: the others are to tell theirs, too."""
+        """Report the calls of this rank to rank 0.
+
+        Args:
+            asks: Whether rank 0 asks the other ranks for theirs, too.
+        """
         if self.calls is None:
             return
         report = self.calls.report()
@@ -228,56 +253,62 @@ class Watch:
             self._tell({"calls": report.as_json(), "asks": asks})
             return
         if asks:
-            self._ask_all()
+            self._request_reports()
         self._take_report(0, report)
 
-    def _ask_all(self) -> None:
-        """On rank 0: ask every rank for its calls, unless they have just been asked."""
+    def _request_reports(self) -> None:
+        """On rank 0: ask every rank for its calls, unless this was done within `LOOK` seconds."""
         now = time.monotonic()
-        if self.calls is None or now - self._asked_at < LOOK:
+        if self.calls is None or now - self._requested_at < LOOK:
             return
-        self._asked_at = now
+        self._requested_at = now
         self._reports = {0: self.calls.report()}
         self._tell({"report": True})
 
     def _take_report(self, rank: int, report: Report) -> None:
-        """On rank 0: keep the report of a rank.
-
-        When all have answered, end the job if two ranks cannot go on.
-        """
+        """On rank 0: store the report of a rank, and compare when all ranks have answered."""
         self._reports[rank] = report
         if self._reports.keys() >= {0, *self._sockets}:
             self._compare_reports()
 
     def _compare_reports(self) -> None:
+        """End the job if two ranks can never go on."""
         reports, self._reports = self._reports, {}
         difference = first_difference(reports)
         if difference is not None and not self.failed:
             self._note(difference.rank, difference.words, origin=0)
 
     def _note_end(self, rank: int) -> None:
-        """Keep that the script of a rank is over; rank 0 tells the others."""
+        """Record that the script of a rank is over; rank 0 tells the others."""
         if self.over is None:
             self.over = rank
         if self.rank == 0:
-            self._tell({"over": rank}, but=rank)
+            self._tell({"over": rank}, except_peer=rank)
 
     def _note(self, rank: int, reason: str, origin: int) -> None:
+        """Record a failure, pass it on, and end this process after the grace period.
+
+        Args:
+            rank: Global rank that failed.
+            reason: The cause, in one line.
+            origin: The rank that sent the message.
+        """
         if self.rank == 0:
-            self._tell({"failed": rank, "reason": reason}, but=origin)
-        if self._known or self._own is not None:
+            self._tell({"failed": rank, "reason": reason}, except_peer=origin)
+        if self._has_heard_failure or self._own_failure is not None:
             return
-        self._known = True
+        self._has_heard_failure = True
         failure = Failure(rank, reason)
+        # Another rank may be the first to notice that this rank fails. Then an error that this rank
+        # raises later is a consequence, and not the cause.
         if rank != self.rank:
             self.failure = failure
-            self._failed.set()
-        # Else another rank noticed first that this one fails: what follows from
-        # it is not the cause.
+            self._has_failure.set()
         self._alone.set()
         self._after_grace(self.words(failure))
 
     def _after_grace(self, line: str) -> None:
+        """End this process after the grace period, from a thread of its own."""
         ender = threading.Timer(self.grace, self._end, [line])
         ender.daemon = True
         ender.start()
@@ -291,14 +322,17 @@ class Watch:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """Read a message; None at the end of the connection, and for an invalid message."""
     try:
-        size = _SIZE.unpack(exactly(connection, _SIZE.size))[0]
+        (size,) = _SIZE.unpack(exactly(connection, _SIZE.size))
         if size > _LONGEST:
             return None
-        news = json.loads(exactly(connection, size))
+        message = json.loads(exactly(connection, size))
     except (OSError, ValueError):
         return None
-    return news if isinstance(news, dict) else None
+    if not isinstance(message, dict):
+        return None
+    return message
 
 
 def _flush() -> None:

@@ -1,9 +1,8 @@
-"""What arrives from other ranks, and which thread reads it.
+"""The inbox of a rank, and the choice of the thread that reads messages.
 
-A thread that must wake up before it can go on takes up to 0.1 ms, longer than a small message needs
-to be sent. So the thread that waits for messages reads them itself, and looks for them for a moment
-before it sleeps. While it computes, another thread reads: a peer that sends a large tensor need not
-wait.
+A sleeping thread needs up to 0.1 ms to wake up, longer than a small message needs to arrive. So the
+thread that waits for messages reads them itself, and polls for a moment before it sleeps. While
+this thread computes, another thread reads, so that a peer with a large tensor need not wait.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 SPIN_SECONDS = 0.0002
-"""How long a thread looks for a message before it sleeps.
+"""Seconds that a thread polls for a message before it sleeps.
 
-A sleeping thread needs a good part of that to wake up.
+To wake up a sleeping thread takes up to half of that.
 """
 
 
@@ -38,11 +37,11 @@ class Source(Protocol[T_co]):
         """Read one message, and wait for its end.
 
         Returns:
-            The message, or None if there is nothing to tell; whether more may come.
+            The message, or None if this rank has closed the connection; whether more may come.
         """
 
     def buffered(self) -> bool:
-        """Return whether a part of another message has been read already."""
+        """Return whether a part of the next message has been read already."""
 
 
 class Inbox(Generic[T]):
@@ -51,8 +50,8 @@ class Inbox(Generic[T]):
     One thread at a time may wait for them.
 
     Args:
-        may_read: Whether the present thread, if it waits, may read. None: no thread may, and each
-            source has a thread. So it is on other systems than Linux, too.
+        may_read: Returns whether the present thread may read while it waits. None: each source has
+            a reader thread. This is also so on other systems than Linux.
     """
 
     def __init__(self, may_read: Callable[[], bool] | None) -> None:
@@ -62,37 +61,37 @@ class Inbox(Generic[T]):
         self._may_read = may_read if sys.platform == "linux" else None
         self._changed = threading.Condition()
         if self._may_read is not None:
-            # The reading thread sleeps on the bell. It rings once for an
-            # arrival, if it is on, and for each nudge.
-            self._arrivals, self._bell, self._nudge = select.epoll(), select.epoll(), os.eventfd(0)
+            # The reader thread sleeps on `_bell`. An arrival wakes it once, if the bell is on, and
+            # so does each write to `_nudge`.
+            self._arrivals, self._bell = select.epoll(), select.epoll()
+            self._nudge = os.eventfd(0)
             self._bell.register(self._arrivals, 0)
             self._bell.register(self._nudge, select.EPOLLIN | select.EPOLLET)
-            weakref.finalize(
-                self, os.close, self._nudge
-            ).atexit = False  # a link may be closed later than that
+            # Not at the end of the process: a link may be closed later than that.
+            weakref.finalize(self, os.close, self._nudge).atexit = False
             self._waiting = False
+            # Sources with a part of the next message in their buffer: epoll does not report it.
             self._begun: set[int] = set()
 
     def add(self, source: Source[T], name: str) -> None:
-        """Read from a source from now on.
+        """Begin to read from a source.
 
         Args:
             source: The connection.
-            name: Of the source's thread, if it gets one.
+            name: Name of the source's thread, if it gets one.
         """
         self._sources[source.fileno()] = source
         if self._may_read is None:
-            self._start(
-                threading.Thread(target=self._read_one, args=(source,), name=name, daemon=True)
-            )
+            thread = threading.Thread(target=self._read_one, args=(source,), name=name, daemon=True)
+            self._start(thread)
             return
         self._arrivals.register(source.fileno(), select.EPOLLIN)
         if not self._threads:
             self._start(threading.Thread(target=self._read_all, name="smp-reader", daemon=True))
-            self._ring()
+            self._arm_bell()
 
     def put(self, item: T) -> None:
-        """Add a message. Only the thread that waits may do this."""
+        """Add a message. Only the thread that waits for messages may call this."""
         self._items.put(item)
 
     def empty(self) -> bool:
@@ -100,14 +99,15 @@ class Inbox(Generic[T]):
         return self._items.empty()
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the next message, and wait for it.
+        """Wait for the next message, and return it.
 
         Args:
             timeout: Seconds; None waits for ever.
 
         Raises:
-            queue.Empty: None has come.
+            queue.Empty: No message came in this time.
         """
+        # Hot: a remote call waits here. Polling by this thread saves the wake-up of a reader.
         if self._items.empty() and (self._may_read is None or not self._may_read()):
             return self._items.get(timeout=timeout)
         if self._items.empty():
@@ -120,15 +120,17 @@ class Inbox(Generic[T]):
                         self._take(self._ready(end))
             finally:
                 self._waiting = False
-                self._ring()
+                self._arm_bell()
                 if self._begun:
                     os.eventfd_write(self._nudge, 1)
         return self._items.get_nowait()
 
     def wait_for_end(self, sources: Collection[int], seconds: float) -> None:
-        """Wait until sources, by file descriptor, have nothing more to tell.
+        """Wait until sources that were shut down have been read to their end.
 
-        They have been shut down.
+        Args:
+            sources: File descriptors of the sources.
+            seconds: The longest wait.
         """
         end = time.monotonic() + seconds
         if self._changed.acquire(timeout=seconds):
@@ -145,19 +147,30 @@ class Inbox(Generic[T]):
         self._threads.append(thread)
         thread.start()
 
-    def _ring(self) -> None:
+    def _arm_bell(self) -> None:
+        """Let the next arrival wake the reader thread."""
         self._bell.modify(self._arrivals, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _ready(self, end: float | None) -> Collection[int]:
-        """Return the sources that have something; at least one."""
+        """Wait for messages, and return the file descriptors of their sources.
+
+        Args:
+            end: Time at which the wait ends, as of `time.monotonic`; None: never.
+
+        Raises:
+            queue.Empty: No message came until then.
+        """
         if self._begun:
             return tuple(self._begun)
-        spin = time.monotonic() + SPIN_SECONDS
-        while not (ready := self._arrivals.poll(0)):
+        end_of_spin = time.monotonic() + SPIN_SECONDS
+        ready = self._arrivals.poll(0)
+        while not ready:
             os.sched_yield()
-            if time.monotonic() > spin:
-                ready = self._arrivals.poll(None if end is None else max(end - time.monotonic(), 0))
+            if time.monotonic() > end_of_spin:
+                timeout = None if end is None else max(end - time.monotonic(), 0)
+                ready = self._arrivals.poll(timeout)
                 break
+            ready = self._arrivals.poll(0)
         if not ready and end is not None and time.monotonic() >= end:
             raise queue.Empty
         return [number for number, _ in ready]
@@ -186,18 +199,20 @@ class Inbox(Generic[T]):
             self._changed.notify_all()
 
     def _read_all(self) -> None:
-        """Read while no other thread does."""
+        """Read whenever no other thread waits for messages. The body of the reader thread."""
         while self._sources:
             self._bell.poll()
             with self._changed:
                 while not self._waiting:
-                    ready = {*self._begun, *(number for number, _ in self._arrivals.poll(0))}
+                    ready = set(self._begun)
+                    ready.update(number for number, _ in self._arrivals.poll(0))
                     if not ready:
-                        self._ring()
+                        self._arm_bell()
                         break
                     self._take(ready)
 
     def _read_one(self, source: Source[T]) -> None:
+        """Read a source to its end. The body of the source's own thread."""
         number, more = source.fileno(), True
         while more:
             item, more = source.read()

@@ -5,8 +5,8 @@ NCCL for those on GPUs.
 
 NCCL matches sends and receives of two ranks by nothing but their order, and
 neither ends without the other. So:
-- Each directed pair of ranks has a communicator: what goes one way never waits
-  for what goes the other way.
+- Each directed pair of ranks has a communicator, so that the two directions never wait for each
+  other.
 - Communicators are made and used once in `smp.init`: the first use of one waits for both ranks.
 - A send is launched before its header goes by TCP. The reader thread of the receiver posts the
   receives in the order of the headers, which is the order of the sends. No receive is posted whose
@@ -78,14 +78,14 @@ class GroupPayload:
         current stream has to do for them.
         """
         target = self.members[peer]
-        self._sent = [each for each in self._sent if not each[0].is_completed()]
+        # The memory of a send must live until the send is completed.
+        self._sent = [(work, data) for work, data in self._sent if not work.is_completed()]
+        group = self._groups[self.rank, target]
         with self._on_device():
             for tensor in tensors:
                 if tensor.numel():
-                    part = _bytes(tensor)
-                    self._sent.append(
-                        (dist.isend(part, target, group=self._groups[self.rank, target]), part)
-                    )
+                    data = _bytes(tensor)
+                    self._sent.append((dist.isend(data, target, group=group), data))
 
     def receive(
         self,

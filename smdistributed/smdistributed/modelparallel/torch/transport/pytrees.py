@@ -1,8 +1,8 @@
-"""Nested values taken apart: their tensors, and the rest, which can be sent and put together again.
+"""Split nested values into tensors and a rest that can be sent, and join them again.
 
-A value is pickled with a number in the place of each tensor. So whatever pickle knows may hold
-tensors. They arrive with their gradients, in an object of the same class, and what is there twice
-is one object again.
+A value is pickled with a number in the place of each tensor. So tensors may be in any object that
+can be pickled. They arrive with their gradients, in an object of the same class. An object that is
+in the value twice is one object again.
 """
 
 from __future__ import annotations
@@ -39,52 +39,76 @@ class Tree(NamedTuple):
     """A nested value without its tensors.
 
     Attributes:
-        data: What pickle made of it; None if the value is one tensor. An error,
-            which is raised when it is sent.
+        data: The pickled value; None if the value is one tensor; an error if the value cannot be
+            pickled.
     """
 
     data: bytes | Exception | None
 
     def __reduce__(self) -> Any:
-        """Pickle it, or say why that is not possible."""
+        """Pickle the tree when a message with it is sent.
+
+        Raises:
+            Exception: The error in ``data``.
+        """
         if isinstance(self.data, Exception):
             raise self.data
         return Tree, (self.data,)
 
 
-_ONE = Tree(None)
+_SINGLE_TENSOR = Tree(None)
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _mark(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | None:
-    """Return the class and the attributes of a tensor.
+    """Return the class and the public attributes of a tensor, if it is more than a plain tensor.
 
-    Classes with an inside of their own are not known.
+    A class with ``__torch_dispatch__`` is treated as a plain tensor: its inner tensors are unknown.
+
+    Returns:
+        (class, attributes); None for a plain tensor.
     """
     kind = type(tensor)
-    own = kind not in _TENSORS and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    attributes = {} if kind not in _TENSORS and not own else tensor.__dict__
-    given = {name: value for name, value in attributes.items() if not name.startswith("_")}
-    return (kind if own else torch.Tensor, given) if own or given else None
+    if kind in _TENSORS:
+        sent_kind: type[torch.Tensor] = torch.Tensor
+    elif kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        sent_kind = kind
+    else:
+        return None
+    attributes = {
+        name: value for name, value in tensor.__dict__.items() if not name.startswith("_")
+    }
+    if sent_kind is torch.Tensor and not attributes:
+        return None
+    return sent_kind, attributes
 
 
 class _Pickler(pickle.Pickler):
-    """Puts numbers in the place of tensors, and of what the receiver has."""
+    """Pickle a value with numbers in the place of tensors, and with names for objects that the
+    receiver has.
+
+    Attributes:
+        tensors: The tensors, in the order of their numbers.
+        places: ``id()`` of a tensor -> its number.
+        names: ``id()`` of an object that the receiver has -> its name.
+        only_finds: Whether the tensors are collected, and the pickled value is not used.
+    """
 
     def __init__(
-        self, stream: io.BytesIO, known: Mapping[int, Any], *, looks: bool = False
+        self, stream: io.BytesIO, names: Mapping[int, Any], *, only_finds: bool = False
     ) -> None:
-        super().__init__(stream, 5, buffer_callback=(lambda _: None) if looks else None)
+        super().__init__(stream, 5, buffer_callback=(lambda _: None) if only_finds else None)
         self.tensors: list[torch.Tensor] = []
         self.places: dict[int, int] = {}
-        self.known, self.looks = known, looks
+        self.names, self.only_finds = names, only_finds
 
     def persistent_id(self, value: Any) -> Any:
+        # Hot: called for each object in the value.
         kind: Any = type(value)
         if kind in _PLAIN:
             return None
-        if self.known and id(value) in self.known:
-            return self.known[id(value)]
+        if self.names and id(value) in self.names:
+            return self.names[id(value)]
         if kind in _OPEN:
             return None
         if isinstance(value, torch.Tensor):
@@ -93,10 +117,10 @@ class _Pickler(pickle.Pickler):
             self.places[id(value)] = place = len(self.tensors)
             self.tensors.append(value)
             mark = _mark(value)
-            return place if mark is None else (place, *mark)
-        if isinstance(value, torch.nn.Module) and any(
-            True for _ in (*value.parameters(), *value.buffers())
-        ):
+            if mark is None:
+                return place
+            return (place, *mark)
+        if isinstance(value, torch.nn.Module) and [*value.parameters(), *value.buffers()]:
             return self._refuse(
                 f"parameters and buffers of a module ({kind.__name__}) stay on its rank"
             )
@@ -105,111 +129,129 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        if not self.looks or value is int:
+        if not self.only_finds or value is int:
             return NotImplemented
-        try:  # classes and functions are of no interest
-            return (
-                (int, ())
-                if isinstance(value, type | types.FunctionType)
-                else value.__reduce_ex__(5)
-            )
-        except Exception:  # noqa: BLE001  pickle does not know it
+        # To find tensors, classes and functions are skipped, and so are objects that pickle
+        # refuses: 0 stands for them.
+        if isinstance(value, type | types.FunctionType):
+            return int, ()
+        try:
+            return value.__reduce_ex__(5)
+        except Exception:  # noqa: BLE001  pickling an object may raise any error
             return int, ()
 
-    def _refuse(self, what: str) -> Any:
-        if not self.looks:
-            raise TypeError(what)
+    def _refuse(self, reason: str) -> Any:
+        """Raise an error, or leave an object out where tensors are only collected."""
+        if not self.only_finds:
+            raise TypeError(reason)
         return "nothing"
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickle a value, with tensors in the place of numbers, and own objects in the place of
+    names.
+    """
+
     def __init__(
-        self, data: bytes, tensors: Sequence[Any], known: Callable[[Any], Any] | None
+        self, data: bytes, tensors: Sequence[Any], own_object: Callable[[Any], Any] | None
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self.tensors, self.known = list(tensors), known
+        self.tensors, self.own_object = list(tensors), own_object
 
     def persistent_load(self, place: Any) -> Any:
         if isinstance(place, tuple) and isinstance(place[0], int):
             number, kind, attributes = place
             tensor = self.tensors[number]
-            self.tensors[number] = tensor = (
-                tensor if kind is torch.Tensor else tensor.as_subclass(kind)
-            )
+            if kind is not torch.Tensor:
+                tensor = self.tensors[number] = tensor.as_subclass(kind)
             for name, value in attributes.items():
                 setattr(tensor, name, value)
             return tensor
         if isinstance(place, int):
             return self.tensors[place]
-        assert self.known is not None
-        return self.known(place)
+        assert self.own_object is not None
+        return self.own_object(place)
 
 
-def flatten(value: Any, known: Mapping[int, Any] | None = None) -> tuple[Tree, list[torch.Tensor]]:
+def flatten(value: Any, names: Mapping[int, Any] | None = None) -> tuple[Tree, list[torch.Tensor]]:
     """Take the tensors out of a nested value.
+
+    For example ``{"loss": tensor, "step": 3}`` gives a tree of the dictionary, and ``[tensor]``.
 
     Args:
         value: The value.
-        known: What stands for objects that the receiver has: by their
-            identities, something that is no integer.
+        names: ``id()`` of an object that the receiver has -> a name for it, which is no integer.
+
+    Returns:
+        The value without tensors, and the tensors. An error of pickle is stored in the tree.
     """
-    if isinstance(value, torch.Tensor) and _mark(value) is None and id(value) not in (known or ()):
-        return _ONE, [value]
+    names = names or {}
+    if isinstance(value, torch.Tensor) and _mark(value) is None and id(value) not in names:
+        return _SINGLE_TENSOR, [value]
     stream = io.BytesIO()
-    pickler = _Pickler(stream, known or {})
+    pickler = _Pickler(stream, names)
     try:
         pickler.dump(value)
-    except Exception as error:  # noqa: BLE001  whoever sends it is told
+    except Exception as error:  # noqa: BLE001  it is raised when the tree is sent
         return Tree(error), pickler.tensors
     return Tree(stream.getvalue()), pickler.tensors
 
 
-def unflatten(tree: Tree, tensors: Sequence[Any], known: Callable[[Any], Any] | None = None) -> Any:
+def unflatten(
+    tree: Tree, tensors: Sequence[Any], own_object: Callable[[Any], Any] | None = None
+) -> Any:
     """Put the tensors, or others in their place, back into a nested value.
 
     Args:
         tree: The value without tensors.
-        tensors: Those in it.
-        known: Returns what something stands for that `flatten` got as known.
+        tensors: The tensors, in the order of `flatten`.
+        own_object: Returns the receiver's object for a name that `flatten` got.
+
+    Raises:
+        Exception: The value could not be pickled.
     """
     if isinstance(tree.data, Exception):
         raise tree.data
-    return tensors[0] if tree.data is None else _Unpickler(tree.data, tensors, known).load()
+    if tree.data is None:
+        return tensors[0]
+    return _Unpickler(tree.data, tensors, own_object).load()
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a value, each once. Those of modules do not count."""
-    pickler = _Pickler(io.BytesIO(), {}, looks=True)
+    """Return the tensors in a value, each once, without parameters and buffers of modules."""
+    pickler = _Pickler(io.BytesIO(), {}, only_finds=True)
     with contextlib.suppress(Exception):
         pickler.dump(value)
     return pickler.tensors
 
 
 def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return a nested value with another in the place of each tensor.
+    """Apply a function to each tensor in a nested value, and return a copy with the results.
 
-    Objects without a tensor stay what they are.
+    Objects without tensors are not copied.
     """
 
-    def other(leaf: Any) -> Any:
+    def map_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
-        found = tensors_in(leaf) if opens(type(leaf)) else []
-        return (
-            copy.deepcopy(leaf, {id(tensor): function(tensor) for tensor in found})
-            if found
-            else leaf
-        )
+        if not opens(type(leaf)):
+            return leaf
+        tensors = tensors_in(leaf)
+        if not tensors:
+            return leaf
+        # A deep copy that takes the results for copies of the tensors.
+        results = {id(tensor): function(tensor) for tensor in tensors}
+        return copy.deepcopy(leaf, results)
 
-    return pytree.tree_map(other, value)
+    return pytree.tree_map(map_leaf, value)
 
 
 def opens(kind: Any) -> bool:
-    """Return whether a class only holds what is in it, so that a copy is as good as the object."""
+    """Return whether a class only holds its items, so that a copy can replace an object."""
     return dataclasses.is_dataclass(kind) or issubclass(kind, _CONTAINERS) or is_cache_class(kind)
 
 
 @functools.lru_cache(1024)
 def is_cache_class(kind: Any) -> bool:
-    """Return whether a class is one of Hugging Face's caches."""
+    """Return whether a class is a cache of Hugging Face."""
     return any(base.__module__ == "transformers.cache_utils" for base in kind.__mro__)

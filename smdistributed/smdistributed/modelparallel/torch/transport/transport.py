@@ -1,12 +1,13 @@
-"""Messages with tensors between the ranks of a job, over connections of their own (connect.py).
+"""Send messages with tensors between the ranks of a job, over connections of their own
+(connect.py).
 
-torch.distributed ends a receive by a timeout, and NCCL has no receive from any source. The pipeline
-must not have the first, and needs the second. `Transport` is one link, a mesh. A message is a
-picklable header with tensors. Tensors travel as raw bytes from the sender's memory to the
-receiver's.
+The pipeline cannot use torch.distributed: its receives end by a timeout, and NCCL has no receive
+from any source. `Transport` is one link: a mesh of connections between the ranks of a group. A
+message is a picklable header with tensors. Tensors travel as raw bytes from the memory of the
+sender to the memory of the receiver.
 
-Tensors that the link's `payload` carries go its way, by NCCL for example (payload.py), all others
-through host memory.
+A link may have a `payload`, for example NCCL (payload.py). The payload carries the tensors on its
+device, and all other tensors go through host memory.
 """
 
 from __future__ import annotations
@@ -25,17 +26,25 @@ from .inbox import Inbox
 from .payload import GroupPayload
 
 _SIZES = struct.Struct("<I")
+"""The size of the pickled header, which stands before it."""
 _BUFFER = 1 << 16
+"""Bytes that are read by one system call at most, unless a message is larger."""
+_MOST_PARTS = 512
+"""Number of buffers that are sent by one system call at most; Linux allows 1024."""
 
 
-class Gone(NamedTuple):
-    """What a link puts into the inbox when a peer's connection ends, with the system's words."""
+class PeerLost(NamedTuple):
+    """The message in the inbox after the connection of a peer has ended.
+
+    Attributes:
+        reason: The system's own words.
+    """
 
     reason: str
 
 
 Item = tuple["Transport", int, Any, "list[torch.Tensor | None]"]
-"""A link, the peer's rank in it, the message, its tensors."""
+"""A received message: the link, the sender's rank in the link, the message, its tensors."""
 
 _C: Any = torch._C  # noqa: SLF001  torch has no public names for the stacks of modes of a thread
 
@@ -44,14 +53,14 @@ _HOST, _GPU, _CARRIED = range(3)
 
 
 class _Description(NamedTuple):
-    """A tensor of a message, as its header has it.
+    """A tensor of a message, as the header describes it.
 
     Attributes:
-        dtype: Name of its type.
+        dtype: Name of its type, such as "torch.float32".
         shape: Its shape.
-        strides: Its strides, if its elements fill their memory in another order
-            than a contiguous tensor's.
-        way: How it travels.
+        strides: Its strides, if the elements are in another order than in a contiguous tensor;
+            else None.
+        way: How the tensor travels: `_HOST`, `_GPU` or `_CARRIED`.
     """
 
     dtype: str
@@ -60,7 +69,7 @@ class _Description(NamedTuple):
     way: int
 
     def empty(self) -> torch.Tensor:
-        """Return a tensor of this kind, whose elements are undefined."""
+        """Return a new tensor of this type and shape, with undefined values."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
         return torch.empty_strided(self.shape, self.strides, dtype=_DTYPES[self.dtype])
@@ -76,8 +85,12 @@ class Transport:
         me: Rank of this process in the group.
         n: Number of ranks of the group.
         members: Global ranks of the group.
+        kind: Name for a rank of the group, such as "pp_rank".
         inbox: Messages of all peers, in the order in which they arrived.
-        bytes_sent: Bytes of tensors sent.
+        payload: Carries tensors that do not go through host memory, or None.
+        device: This rank's GPU, or None.
+        bytes_sent: Bytes of tensors that were sent through host memory.
+        closed: Whether `close` was called.
     """
 
     def __init__(
@@ -95,17 +108,19 @@ class Transport:
         Args:
             rank: Global rank of this process.
             members: Global ranks of the group.
-            connections: Sockets by global rank.
-            kind: What a rank within the group is called.
-            inbox: Where messages go; two links may share one.
-            payload: Carries tensors; without it all go through host memory.
+            connections: Global rank of a peer -> the socket.
+            kind: Name for a rank of the group, such as "pp_rank".
+            inbox: Where messages go; two links may share one. None: an own one.
+            payload: Carries tensors; None: all tensors go through host memory.
             device: This rank's GPU.
         """
         self.members, self.kind = tuple(members), kind
         self.me, self.n = self.members.index(rank), len(self.members)
-        # A receive is posted as soon as its header is there, whatever this rank
-        # does: each peer has a thread.
-        self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
+        if inbox is None:
+            # With a payload each peer has a reader thread: a receive must be posted as soon as its
+            # header is here, even while this rank computes.
+            inbox = Inbox(_makes_plain_tensors if payload is None else None)
+        self.inbox: Inbox[Item] = inbox
         self.payload, self.device = payload, device
         self.bytes_sent = 0
         self._sockets = {
@@ -116,25 +131,26 @@ class Transport:
             self.inbox.add(_Source(self, peer, connection), f"smp-reader-{peer}")
 
     def name(self, peer: int) -> str:
-        """Return words for a rank of the group."""
+        """Return words for a rank of the group, such as "rank 3 (pp_rank 1)"."""
         return f"rank {self.members[peer]} ({self.kind} {peer})"
 
     def send(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = ()) -> None:
         """Send a message. Only one thread may send at a time.
 
         Args:
-            peer: Rank in the group, another than `me`.
-            message: Anything that pickle knows.
-            tensors: Dense tensors, or None for one that is missing.
+            peer: Rank in the group, not `me`.
+            message: Any object that can be pickled.
+            tensors: Dense tensors; None for a missing one.
 
         Raises:
             OSError: The connection is lost.
-            TypeError: A tensor is no dense one.
-            Exception: What pickle says of something that it does not know.
+            TypeError: A tensor is not dense.
+            Exception: The message cannot be pickled. The class depends on the object.
         """
+        # Hot: one pass over the tensors, without copies of their memory.
         descriptions: list[_Description | None] = []
-        parts: list[Any] = [b""]
-        kept: list[torch.Tensor] = []
+        parts: list[Any] = [b""]  # the header comes first
+        alive: list[torch.Tensor] = []  # the memory of the parts, until they are sent
         carried: list[torch.Tensor] = []
         total = 0
         for tensor in tensors:
@@ -159,13 +175,13 @@ class Transport:
                 tensor = tensor.cpu()
             size = tensor.numel() * tensor.element_size()
             if size:
-                kept.append(tensor)
+                alive.append(tensor)
                 parts.append(_memory(tensor, size))
                 total += size
         head = pickle.dumps((message, descriptions), 5)
         parts[0] = _SIZES.pack(len(head)) + head
         if carried and self.payload is not None:
-            # Before the header: the receive that this posts never waits for long.
+            # Before the header, so that the receive which the header causes waits only briefly.
             self.payload.send(peer, carried)
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
         self.bytes_sent += total
@@ -183,22 +199,31 @@ class Transport:
             self.payload.close()
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make received tensors ready for the thread that calls this, and uses them."""
+        """Make received tensors ready for use in the present thread."""
         if self.payload is not None:
             self.payload.arrived(tensors)
 
     def tensors(
         self, peer: int, stream: _Stream, descriptions: Sequence[_Description | None]
     ) -> list[torch.Tensor | None]:
-        """Read the tensors of a message."""
+        """Read the tensors of a message, which follow its header.
+
+        Args:
+            peer: Rank of the sender in the group.
+            stream: The connection.
+            descriptions: The tensors, as the header describes them.
+        """
         tensors: list[torch.Tensor | None] = []
-        late: list[int] = []
+        carried: list[int] = []  # numbers of the tensors that the payload receives
+        receives: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]] = []
         for description in descriptions:
             if description is None:
                 tensors.append(None)
                 continue
             if description.way == _CARRIED:
-                late.append(len(tensors))
+                carried.append(len(tensors))
+                dtype = _DTYPES[description.dtype]
+                receives.append((dtype, description.shape, description.strides))
                 tensors.append(None)
                 continue
             tensor = description.empty()
@@ -208,20 +233,17 @@ class Transport:
             if description.way == _GPU and self.device is not None:
                 tensor = tensor.to(self.device)
             tensors.append(tensor)
-        if late and self.payload is not None:
-            wanted = [each for each in descriptions if each is not None and each.way == _CARRIED]
-            received = self.payload.receive(
-                peer, [(_DTYPES[each.dtype], each.shape, each.strides) for each in wanted]
-            )
-            for index, tensor in zip(late, received, strict=True):
+        if carried and self.payload is not None:
+            received = self.payload.receive(peer, receives)
+            for index, tensor in zip(carried, received, strict=True):
                 tensors[index] = tensor
         return tensors
 
 
-def _without_modes() -> bool:
-    """Return whether this thread makes plain tensors.
+def _makes_plain_tensors() -> bool:
+    """Return whether new tensors of this thread are plain, without the effect of a mode.
 
-    Those of a message may belong to other modes than its own.
+    A message may be for a context with other modes than the present one.
     """
     return (
         not torch.is_inference_mode_enabled()
@@ -231,7 +253,7 @@ def _without_modes() -> bool:
 
 
 class _Source:
-    """A connection of a link, for its inbox."""
+    """A connection of a link, as its inbox reads it."""
 
     def __init__(self, link: Transport, peer: int, connection: socket.socket) -> None:
         self.link, self.peer = link, peer
@@ -244,25 +266,44 @@ class _Source:
         return self.stream.start < self.stream.end
 
     def read(self) -> tuple[Item | None, bool]:
-        """Read one message, or the end of the connection."""
-        link, stream = self.link, self.stream
+        """Read one message.
+
+        Returns:
+            The message and True; after the end of the connection `PeerLost` and False, or None and
+            False if this rank closed the link.
+        """
+        link, peer, stream = self.link, self.peer, self.stream
         try:
-            pickled = stream.take(*_SIZES.unpack(stream.take(_SIZES.size)))
-            message, descriptions = pickle.loads(pickled)  # noqa: S301  from a rank of this job
-            return (link, self.peer, message, link.tensors(self.peer, stream, descriptions)), True
+            (size,) = _SIZES.unpack(stream.take(_SIZES.size))
+            message, descriptions = pickle.loads(stream.take(size))  # noqa: S301  from a rank of this job
+            tensors = link.tensors(peer, stream, descriptions)
+            return (link, peer, message, tensors), True
         except (EOFError, OSError) as error:
-            gone = None if link.closed else Gone(str(error) or "the connection was closed")
-        except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
-            gone = Gone(f"its message cannot be read: {type(error).__name__}: {error}")
+            if link.closed:
+                return None, False
+            lost = PeerLost(str(error) or "the connection was closed")
+        except Exception as error:  # noqa: BLE001  without a message in the inbox the step would wait for ever
+            lost = PeerLost(f"its message cannot be read: {type(error).__name__}: {error}")
         except BaseException:
-            # Ctrl-C in the thread that waits: the rest of the message would be taken for another.
-            link.inbox.put((link, self.peer, Gone("the reading of a message was interrupted"), []))
+            # Ctrl-C in the thread that waits. The rest of the message cannot be read any more: it
+            # would be taken for a new message.
+            lost = PeerLost("the reading of a message was interrupted")
+            link.inbox.put((link, peer, lost, []))
             raise
-        return (link, self.peer, gone, []) if gone else None, False
+        return (link, peer, lost, []), False
 
 
 class _Stream:
-    """Reads exact numbers of bytes with few system calls."""
+    """A connection with a buffer, from which exact numbers of bytes are read.
+
+    Hot: small messages are read with one system call, large tensors without a copy.
+
+    Attributes:
+        connection: The socket.
+        view: The buffer.
+        start: Index of the first byte in the buffer that is not read yet.
+        end: Index after the last byte in the buffer.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -270,29 +311,36 @@ class _Stream:
         self.start = self.end = 0
 
     def take(self, count: int) -> memoryview:
-        """Return the next bytes; they are valid until the next call."""
+        """Return the next bytes. They are valid until the next call.
+
+        Raises:
+            EOFError: The connection ended before.
+        """
         if count > len(self.view):
             large = memoryview(bytearray(count))
             self.fill(large)
             return large
         if len(self.view) - self.start < count:
-            left = bytes(self.view[self.start : self.end])
-            self.view[: len(left)] = left
-            self.start, self.end = 0, len(left)
+            # No room after the unread bytes: move them to the beginning.
+            unread = bytes(self.view[self.start : self.end])
+            self.view[: len(unread)] = unread
+            self.start, self.end = 0, len(unread)
         while self.end - self.start < count:
-            got = self.connection.recv_into(self.view[self.end :])
-            if not got:
+            received = self.connection.recv_into(self.view[self.end :])
+            if not received:
                 raise EOFError
-            self.end += got
-        found = self.view[self.start : self.start + count]
+            self.end += received
+        taken = self.view[self.start : self.start + count]
         self.start += count
         if self.start == self.end:
             self.start = self.end = 0
-        return found
+        return taken
 
     def fill(self, target: memoryview) -> None:
-        """Read into memory: first what is here already, then from the system
-        straight to its place.
+        """Read into memory: first from the buffer, then from the system without a copy.
+
+        Raises:
+            EOFError: The connection ended before.
         """
         ready = min(self.end - self.start, len(target))
         if ready:
@@ -301,17 +349,17 @@ class _Stream:
             if self.start == self.end:
                 self.start = self.end = 0
         while ready < len(target):
-            got = self.connection.recv_into(target[ready:])
-            if not got:
+            received = self.connection.recv_into(target[ready:])
+            if not received:
                 raise EOFError
-            ready += got
+            ready += received
 
 
 def _check_memory(tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose elements are not in one memory.
+    """Refuse a tensor without one memory for its elements.
 
     Raises:
-        TypeError: It is nested, sparse, or has no memory at all.
+        TypeError: The tensor is nested, sparse, or on the device meta.
     """
     if tensor.is_nested:
         raise TypeError("a nested tensor has no memory of its own. Pass its values() and offsets()")
@@ -324,11 +372,11 @@ def _check_memory(tensor: torch.Tensor) -> None:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the strides of a tensor that fills its memory in another order
-    than a contiguous one, else None.
+    """Return the strides of a tensor that fills its memory in another order than a contiguous one.
 
-    ``channels_last`` images and transposed matrices are such. Modules read the
-    layout, and kernels are chosen by it.
+    None for a contiguous tensor, and for one that does not fill its memory. ``channels_last``
+    images and transposed matrices have such strides. The receiver gets the same layout, because
+    modules read it, and kernels are chosen by it.
     """
     if tensor.is_contiguous():
         return None
@@ -345,16 +393,25 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 def _memory(tensor: torch.Tensor, size: int) -> memoryview:
     """Return the bytes of a CPU tensor that fills its memory, without a copy.
 
-    The tensor must outlive them.
+    The tensor must live longer than the result.
     """
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    array = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
 
 
 def _send_all(connection: socket.socket, parts: list[Any], total: int) -> None:
-    sent = connection.sendmsg(parts[:512])
+    """Send buffers one after another.
+
+    Args:
+        connection: The socket.
+        parts: The buffers. The list is changed.
+        total: Sum of their sizes in bytes.
+    """
+    sent = connection.sendmsg(parts[:_MOST_PARTS])
     while sent < total:
+        # The kernel took a part only: drop the buffers that are sent, and cut the next one.
         total -= sent
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
         parts[0] = memoryview(parts[0])[sent:]
-        sent = connection.sendmsg(parts[:512])
+        sent = connection.sendmsg(parts[:_MOST_PARTS])

@@ -1,8 +1,8 @@
-"""Names of smp's own transformer modules, at Hugging Face's modules.
+"""Give Hugging Face's modules the names of smp's own transformer modules.
 
-A script that asks for smp's transformer (`tensor_parallelism` in `smp.model_creation`) looks layers
-up by its names: `model.transformer.seq_layers`, and `attention` and `output` of a layer. Here a
-model keeps its own modules, so these answer such names, too.
+In AWS's library `tensor_parallelism` in `smp.model_creation` replaces the modules of a transformer
+by smp's own, and scripts use the names of these: `model.transformer.seq_layers`, and `attention`
+and `output` of a layer. This library keeps the modules of the model. So they get such names, too.
 """
 
 from __future__ import annotations
@@ -19,33 +19,41 @@ _OTHERS = {
 
 
 def answer(model: nn.Module) -> None:
-    """Let the modules that were made under tensor parallelism answer.
+    """Add smp's names to the modules that were created under tensor parallelism.
 
-    States and lists of modules have one name still.
+    The names in states and in lists of modules do not change.
 
     Args:
-        model: The whole model. Only classes of `transformers` are touched, and
-            no name that a module has itself.
+        model: The full model. Only classes of `transformers` get names, and no attribute of a
+            module is replaced.
     """
     for module in model.modules():
-        if not vars(module).get("_smp_tp", (False,))[0] or not type(module).__module__.startswith(
-            "transformers."
-        ):
+        is_split = vars(module).get("_smp_tp", (False,))[0]
+        if not is_split or not type(module).__module__.startswith("transformers."):
             continue
-        # The whole model has the stack of layers under a name of its class, such as gpt_neox.
-        _answer(module, "transformer", (getattr(module, "base_model_prefix", ""),))
-        if layers := _answer(module, "seq_layers", _LAYERS):
-            for layer in layers.children():
-                for name, own in _OTHERS.items():
-                    _answer(layer, name, own)
+        # A model with a head has the transformer under a name of its class, such as gpt_neox.
+        _add_name(module, "transformer", (getattr(module, "base_model_prefix", ""),))
+        layers = _add_name(module, "seq_layers", _LAYERS)
+        if layers is None:
+            continue
+        for layer in layers.children():
+            for name, own_names in _OTHERS.items():
+                _add_name(layer, name, own_names)
 
 
-def _answer(module: nn.Module, name: str, own: tuple[str, ...]) -> nn.Module | None:
-    """Give the first submodule of some names another one; return it."""
-    found = next(
-        (part for each in own if isinstance(part := getattr(module, each, None), nn.Module)), None
-    )
-    if found is None or found is module or hasattr(module, name):
+def _add_name(module: nn.Module, name: str, own_names: tuple[str, ...]) -> nn.Module | None:
+    """Add a name to the first submodule that has one of some names.
+
+    Returns:
+        The submodule; None if there is none, or if the module has such an attribute already.
+    """
+    for own_name in own_names:
+        submodule = getattr(module, own_name, None)
+        if isinstance(submodule, nn.Module):
+            break
+    else:
         return None
-    object.__setattr__(module, name, found)  # not a submodule a second time
-    return found
+    if submodule is module or hasattr(module, name):
+        return None
+    object.__setattr__(module, name, submodule)  # not a second submodule
+    return submodule

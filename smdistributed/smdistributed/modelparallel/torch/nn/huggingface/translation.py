@@ -1,9 +1,8 @@
-"""State dicts between Hugging Face's names and smp's own transformer modules.
+"""Translate state dicts between Hugging Face's names and smp's own transformer modules.
 
-This library keeps a model's own modules and names, split or not: a state dict of it is one of
-Hugging Face already. The functions therefore return what they get, and refuse the one thing that
-they cannot translate: the state dict of a model that the proprietary library built of its
-transformer modules.
+This library keeps a model's own modules and names, split or not. So its state dicts have Hugging
+Face's names already, and the functions return them unchanged. They refuse a state dict of the
+proprietary library's transformer modules, which they cannot translate.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from smdistributed.modelparallel.torch.exceptions import SMPUnsupportedError
 __all__ = ["named", "translate"]
 
 MODELS = ("bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta", "t5")
-"""Those that have a module beside this one: scripts import these names from there."""
+"""Models with a Python module in this package, from which scripts import the translations."""
 
 TRANSLATIONS = frozenset(
     {
@@ -31,23 +30,23 @@ TRANSLATIONS = frozenset(
         "translate_layer_state_dict_to_hf_gpt2_block",
     }
 )
-"""What scripts call `translate`."""
+"""The public names of `translate`."""
 
 StateDict = TypeVar("StateDict", bound=Mapping[str, Any])
 
-# What public scripts call the layers of a DistributedTransformer.
+# The layers of a DistributedTransformer, in state dicts of public scripts.
 _FOREIGN = re.compile(r"(^|\.)seq_layers\.")
 
 
 def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDict:  # noqa: ARG001
-    """Return the state dict: its names are Hugging Face's on both sides.
+    """Return the state dict unchanged: both sides have Hugging Face's names.
 
     Args:
-        state_dict: Of an ``smp.DistributedModel``, or of a model of Hugging Face.
+        state_dict: State of an ``smp.DistributedModel``, or of a model of Hugging Face.
         max_seq_len: Accepted; masks are not in the state dict.
 
     Raises:
-        SMPUnsupportedError: It comes from the proprietary library's transformer modules.
+        SMPUnsupportedError: The state is of the proprietary library's transformer modules.
     """
     for name in state_dict:
         if _FOREIGN.search(name):
@@ -59,11 +58,12 @@ def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDic
 
 
 def named(name: str) -> Callable[..., Any]:
-    """Return what the module of a model has under a name: a translation, or a stand-in for a hook.
+    """Return the function with a public name: a translation, or a stand-in for a hook.
 
-    Hooks are between a model of Hugging Face and smp's transformer modules. A name that ends in
-    ``hooks`` is a function of no arguments whose three hooks go to ``smp.tp_register_with_module``:
-    scripts call it whether or not a module is split, so only the hooks refuse.
+    Hooks convert between a model of Hugging Face and smp's transformer modules. A function with a
+    name that ends in ``hooks`` has no arguments, and returns three hooks for
+    ``smp.tp_register_with_module``. Scripts call this function also without split modules, so only
+    the hooks themselves raise an error.
 
     Raises:
         AttributeError: The name is neither.
