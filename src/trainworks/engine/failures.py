@@ -1,7 +1,6 @@
-"""Turn the output of a failed build into an error that says which step failed,
-with its last lines, and what to do.
+"""Turn the output of a failed build into an error with the failed step, its last lines and a hint.
 
-An engine reports an exit status only: its own faults and a full disk are known by its words.
+An engine only reports an exit status: its own faults and a full disk are recognised by its words.
 Recorded outputs are in ``tests/engine/logs``.
 """
 
@@ -24,8 +23,9 @@ from trainworks.errors import (
 _SHORT: Final = 160
 
 DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
-"""The C library's words for ENOSPC and EDQUOT, in whatever an engine says: it
-frees what it wrote before it ends.
+"""The C library's words for ENOSPC and EDQUOT.
+
+The free space cannot be measured afterwards: a failed engine frees it before it ends.
 """
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
@@ -80,42 +80,47 @@ def explain(
     """Return the error to raise.
 
     Args:
-        alive: Returns why the engine's daemon does not answer, ``""`` if it
-            does; called only when needed.
-        space: Returns a sentence about the free space of the engine's storage;
-            called only when needed.
+        alive: Returns the reason why the engine's daemon does not answer, or ``""``; called only
+            when needed.
+        space: Returns a sentence about the free space of the engine's storage; called only when
+            needed.
     """
     step = failure.step
-    # If the command's own status is known, its output is the evidence: the
-    # engine's text quotes the whole command.
-    evidence = failure.lines
-    if step is not None:
-        evidence = (
-            step.lines if step.status is not None else (*step.lines, step.reason, *failure.lines)
-        )
-    if failure.daemon and (step is None or step.status is None) and (silence := alive()):
-        return EngineUnavailableError(
-            f"the {failure.engine} daemon stopped answering during {_during(failure)}: {silence}",
-            hint=(
-                f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make"
-                " engine`), and build again: finished steps are cached"
-            ),
-        )
-    full = next((line for line in evidence if DISK_FULL.search(line)), None)
-    if full is not None:
-        return OutputError(
-            f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",
-            hint=(
-                "free some space there, or move the engine's"
-                " storage to a larger disk, and build again"
-            ),
-        )
-    fault = next((line.strip() for line in evidence if OWN_FAULT.fullmatch(line.strip())), None)
-    if fault is not None:
-        return EngineError(
-            f"{failure.engine} itself failed during {_during(failure)}: {fault}",
-            hint="this is not a fault of the step: build again, finished steps are cached",
-        )
+    if step is None:
+        evidence = failure.lines
+    elif step.status is None:
+        evidence = (*step.lines, step.reason, *failure.lines)
+    else:
+        # The command itself failed. The engine's lines quote the complete command, with any words.
+        evidence = step.lines
+
+    if failure.daemon and (step is None or step.status is None):
+        reason = alive()
+        if reason:
+            during = _during(failure)
+            return EngineUnavailableError(
+                f"the {failure.engine} daemon stopped answering during {during}: {reason}",
+                hint=(
+                    f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make"
+                    " engine`), and build again: finished steps are cached"
+                ),
+            )
+    for line in evidence:
+        if DISK_FULL.search(line):
+            during = _during(failure)
+            return OutputError(
+                f"the disk is full: {during} could not write ({line.strip()}). {space()}",
+                hint=(
+                    "free some space there, or move the engine's"
+                    " storage to a larger disk, and build again"
+                ),
+            )
+    for line in evidence:
+        if OWN_FAULT.fullmatch(line.strip()):
+            return EngineError(
+                f"{failure.engine} itself failed during {_during(failure)}: {line.strip()}",
+                hint="this is not a fault of the step: build again, finished steps are cached",
+            )
     return BuildError(_CREDENTIALS.sub("//", _paragraph(failure)), hint=_LOOK)
 
 

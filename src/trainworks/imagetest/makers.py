@@ -68,24 +68,24 @@ class Makers(Protocol):
         """Return the files about themselves in Debian packages."""
 
 
-def list_problems(check: MakersListsCheck, found: PackageLists, makers: Makers | None) -> list[str]:
+def list_problems(check: MakersListsCheck, lists: PackageLists, makers: Makers | None) -> list[str]:
     """Return a line for each package that is not in the plan, and for each list that differs.
 
     Args:
         check: The plan's packages.
-        found: The lists in the image.
-        makers: Gives the makers' lists; ``None`` if they cannot be had.
+        lists: The lists in the image.
+        makers: Gives the makers' lists; ``None`` if they are not available.
     """
-    foreign = [row for row in found["python"] if row["name"] not in check.distributions]
+    foreign = [row for row in lists["python"] if row["name"] not in check.distributions]
     lines = [f"{row['record']}: no package of the plan is called {row['name']}" for row in foreign]
-    lines += [f"Debian package {name}: nothing of the plan needs it" for name in found["unneeded"]]
+    lines += [f"Debian package {name}: nothing of the plan needs it" for name in lists["unneeded"]]
     if makers is None:
         return lines
     wheels = makers.wheels()
-    for listed in found["python"]:
+    for listed in lists["python"]:
         if listed["name"] in wheels:
             lines += wheel_problems(check, listed, wheels[listed["name"]])
-    packages = {debian_name(package): package for package in found["debian"]}
+    packages = {debian_name(package): package for package in lists["debian"]}
     contents = makers.debian(packages)
     for name, package in packages.items():
         if name in contents:
@@ -93,19 +93,19 @@ def list_problems(check: MakersListsCheck, found: PackageLists, makers: Makers |
     return lines
 
 
-def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList) -> Iterator[str]:
+def wheel_problems(check: MakersListsCheck, listed: PythonList, wheel: WheelList) -> Iterator[str]:
     """Yield the differences between the list of an installed distribution and that of its wheel."""
-    record = found["record"]
+    record = listed["record"]
     site_packages = posixpath.dirname(posixpath.dirname(record))
     trimmed = _below(check.trims)
     stripped = pattern_of([f"/{pattern}" for pattern in check.strips])
-    expected = _expected_files(found, wheel)
+    expected = _expected_files(listed, wheel)
     missing: list[str] = []
     for path, digest in expected.items():
         if _WRITTEN_HERE.fullmatch(path):
             continue
         inside = path.removeprefix(site_packages)
-        listed_digest = found["files"].get(path)
+        listed_digest = listed["files"].get(path)
         if listed_digest is None:
             if not trimmed.fullmatch(inside):
                 missing.append(path)
@@ -113,19 +113,19 @@ def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList)
             yield f"{record} has another sum of {path} than its wheel"
     for path in folded(missing):
         yield f"{record} lacks {path}, which its wheel has"
-    for path in found["files"]:
+    for path in listed["files"]:
         if path not in expected and not _WRITTEN_HERE.fullmatch(path):
             yield f"{record} has {path}, which its wheel does not have"
 
 
-def _expected_files(found: PythonList, wheel: WheelList) -> dict[str, str]:
+def _expected_files(listed: PythonList, wheel: WheelList) -> dict[str, str]:
     """Return the paths that an installation of a wheel has, with their sums."""
-    site_packages = posixpath.dirname(posixpath.dirname(found["record"]))
+    site_packages = posixpath.dirname(posixpath.dirname(listed["record"]))
     files = {}
     for path, digest in wheel.files.items():
-        files[_place(path, site_packages, found["name"])] = digest
+        files[_place(path, site_packages, listed["name"])] = digest
     programs = dict(wheel.written)
-    if found["name"] == "pip" and "pip" in programs:
+    if listed["name"] == "pip" and "pip" in programs:
         # Installers give this one program a second name: pip3.11.
         python = posixpath.basename(posixpath.dirname(site_packages))
         programs[python.replace("python", "pip")] = programs["pip"]
@@ -134,30 +134,30 @@ def _expected_files(found: PythonList, wheel: WheelList) -> dict[str, str]:
     return files
 
 
-def debian_problems(found: DebianList, content: DebianContent) -> Iterator[str]:
+def debian_problems(listed: DebianList, content: DebianContent) -> Iterator[str]:
     """Yield the differences between dpkg's files about a package and those in the package."""
-    package = f"package {found['name']} {found['version']}"
-    for member in sorted({*found["members"], *content.members}):
-        path = f"/var/lib/dpkg/info/{found['name']}.{member}"
+    package = f"package {listed['name']} {listed['version']}"
+    for member in sorted({*listed["members"], *content.members}):
+        path = f"/var/lib/dpkg/info/{listed['name']}.{member}"
         if member not in content.members:
             yield f"{path} is there, and {package} does not have it"
-        elif member not in found["members"]:
+        elif member not in listed["members"]:
             yield f"{path} is missing, and {package} has it"
-        elif found["members"][member] != content.members[member]:
+        elif listed["members"][member] != content.members[member]:
             yield f"{path} is not the one of {package}"
     for path, digest in content.conffiles.items():
-        if found["conffiles"].get(path, digest) != digest:
+        if listed["conffiles"].get(path, digest) != digest:
             yield f"/var/lib/dpkg/status has another sum of {path} than {package}"
     for path, target in content.links.items():
-        actual_target = found["links"].get(path, target)
+        actual_target = listed["links"].get(path, target)
         if actual_target != target:
             yield f"{path} is a link to {actual_target}, and to {target} in {package}"
 
 
-def debian_name(found: DebianList) -> DebianName:
+def debian_name(listed: DebianList) -> DebianName:
     """Return the name of a package in its archive."""
     return DebianName(
-        name=found["name"], version=found["version"], architecture=found["architecture"]
+        name=listed["name"], version=listed["version"], architecture=listed["architecture"]
     )
 
 

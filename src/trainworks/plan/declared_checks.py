@@ -58,16 +58,16 @@ The index has them as ``aarch64``, so pip installs them: WHEEL of ``nvidia-cuspa
 """
 
 FILLED_IN = ("version", "version_major", "python")
-"""What a front matter may name in braces."""
+"""Names in braces that a front matter may have, such as ``{version}``."""
 
 NAME_IN_BRACES = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A name that a front matter wants filled in.
+"""A name in braces in a front matter.
 
-Programs among the words of a command may have braces of their own.
+Programs among the words of a command may have other braces.
 """
 
 RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
-"""Where a job leaves what it made, whichever user it runs as."""
+"""Folders for the results of a job, for every user."""
 
 FOLDERS_FOR_ALL = (
     "/tmp",  # noqa: S108
@@ -75,13 +75,13 @@ FOLDERS_FOR_ALL = (
     "/run/lock",
     *RESULTS,
 )
-"""Where every user of a Linux system may write, and of an image.
+"""Folders in which every user may write.
 
-With the sticky bit: files stay their owner's.
+Their sticky bit keeps users from removing files of others.
 """
 
 SHARED_FOLDERS = ("/tmp", "/var/tmp", *RESULTS)  # noqa: S108  (names of folders in an image)
-"""Folders in which every user makes files, and changes no file of another user."""
+"""Folders in which every user creates files, and changes no file of another user."""
 
 FOR_SOME_USERS = (
     *(
@@ -97,9 +97,9 @@ FOR_SOME_USERS = (
     *("/run/**", "/etc/credstore*", "/etc/sudoers*", "/usr/lib/credstore*", "/usr/lib/dbus-1.0/*"),
     *("/etc/polkit-1/**", "/usr/share/polkit-1/**"),
 )
-"""What a Linux system keeps from its users.
+"""Paths that a Linux system hides from users.
 
-Everything else can be read by all: jobs are started by any user.
+All other paths can be read by everyone, because any user may start a job.
 """
 
 UNKNOWN_USER = (
@@ -112,8 +112,9 @@ UNKNOWN_USER = (
     "env",
     "HOME=/nonexistent",
 )
-"""Starts a command as Kubernetes does where no user of an image may be root:
-with a number that has no name.
+"""Words that start a command with a user number without a name.
+
+Kubernetes does so if containers may not run as root.
 """
 
 USE_AS_ANYONE = (
@@ -144,10 +145,10 @@ one = torch.ones(1)
 group.all_reduce(one)
 print("ranks that met:", int(one))
 """
-"""A job's program: its ranks find each other, and add up what each of them has."""
+"""A job's program: its ranks connect, and sum a tensor over all of them."""
 
 DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
-"""Libraries that come with the host's driver and are never in an image."""
+"""Libraries of the host's driver, which no image has."""
 
 
 def declared_checks(
@@ -155,11 +156,11 @@ def declared_checks(
 ) -> list[Check]:
     """Return the promises of the recipes' front matters.
 
-    Raises ``FactsError`` with every malformed one.
+    Promises of recipes without a step, and promises ``beside`` a missing component, are checked
+    too: else only the user of an optional component would find its malformed promise.
 
-    Those of recipes that no step has, and those ``beside`` a component that is not there, must be
-    well-formed too: a malformed promise of an optional component would be found only when a user
-    chooses it.
+    Raises:
+        FactsError: Promises are malformed; the error names all of them.
     """
     values_by_recipe: dict[str, list[Mapping[str, object]]] = {}
     problems: list[str] = []
@@ -186,7 +187,7 @@ def declared_checks(
 
 
 def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]:
-    """Return the values of a promise in the form of its kind, and their problems."""
+    """Return the values of a promise with the types of its kind, and their problems."""
     where = f"templates/components/{where} (kind = {short(row.kind)})"
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
@@ -221,18 +222,19 @@ def _text_problems(row: CheckRow, check: Any, required: Sequence[str]) -> list[s
 
 def known_versions(step: Step, python: str) -> Mapping[str, str]:
     """Return the values of ``FILLED_IN``."""
-    return dict(zip(FILLED_IN, (step.version, _major(step.version), python), strict=True))
+    values = (step.version, _major(step.version), python)
+    return dict(zip(FILLED_IN, values, strict=True))
 
 
 def filled(text: str, known: Mapping[str, str]) -> str:
-    """Put versions into a text in the place of their names in braces."""
+    """Replace names in braces in a text: ``lib.so.{version}`` becomes ``lib.so.2.1``."""
     for name, version in known.items():
         text = text.replace(f"{{{name}}}", version)
     return text
 
 
 def _fill(value: object, known: Mapping[str, str]) -> object:
-    """Put versions into texts, and into those of lists."""
+    """Replace names in braces in a text, or in all texts of a tuple."""
     if isinstance(value, str):
         return filled(value, known)
     if isinstance(value, tuple):
@@ -246,9 +248,7 @@ def image_checks(
     environment: Mapping[str, str],
     target: TargetContext,
 ) -> list[Check]:
-    """Return the promises that no recipe has to write: they follow from the
-    plan, or hold for every image.
-    """
+    """Return the promises that follow from the plan, or hold for every image."""
     return [
         *_checks_of_packages(steps, target),
         *_checks_of_files(steps, target),
@@ -340,23 +340,21 @@ def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]
 
     Without CUDA there may be none of them.
     """
-    cell = target.cell
-    found: list[Check] = []
-    if cell.version:
-        versions = dict.fromkeys(CUDA_LIBRARIES, cell.version)
-        versions |= {
-            f"lib{step.component}": step.version for step in steps if step.component == "cudnn"
-        }
-        libraries = tuple(
-            f"{name}.so.{_major(version)}" for name, version in versions.items() if version
-        )
-        found.append(
-            checks.ElfNeedsCheck(
-                component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cell.version
-            )
-        )
-    single = SINGLE_CUDA_LIBRARIES if cell.version else ()
-    return [*found, checks.DuplicatePackagesCheck(component=IMAGE, libraries=single)]
+    cuda = target.cell.version
+    if not cuda:
+        return [checks.DuplicatePackagesCheck(component=IMAGE, libraries=())]
+    versions = dict.fromkeys(CUDA_LIBRARIES, cuda)
+    for step in steps:
+        if step.component == "cudnn":
+            versions["libcudnn"] = step.version
+    # The sonames, such as ``libcudart.so.12``.
+    libraries = [f"{name}.so.{_major(version)}" for name, version in versions.items() if version]
+    return [
+        checks.ElfNeedsCheck(
+            component=IMAGE, roots=("/opt",), libraries=tuple(libraries), cuda=cuda
+        ),
+        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES),
+    ]
 
 
 def _checks_of_configuration(
@@ -375,7 +373,7 @@ def _checks_of_configuration(
             entry_point=ENTRY_POINT,
             command=COMMAND,
             working_folder=WORKING_FOLDER,
-            # Images of CUDA have many variables that say what is in them.
+            # CUDA images have many variables about their versions.
             others=bool(target.row.image),
             architecture=target.base.architecture,
         ),
@@ -383,12 +381,9 @@ def _checks_of_configuration(
 
 
 def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
-    """Return the promise that ranks of one host meet without its name, whatever
-    torchrun of this version does.
-    """
-    if not any(
-        step.component == "torch" and Version(step.version) >= TORCHRUN_FROM for step in steps
-    ):
+    """Return the promise that ranks of one host connect if its name cannot be resolved."""
+    torch_versions = [Version(step.version) for step in steps if step.component == "torch"]
+    if not any(version >= TORCHRUN_FROM for version in torch_versions):
         return []
     mode = ("--mode", "torch_distributed", "--processes-per-host", "2")
     return [
@@ -429,7 +424,7 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
     ),
     checks.SecretsCheck(component=IMAGE),
 )
-"""What holds for every image, whatever is in it."""
+"""Promises of every image."""
 
 
 def _major(version: str) -> str:
@@ -437,7 +432,7 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files: known origin, as delivered, no rights given away."""
+    """Return the promises about all files: their origin, content and rights."""
     owned: list[str] = []
     removed: list[str] = []
     recipe_links: list[tuple[str, str]] = []
@@ -487,14 +482,13 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
 def lists_of_makers(
     steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]
 ) -> Check:
-    """Return the promise that the image has the plan's packages, and these
-    their makers' lists of files.
+    """Return the promise that the image has the plan's packages, with their makers' lists of files.
 
     Args:
         steps: The components.
-        recipes: Those of the components in the image.
-        declared: The promises of the recipes; some are about distributions that are made of this
-            repository.
+        recipes: The recipes of the components in the image.
+        declared: The promises of the recipes; some are about distributions that are built from
+            this repository.
     """
     names = {
         check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)
