@@ -88,7 +88,15 @@ def test_a_registry_that_asks_for_hours_has_refused(
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-3", 0), ("Thu, 01 Jan 1970", 0)]
+    ("text", "seconds"),
+    [
+        ("7", 7),
+        ("", 0),
+        ("soon", 0),
+        ("-3", 0),
+        ("Thu, 01 Jan 1970", 0),
+        ("Thu, 01 Jan 99999999999999999 00:00:00 GMT", 0),
+    ],
 )
 def test_what_a_registry_may_ask_for(text: str, seconds: float) -> None:
     assert _seconds_of(text) == seconds

@@ -615,7 +615,7 @@ def _seconds_of(text: str) -> float:
         return float(text)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # a number of seventeen digits in the date
         return 0.0
     if not until.tzinfo:
         return 0.0
