@@ -491,7 +491,8 @@ DIFFERENCES = (
         "SM_MASTER_ADDR, SM_MASTER_PORT, MASTER_ADDR, MASTER_PORT, SM_CURRENT_HOST_RANK,"
         " SM_HOST_COUNT, SM_INPUT_DATA_DIR, SM_OUTPUT_FAILURE, SM_SOURCE_DIR, SM_ENTRY_SCRIPT",
         "not set (the PyTorch toolkit sets `MASTER_*`)",
-        "set in every mode; the master is rank 0's host, and `127.0.0.1` in a job of one host",
+        "set in every mode; the master is rank 0's host (there its address, if the name does not"
+        " lead to it), and `127.0.0.1` in a job of one host, with a free port under torchrun",
         "ModelTrainer's scripts and `env://` rendezvous read them",
         _additions,
         Case(config=_cluster()),

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.engine
 
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
 PORT = "7999"
-FIRST = r"mpirun's daemon on host algo-2 ended before it had started a rank: exit status [0-9]+"
+NO_DAEMON = r"mpirun's daemon on host algo-2 ended before it had started a rank: exit status [0-9]+"
+NO_PATH = (
+    r"the data path to algo-1 does not work: algo-2 tried \S+ port [0-9]+ .*Connection refused"
+)
 
 
 @pytest.fixture
@@ -32,8 +35,18 @@ def network() -> Iterator[Network]:
         yield made
 
 
-def fail(network: Network, tmp_path: Path, dialect: Dialect, before: str = "") -> None:
-    """Run a job of both hosts, which cannot start. before: what sh does on algo-2 first."""
+def fail(
+    network: Network, tmp_path: Path, dialect: Dialect, cause: str, *, before: str = ""
+) -> None:
+    """Run a job of both hosts, which cannot start.
+
+    Args:
+        network: The hosts.
+        tmp_path: A folder for the job.
+        dialect: The mpirun.
+        cause: A pattern of the failure.
+        before: A command that sh runs on algo-2 first.
+    """
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
     manifest = write_manifest(
@@ -56,7 +69,7 @@ def fail(network: Network, tmp_path: Path, dialect: Dialect, before: str = "") -
         assert [host.wait() for host in hosts] == [66, 66], hosts[0].text + hosts[1].text
 
     assert hosts[0].failure == hosts[1].failure
-    assert re.match(FIRST, hosts[0].failure), hosts[0].text
+    assert re.match(cause, hosts[0].failure), hosts[0].text
     assert "trained" not in hosts[0].text + hosts[1].text
 
 
@@ -67,7 +80,8 @@ def test_a_host_without_the_daemon_is_named(
     program = Path(mpirun(dialect)[0]).resolve().parent / (
         "prted" if dialect.major >= 5 else "orted"
     )
-    fail(network, tmp_path, dialect, f"mount --bind /dev/null {program.resolve()}")
+    hide = f"mount --bind /dev/null {program.resolve()}"
+    fail(network, tmp_path, dialect, NO_DAEMON, before=hide)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
@@ -92,7 +106,7 @@ def test_a_host_that_reaches_the_control_port_only_is_named(
         "REJECT",
     )
     call(*network.inside("algo-1", *closed))
-    fail(network, tmp_path, dialect)
+    fail(network, tmp_path, dialect, NO_PATH)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")

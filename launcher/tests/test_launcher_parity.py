@@ -103,10 +103,13 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
     """What the launcher makes of one input.
 
-    Interfaces and programs are said, not probed: machines differ in them.
+    Interfaces, programs and the place of rank 0's store are given, not probed: machines differ in
+    them.
     """
     environment = read_environment({**variables, "SAGEMAKER_BASE_DIR": str(base)})
-    devices = environment.devices._replace(interfaces=("eth0", "lo"), reaching="eth0")
+    devices = environment.devices._replace(
+        interfaces=("eth0", "lo"), reaching="eth0", own_route="", free_port=0
+    )
     return make_job(
         environment._replace(devices=devices, programs=MappingProxyType(dict(PROGRAMS)))
     )
