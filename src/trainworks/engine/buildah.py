@@ -600,8 +600,9 @@ class BuildahEngine:
         if result.status == 0:
             description: dict[str, Any] = json.loads(result.output)
             return description
-        # If the images can be listed, the store works and lacks this image.
-        self._run_command(f"looking up {reference}", "images", "--quiet")
+        # If buildah opens its store, the store works and lacks this image. `buildah images` would
+        # fail where another build removes an image meanwhile.
+        self._run_command(f"looking up {reference}", "info")
         return None
 
     def _find_image(self, reference: str) -> dict[str, Any]:
