@@ -128,5 +128,5 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     try:
         DISPLAY.write(text)
     except BrokenPipeError:
-        # Nobody reads stderr: the exit status alone reports the error.
+        # No program reads stderr: the exit status alone reports the error.
         silence(sys.stderr)
