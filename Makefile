@@ -97,7 +97,7 @@ engine:  ## a container engine, installed and started where none answers
 engines:  ## Docker and buildah, as the tests want them
 	@tools/set-up-engine all
 
-peers: setup  ## the programs that the launcher is tested and measured with: Open MPI, torchrun, sagemaker-training, both SDKs
+peers: setup  ## the programs that the launcher is tested and measured with: Open MPI, torchrun, sagemaker-training, SDKs
 	@tools/set-up-peers
 
 torch: setup  ## the environment that checks and tests smdistributed: PyTorch, transformers, Open MPI

@@ -35,7 +35,6 @@ GPU_RESULTS = {"PASSED": "passed", "FAILED": "failed", "NOT TESTED": "not tested
 NAMES = 20
 """The most failed tests that are named: enough to see which room is broken."""
 
-
 NAMESPACE = "trainworks-evidence"
 """What a signature is for (ssh-keygen -Y, option -n): a signature of a commit is not one of a
 record.
@@ -87,6 +86,14 @@ def cpu_model() -> str:
     return platform.machine()
 
 
+def operating_system() -> str:
+    """Return the name of the distribution; the kernel's name where no file says it."""
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
 def container_engine() -> str:
     """Return the name and version of Docker, else of buildah; "" where neither is installed."""
     docker = output_of("docker", "version", "--format", "{{.Server.Version}}")
@@ -101,7 +108,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": memory_gib(),
-        "system": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "system": operating_system(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "engine": container_engine(),
@@ -323,6 +330,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "run":
         return run(options.suite, options.steps)
+    if options.command in ("sign", "verify") and not shutil.which("ssh-keygen"):
+        print("there is no ssh-keygen here; install OpenSSH's client", file=sys.stderr)
+        return 1
     if options.command == "sign":
         return sign(options.record, options.key)
     if options.command == "verify":

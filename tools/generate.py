@@ -257,8 +257,13 @@ def evidence() -> str:
 
     In a checkout only the records that git tracks are read.
     """
+    # Beside records there may be their signatures, and the keys of those who sign.
     tracked = subprocess.run(
-        ("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False
+        ("git", "ls-files", "evidence/*.json"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if tracked.returncode == 0:
         names = tracked.stdout.split()

@@ -323,22 +323,28 @@ sys.exit(main([]))
 """
 
 
-def test_the_path_from_the_command_line_to_the_program_is_short(tmp_path: Path) -> None:
-    write_inputs(tmp_path, "", {}, {})
+def printed_by(program: str, base: Path, marker: str, **variables: str) -> list[list[str]]:
+    """Run a program that starts `train`; return the words of each of its lines with a marker."""
     done = subprocess.run(
-        (sys.executable, "-c", COUNTING_TRAIN),
+        (sys.executable, "-c", program),
         env={
-            "SAGEMAKER_BASE_DIR": str(tmp_path),
+            "SAGEMAKER_BASE_DIR": str(base),
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(LAUNCHER),
+            **variables,
         },
         capture_output=True,
         timeout=TIME_OUT,
         check=False,
     )
     lines = done.stderr.decode().splitlines()
-    paths = [line.split()[1:] for line in lines if line.startswith("path:")]
     assert done.returncode == 0, lines
+    return [line.split()[1:] for line in lines if line.startswith(marker)]
+
+
+def test_the_path_from_the_command_line_to_the_program_is_short(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    paths = printed_by(COUNTING_TRAIN, tmp_path, "path:")
     assert len(paths) == 1
     assert paths[0][0] == "main"
     assert len(paths[0]) <= LONGEST_PATH, paths
@@ -359,21 +365,8 @@ sys.exit(status)
 def test_a_plain_job_loads_only_the_parts_that_it_needs(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
     for hang, parts in (("warn", {"hang_detection", "summary"}), ("off", {"summary"})):
-        done = subprocess.run(
-            (sys.executable, "-c", LISTING_TRAIN),
-            env={
-                "SAGEMAKER_BASE_DIR": str(tmp_path),
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(LAUNCHER),
-                "TRAINWORKS_HANG": hang,
-            },
-            capture_output=True,
-            timeout=TIME_OUT,
-            check=False,
-        )
-        lines = done.stderr.decode().splitlines()
-        listed = [set(line.split()[1:]) for line in lines if line.startswith("parts:")]
-        assert (done.returncode, listed) == (0, [parts]), lines
+        (loaded,) = printed_by(LISTING_TRAIN, tmp_path, "parts:", TRAINWORKS_HANG=hang)
+        assert set(loaded) == parts
 
 
 def _processor_seconds(work: Callable[[], None]) -> float:

@@ -69,6 +69,16 @@ def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_page(copied: Pat
     assert generate(copied, "--check") == (1, asked)
 
 
+def test_signatures_beside_records_are_no_records(copied: Path) -> None:
+    evidence = copied / "evidence"
+    (evidence / "allowed_signers").write_text("ada@example.org ssh-ed25519 AAAA\n", "utf-8")
+    record = max(evidence.glob("*.json"))
+    record.with_name(f"{record.name}.sig").write_text("-----BEGIN SSH SIGNATURE-----\n", "utf-8")
+    for words in (("init", "--quiet"), ("add", "evidence")):
+        subprocess.run(("git", *words), cwd=copied, check=True)
+    assert generate(copied, "--check") == (0, "")
+
+
 def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> None:
     before = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     append(

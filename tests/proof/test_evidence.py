@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -109,15 +110,25 @@ def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) ->
     assert not (checkout / "never").exists()
 
 
-def evidence_tool(checkout: Path, *words: str) -> tuple[int, str]:
+def evidence_tool(checkout: Path, *words: str, path: str = os.environ["PATH"]) -> tuple[int, str]:
     done = subprocess.run(
         (sys.executable, "tools/evidence.py", *words),
         cwd=checkout,
-        capture_output=True,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("words", [("verify",), ("sign", "evidence/record.json", "--key", "key")])
+def test_a_machine_without_ssh_keygen_gets_one_line(
+    checkout: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    status, printed = evidence_tool(checkout, *words, path=str(tmp_path))
+    assert (status, printed) == (1, "there is no ssh-keygen here; install OpenSSH's client\n")
 
 
 def test_a_record_is_signed_by_its_writers_key(checkout: Path) -> None:
@@ -132,7 +143,8 @@ def test_a_record_is_signed_by_its_writers_key(checkout: Path) -> None:
     public = key.with_suffix(".pub").read_text(encoding="utf-8")
     signers = folder / "allowed_signers"
     signers.write_text(f"ada@example.org {public}", encoding="utf-8")
-    assert evidence_tool(checkout, "sign", "evidence/record.json", "--key", "key")[0] == 0
+    status, printed = evidence_tool(checkout, "sign", "evidence/record.json", "--key", "key")
+    assert status == 0, printed
     assert evidence_tool(checkout, "verify") == (0, "record.json: signed by ada@example.org\n")
 
     forged = gpu_record() | {"date": "2027-01-01"}
