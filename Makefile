@@ -18,6 +18,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 # this file.
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
+RELEASE_TEST := tests/push/test_release_engine.py
 
 .PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
 
@@ -34,11 +35,14 @@ test-quick: setup  ## the tests that need no engine; 5 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # Before a change of an engine, a recipe, the supervisor or a transport is called done.
+# The test of a release comes last and alone: it builds the cpu image from today's archive
+# under the tag that the other engine tests use.
 test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; an hour
 	@tools/evidence.py run "make test-all" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'smdistributed: cd smdistributed && $(TORCH) $(TESTS) --numprocesses 2' \
-		'real images, real jobs: $(PYTEST) -m engine --numprocesses 3'
+		'real images, real jobs: $(PYTEST) -m engine --numprocesses 3 --ignore $(RELEASE_TEST)' \
+		'a release, killed and begun again: $(PYTEST) -m engine $(RELEASE_TEST)'
 
 gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes a record
 	$(PYTHON) tests/gpu/run.py --report report.json; status=$$?; $(PYTHON) tools/evidence.py gpu report.json; exit $$status
