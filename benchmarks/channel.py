@@ -28,6 +28,7 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, Role, data_path
+from trainworks_launcher.supervise.control.handshake import Credentials
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.worker import Worker
 from trainworks_launcher.supervise.event_loop import Loop
@@ -60,9 +61,11 @@ class End:
         )
         self.role: Role
         if host == control.leader:
-            self.role = Leader(loop, control, Limits(), JOB, "", events)
+            self.role = Leader(
+                loop, control, Limits(), Credentials(control.leader, JOB, ""), events
+            )
         else:
-            self.role = Worker(loop, control, Limits(), JOB, host, "", events)
+            self.role = Worker(loop, control, Limits(), Credentials(host, JOB, ""), events)
 
     def _welcome(self) -> None:
         if not self._store:

@@ -77,7 +77,13 @@ def leader_on_a_loop(
 ) -> Iterator[tuple[Loop, Control, Leader, Heard]]:
     loop, heard = Loop(), Heard()
     control = Control(LEADER, hosts, free_port(), minimum_hosts)
-    role = Leader(loop, control, limits or Limits(), JOB, secret, heard.events())
+    role = Leader(
+        loop,
+        control,
+        limits or Limits(),
+        handshake.Credentials(LEADER, JOB, secret),
+        heard.events(),
+    )
     try:
         role.begin()
         yield loop, control, role, heard
@@ -173,7 +179,11 @@ class FakeLeader:
         self.server = stack.enter_context(socket.create_server((LEADER, 0)))
         self.control = Control(LEADER, (LEADER, WORKER), self.server.getsockname()[1])
         self.role = Worker(
-            self.loop, self.control, limits or Limits(), JOB, WORKER, secret, self.heard.events()
+            self.loop,
+            self.control,
+            limits or Limits(),
+            handshake.Credentials(WORKER, JOB, secret),
+            self.heard.events(),
         )
         stack.callback(self.loop.close)
         stack.callback(self.role.close)

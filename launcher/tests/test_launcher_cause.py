@@ -13,7 +13,8 @@ from launcher_support import Launcher, write_inputs
 from test_launcher_logs import ranks
 
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.supervise.outcome.cause import ProcessEnd, failure_of
+from trainworks_launcher.supervise.outcome.cause import OutsideEvidence, ProcessEnd, failure_of
+from trainworks_launcher.supervise.outcome.outcome import ProgramPlace
 from trainworks_launcher.supervise.outcome.records import Record
 from trainworks_launcher.supervise.outcome.starter_reports import Report, report_of
 from trainworks_testing.ports import free_port
@@ -445,7 +446,7 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
     """A script may have survived the end of a helper, and die of something else much later."""
     said = ProcessEnd(b"step 1\n", b"step 1\n", [record] if record else [], 7)
     text = failure_of(
-        program="x.py", host="a", mode="none", returncode=code, process=said, oom_kills=1
+        ProgramPlace("x.py", "a", "none"), code, said, OutsideEvidence(oom_kills=1)
     ).text
     told = "out of memory: the kernel killed 1 process(es) of host a"
     assert text.startswith(told) is of_memory
@@ -486,9 +487,7 @@ thus causing the job to be terminated. The first process to do so was:
 
 def test_mpiruns_help_is_not_shown() -> None:
     said = ProcessEnd(f"step 1\n{MPIRUN}".encode())
-    text = failure_of(
-        program="x.py", host="a", mode="mpi", returncode=42, process=said, rank=1
-    ).text
+    text = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 42, said).text
     assert text == "x.py on host a, rank 1 (mode mpi): exit status 42\nstep 1"
 
 

@@ -255,7 +255,9 @@ def test_no_message_of_a_leader_breaks_a_worker(
     loop, heard = Loop(), Heard()
     with socket.create_server((LEADER, 0)) as server:
         control = Control(LEADER, (LEADER, WORKER), server.getsockname()[1])
-        role: Role = Worker(loop, control, Limits(), JOB, WORKER, secret, heard.events())
+        role: Role = Worker(
+            loop, control, Limits(), handshake.Credentials(WORKER, JOB, secret), heard.events()
+        )
         role.begin()
         in_turns(loop)
         opened, _ = server.accept()
@@ -530,7 +532,9 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(
             (SECRET + "x", "it has another TRAINWORKS_JOB"),
         ):
             heard = Heard()
-            role = Worker(loop, control, Limits(), JOB, WORKER, secret, heard.events())
+            role = Worker(
+                loop, control, Limits(), handshake.Credentials(WORKER, JOB, secret), heard.events()
+            )
             role.begin()
             until(loop, lambda: heard.outcomes)  # noqa: B023
             role.close()
@@ -603,7 +607,13 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         between = Relay(loop, control.port, stack)
         port = between.server.getsockname()[1]
         heard = Heard()
-        worker = Worker(loop, control._replace(port=port), limits, JOB, WORKER, "", heard.events())
+        worker = Worker(
+            loop,
+            control._replace(port=port),
+            limits,
+            handshake.Credentials(WORKER, JOB, ""),
+            heard.events(),
+        )
         stack.callback(worker.close)
         worker.begin()
         until(loop, lambda: heard.said)
@@ -689,7 +699,13 @@ def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
     loop, heard = Loop(), Heard()
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, kept[1]))
     try:
-        role = Leader(loop, Control(many[0], many, free_port()), Limits(), JOB, "", heard.events())
+        role = Leader(
+            loop,
+            Control(many[0], many, free_port()),
+            Limits(),
+            handshake.Credentials(many[0], JOB, ""),
+            heard.events(),
+        )
         role.begin()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2000 + ROOM, kept[1])
         role.close()

@@ -30,7 +30,13 @@ from trainworks_launcher.supervise.outcome.evidence import (
     kind_of,
     suspect_of,
 )
-from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, UNKNOWN_END, Outcome
+from trainworks_launcher.supervise.outcome.outcome import (
+    FAILED,
+    SUCCEEDED,
+    UNKNOWN_END,
+    Outcome,
+    ProgramPlace,
+)
 from trainworks_launcher.supervise.outcome.records import Record
 
 BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
@@ -338,7 +344,7 @@ def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
         [Record(7, 1.0, 2.0, left=True, exit_status=1, exit_message="no licence\nfor X")],
         7,
     )
-    told = failure_of(program="x.py", host="a", mode="mpi", returncode=-15, process=said, rank=1)
+    told = failure_of(ProgramPlace("x.py", "a", "mpi", 1), -15, said)
     assert (told.status, told.retry) == (1, False)
     assert told.text.splitlines()[:2] == [
         "no licence",
@@ -348,7 +354,7 @@ def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
 
 def test_the_own_exception_leads_where_a_peer_was_missed_while_it_was_handled() -> None:
     said = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN)], 7)
-    told = failure_of(program="x.py", host="a", mode="mpi", returncode=1, process=said, rank=1)
+    told = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 1, said)
     assert told.cause == f"ValueError: label 17 (and then {BROKEN})"
 
 

@@ -36,7 +36,7 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.hang import detector, outlier_rank, stacks
-from trainworks_launcher.supervise.hang.outlier_rank import Row, name_outliers, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import RankSample, Row, name_outliers, row_of
 from trainworks_launcher.supervise.hang.progress import (
     WORKING_SHARE,
     CpuTime,
@@ -75,13 +75,13 @@ BACKWARD = stack(
 )
 
 # --- the odd one ----------------------------------------------------------------------------------
-Where = tuple[tuple[Thread, ...], str, str, str]  # stacks, state, the kernel's words, a path
-WAITS: Where = (ALL_REDUCE, "S", "which waits for a lock or another thread", "")
+WAITS = RankSample(ALL_REDUCE, "S", "which waits for a lock or another thread")
+LOCKED = RankSample(LOCK, "S", "which waits for a lock")
 
 
-def rows(*wheres: Where) -> list[Row]:
+def rows(*samples: RankSample) -> list[Row]:
     """Two ranks on each host."""
-    return [row_of(rank, f"algo-{rank // 2 + 1}", *where) for rank, where in enumerate(wheres)]
+    return [row_of(rank, f"algo-{rank // 2 + 1}", sample) for rank, sample in enumerate(samples)]
 
 
 OTHERS = "3 others wait in all_reduce (train.py:41)"
@@ -90,42 +90,43 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
 
 
 @pytest.mark.parametrize(
-    ("wheres", "sentence", "odd"),
+    ("samples", "sentence", "odd"),
     [
         (
-            [WAITS, WAITS, WAITS, (LOADER, "S", "which waits for data", "")],
+            [WAITS, WAITS, WAITS, RankSample(LOADER, "S", "which waits for data")],
             f"rank 3 on algo-2 is in DataLoader (train.py:38), which waits for data; {OTHERS}",
             [3],
         ),
         (
-            [WAITS, (LOCK, "S", "which waits for a lock", ""), WAITS, WAITS],
+            [WAITS, LOCKED, WAITS, WAITS],
             f"rank 1 on algo-1 is in take (train.py:12), which waits for a lock; {OTHERS}",
             [1],
         ),
         (
-            [(BARRIER, "S", "", ""), WAITS, WAITS, WAITS],
+            [RankSample(BARRIER, "S"), WAITS, WAITS, WAITS],
             f"rank 0 on algo-1 waits in barrier (train.py:52); {OTHERS}",
             [0],
         ),
         (
-            [WAITS, (BARRIER, "S", "", "")],
+            [WAITS, RankSample(BARRIER, "S")],
             f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)",
             [],
         ),
         (
-            [WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS],
+            [WAITS, WAITS, RankSample(ALL_REDUCE, "T"), WAITS],
             f"rank 2 on algo-2 {STOPPED}; {OTHERS}",
             [2],
         ),
-        ([WAITS, ((), "T", "", "")], f"rank 1 on algo-1 {STOPPED}; {OTHER}", [1]),
+        ([WAITS, RankSample((), "T")], f"rank 1 on algo-1 {STOPPED}; {OTHER}", [1]),
         (
-            [WAITS, (stack(("read", SCRIPT, 7), MAIN), "S", "", "open of /data/fifo")],
+            [WAITS, RankSample(stack(("read", SCRIPT, 7), MAIN), "S", "", "open of /data/fifo")],
             f"rank 1 on algo-1 waits in open of /data/fifo (train.py:7); {OTHER}",
             [1],
         ),
         ([WAITS] * 16, "all 16 ranks wait in all_reduce (train.py:41)", []),
         (
-            [(BACKWARD, "R", "which spins", "")] * 3 + [(LOCK, "S", "which sleeps", "")],
+            [RankSample(BACKWARD, "R", "which spins")] * 3
+            + [RankSample(LOCK, "S", "which sleeps")],
             (
                 "rank 3 on algo-2 is in take (train.py:12), which sleeps; 3 others are in train"
                 " (train.py:44), which spins"
@@ -133,7 +134,7 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
             [3],
         ),
         (
-            [WAITS, ((), "D", "which waits in the kernel (nfs_wait)", "")],
+            [WAITS, RankSample((), "D", "which waits in the kernel (nfs_wait)")],
             (
                 "rank 1 on algo-1 is without a Python stack:"
                 f" which waits in the kernel (nfs_wait); {OTHER}"
@@ -142,8 +143,10 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
         ),
     ],
 )
-def test_the_odd_rank_is_named(wheres: Sequence[Where], sentence: str, odd: Sequence[int]) -> None:
-    verdict = name_outliers(rows(*wheres), (), 600)
+def test_the_odd_rank_is_named(
+    samples: Sequence[RankSample], sentence: str, odd: Sequence[int]
+) -> None:
+    verdict = name_outliers(rows(*samples), (), 600)
     assert verdict.cause == f"no rank has made progress for 600 s: {sentence}"
     assert [row.rank for row in verdict.outliers] == odd
 
@@ -174,32 +177,33 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(
     blame, though it is alone.
     """
     together = stack(("together", SCRIPT, 7), MAIN)
-    waiting = row_of(0, "algo-1", together, "R", "which computes or spins", "", natively(*frames))
+    waiting = row_of(
+        0, "algo-1", RankSample(together, "R", "which computes or spins", "", natively(*frames))
+    )
     assert (waiting.kind, waiting.detail, waiting.place) == ("collective", what, "train.py:7")
-    others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
+    others = [row_of(rank, "algo-1", LOCKED) for rank in (1, 2, 3)]
     assert [row.rank for row in name_outliers([waiting, *others], (), 60).outliers] == [1, 2, 3]
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:
-    alone = row_of(
-        0, "algo-1", stack(("together", SCRIPT, 7), MAIN), "R", "which computes or spins", ""
-    )
-    others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
+    together = stack(("together", SCRIPT, 7), MAIN)
+    alone = row_of(0, "algo-1", RankSample(together, "R", "which computes or spins"))
+    others = [row_of(rank, "algo-1", LOCKED) for rank in (1, 2, 3)]
     assert "nothing shows who waits for whom" in name_outliers([alone, *others], (), 60).text
     assert "nothing shows" not in name_outliers([*rows(WAITS, WAITS), others[1]], (), 60).text
 
 
 def test_ranks_that_wait_for_one_rank_are_the_odd_ones_beside_a_collective() -> None:
     """mpi4py's lower-case recv waits in MPI_Mprobe, for one rank; the others wait for all."""
-    probing = [row_of(1, "algo-1", (), "S", "", "", natively("PMPI_Mprobe"))]
-    barrier = [row_of(0, "algo-1", (), "S", "", "", natively("MPI_Barrier"))]
+    probing = [row_of(1, "algo-1", RankSample((), "S", native_threads=natively("PMPI_Mprobe")))]
+    barrier = [row_of(0, "algo-1", RankSample((), "S", native_threads=natively("MPI_Barrier")))]
     assert [row.rank for row in name_outliers([*probing, *barrier], (), 60).outliers] == [1]
 
 
 def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "look at the network" in name_outliers(rows(WAITS, WAITS), (), 600).text
-    assert "left out a call" in name_outliers(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
-    text = name_outliers(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
+    assert "left out a call" in name_outliers(rows(WAITS, RankSample(BARRIER, "S")), (), 600).text
+    text = name_outliers(rows(WAITS, WAITS, RankSample(LOADER, "S")), ("algo-9",), 600).text
     assert (
         "rank 2 on algo-2:\n"
         "  get (queues.py:113)\n"
@@ -215,7 +219,7 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
 )
 def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) -> None:
     made = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
-    text = name_outliers(rows(*((each, "S", "", "") for each in made)), (), 600).text
+    text = name_outliers(rows(*(RankSample(each, "S") for each in made)), (), 600).text
     assert what in text
     assert "collective" not in text
     assert "network" not in text
@@ -253,7 +257,7 @@ def test_an_import_that_waits_for_pages_or_a_cpu_works(
 
 
 def test_a_hang_is_a_grid_of_ranks_and_places() -> None:
-    made = rows(WAITS, WAITS, (LOADER, "S", "", ""), WAITS, (BARRIER, "S", "", ""), WAITS)
+    made = rows(WAITS, WAITS, RankSample(LOADER, "S"), WAITS, RankSample(BARRIER, "S"), WAITS)
     assert (
         as_text(grid(made, made[2:3], ("algo-9",)))
         == """\
@@ -269,7 +273,7 @@ ranks, a letter for the place of each:
 
 
 def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
-    made = rows(*[WAITS] * 400, (LOADER, "S", "", ""))
+    made = rows(*[WAITS] * 400, RankSample(LOADER, "S"))
     lines = as_text(grid(made, made[400:])).splitlines()
     assert lines[1] == "  algo-201  400        B"
     assert lines[21:] == [
@@ -294,9 +298,9 @@ def svg_texts(svg: str) -> list[str]:
 
 def test_golden_chart_of_the_documentation() -> None:
     """The same hosts, letters and legend as the text, of the example in docs/hangs.md."""
-    wheres = [WAITS] * 16
-    wheres[13] = (LOADER, "S", "which waits for data of other processes", "")
-    made = [row_of(rank, f"algo-{rank // 8 + 1}", *where) for rank, where in enumerate(wheres)]
+    samples = [WAITS] * 16
+    samples[13] = RankSample(LOADER, "S", "which waits for data of other processes")
+    made = [row_of(rank, f"algo-{rank // 8 + 1}", sample) for rank, sample in enumerate(samples)]
     path = REPOSITORY / "docs" / "hangs.svg"
     lines = grid(made, made[13:14])
     svg = as_svg(lines, "no rank has made progress for 600 s", str)
@@ -345,7 +349,7 @@ def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
 
 def test_rows_survive_the_way_to_the_leader() -> None:
     """Ranks of one place go together, and a message has room for a host of any size."""
-    here = rows(*[WAITS] * 190, (LOCK, "S", "which sleeps", ""))
+    here = rows(*[WAITS] * 190, RankSample(LOCK, "S", "which sleeps"))
     sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in here]))
     assert len(sent) < 2000
     back = outlier_rank.read_documents("algo-2", json.loads(sent))

@@ -24,7 +24,7 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise import event_loop as loops
 from trainworks_launcher.supervise.hang import detector as watching
 from trainworks_launcher.supervise.hang.detector import DetectorContext, HangDetector
-from trainworks_launcher.supervise.hang.outlier_rank import Row, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import RankSample, Row, row_of
 from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, CpuTime, Process, Sample
 from trainworks_launcher.supervise.hang.sampling import Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
@@ -240,7 +240,7 @@ class Made(Sampler):
 
     def rows(self, roots: Sequence[Root], host: str, look: Sample, natives: object) -> list[Row]:
         del natives
-        return [row_of(roots[0].rank, host, look.processes[10].stack, "S", "", "")]
+        return [row_of(roots[0].rank, host, RankSample(look.processes[10].stack, "S"))]
 
     def report(self, roots: Sequence[Root], look: Sample, natives: object) -> str:
         del roots, look, natives

@@ -21,12 +21,13 @@ from trainworks_launcher.supervise.control.messages import (
     outcome_fields,
     read_outcome,
 )
-from trainworks_launcher.supervise.outcome.cause import ProcessEnd, failure_of
+from trainworks_launcher.supervise.outcome.cause import OutsideEvidence, ProcessEnd, failure_of
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
     Outcome,
+    ProgramPlace,
     describe_status,
     exit_status,
     shorten,
@@ -61,9 +62,7 @@ TORCHRUN = (
 
 
 def test_the_cause_stands_first() -> None:
-    text = failure_of(
-        program="train.py", host="algo-2", mode="mpi", returncode=3, process=died()
-    ).text
+    text = failure_of(ProgramPlace("train.py", "algo-2", "mpi"), 3, died()).text
     assert text.splitlines()[:2] == [
         "ValueError: first",
         "train.py on host algo-2 (mode mpi): exit status 3",
@@ -96,16 +95,14 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
         ("smdistributed.dataparallel", True),
         ("mpi", False),
     ):
-        lines = failure_of(
-            program="train.py", host="a", mode=mode, returncode=1, process=said
-        ).text.splitlines()
+        lines = failure_of(ProgramPlace("train.py", "a", mode), 1, said).text.splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
     below = died(
         f"{message}\n",
         FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"),
     )
-    text = failure_of(program="train.py", host="a", mode="mpi", returncode=1, process=below).text
+    text = failure_of(ProgramPlace("train.py", "a", "mpi"), 1, below).text
     assert "SMP_CPU_EMULATION=1" in text
 
 
@@ -116,11 +113,7 @@ def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
         "\tsize mismatch: weight.\n"
     )
     text = failure_of(
-        program="x.py",
-        host="a",
-        mode="none",
-        returncode=1,
-        process=died(message, output=b"loss 0.5\n"),
+        ProgramPlace("x.py", "a", "none"), 1, died(message, output=b"loss 0.5\n")
     ).text
     assert (
         text.splitlines()[0]
@@ -135,7 +128,7 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
     said = died(f"ValueError: the cause\n{words}\n", lines)
-    text = failure_of(program="x.py", host="a", mode="none", returncode=1, process=said).text
+    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, said).text
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -149,18 +142,14 @@ def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
         records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'),
         pid=7,
     )
-    text = failure_of(program="x.py", host="a", mode="none", returncode=1, process=said).text
+    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, said).text
     assert "\x1b" not in text
     assert text.startswith("ValueError: ")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
     text = failure_of(
-        program="run.sh",
-        host="a",
-        mode="none",
-        returncode=2,
-        process=ProcessEnd(b"one\n\xff\n\ntwo\n"),
+        ProgramPlace("run.sh", "a", "none"), 2, ProcessEnd(b"one\n\xff\n\ntwo\n")
     ).text
     assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
 
@@ -294,20 +283,12 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
         errors = f"the set is empty\n{said}".encode()
         told = failure_of(
-            program="x.py",
-            host="a",
-            mode="mpi",
-            returncode=1,
-            process=ProcessEnd(errors, errors, [Record(7)], 7),
+            ProgramPlace("x.py", "a", "mpi"), 1, ProcessEnd(errors, errors, [Record(7)], 7)
         )
         assert told.text.startswith("the set is empty\n"), said
         errors = said.encode()
         told = failure_of(
-            program="x.py",
-            host="a",
-            mode="mpi",
-            returncode=1,
-            process=ProcessEnd(errors, errors, [Record(7)], 7),
+            ProgramPlace("x.py", "a", "mpi"), 1, ProcessEnd(errors, errors, [Record(7)], 7)
         )
         assert told.text.startswith("x.py on host a (mode mpi): exit status 1"), said
 
@@ -343,13 +324,7 @@ def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
     told = failure_of(
-        program="x.py",
-        host="b",
-        mode="mpi",
-        returncode=None,
-        process=ProcessEnd(b""),
-        rank=3,
-        oom_kills=1,
+        ProgramPlace("x.py", "b", "mpi", 3), None, ProcessEnd(b""), OutsideEvidence(oom_kills=1)
     )
     made = with_status(told, -9)
     assert made.status == 137
@@ -526,7 +501,7 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
 def test_the_longest_failure_fits_into_a_message() -> None:
     line = "\U0001f525" * 3000
     said = died(f"ValueError: {line}\n{line}\n", f'  File "{line}", line 1, in f\n')
-    told = failure_of(program="x.py", host="b", mode="mpi", returncode=None, process=said, rank=3)
+    told = failure_of(ProgramPlace("x.py", "b", "mpi", 3), None, said)
     assert len(json.dumps(outcome_fields(with_status(told, -9)))) < MESSAGE_LIMIT
     assert len(told.text) <= 1024
 

@@ -26,7 +26,7 @@ from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.supervise.hang.flight_recorder import Recorder, record_of
 from trainworks_launcher.supervise.hang.missing_collectives import find_missing_calls, short
 from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
-from trainworks_launcher.supervise.hang.outlier_rank import name_outliers, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import RankSample, name_outliers, row_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.supervise.processes.job_directory import JobDirectory
 from trainworks_testing.ports import free_port
@@ -218,7 +218,7 @@ def test_ranks_in_short() -> None:
 def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one() -> None:
     frame = Frame("all_reduce", "/venv/site-packages/torch/distributed/distributed_c10d.py", 2)
     stack = (Thread(True, (frame, Frame("train", "/code/train.py", 7))),)
-    rows = [row_of(rank, "a", stack, "S", "", "") for rank in range(4)]
+    rows = [row_of(rank, "a", RankSample(stack, "S")) for rank in range(4)]
     records = find_missing_calls(
         [record_of(rank, dump(DONE, *((WAITS,) if rank != 2 else ()))) for rank in range(4)]
     )

@@ -289,6 +289,7 @@ class Supervisor:
     def _connect(self, several: Control) -> None:
         """Take this host's role among several hosts."""
         # Only a job of several hosts needs it.
+        from trainworks_launcher.supervise.control.handshake import Credentials
         from trainworks_launcher.supervise.control.identity import identity_of
         from trainworks_launcher.supervise.parts.evidence_collection import EvidenceCollection
 
@@ -296,19 +297,22 @@ class Supervisor:
         evidence = EvidenceCollection(attempt)
         attempt.parts.append(evidence)
         events = self._events._replace(inquire=evidence.collect)
-        loop, limits, secret = attempt.loop, plan.limits, attempt.environment.job_secret
-        job = identity_of(attempt.environment, several, plan.mode)
+        own = Credentials(
+            host=plan.member or plan.host,
+            job=identity_of(attempt.environment, several, plan.mode),
+            secret=attempt.environment.job_secret,
+        )
         if plan.role == "leader":
             from trainworks_launcher.supervise.control.leader import Leader
 
-            starts = plan.ranks_by if plan.ranks_by in STARTERS else name_of_program(plan)
-            attempt.role = Leader(loop, several, limits, job, secret, events, starts)
+            leader = Leader(attempt.loop, several, plan.limits, own, events)
+            leader.program = plan.ranks_by if plan.ranks_by in STARTERS else name_of_program(plan)
+            attempt.role = leader
         else:
             from trainworks_launcher.supervise.control.worker import Worker
 
             attempt.log(f"joining {several.leader} on port {several.port}")
-            member = plan.member or plan.host
-            attempt.role = Worker(loop, several, limits, job, member, secret, events)
+            attempt.role = Worker(attempt.loop, several, plan.limits, own, events)
 
     def _connected(self) -> None:
         """The control connection stands: prepare this host, while the others prepare theirs."""

@@ -41,9 +41,9 @@ from trainworks_launcher.supervise.outcome.outcome import (
     SUCCEEDED,
     UNKNOWN_END,
     Outcome,
+    ProgramPlace,
     describe_status,
     exit_status,
-    place_of,
     signal_of,
     with_status,
 )
@@ -120,7 +120,7 @@ class Verdict:
         suspect = self._suspect(said, rank.status, rank.number)
         if suspect is not None and (rank.status is not None or suspect.kind is not Kind.LEFT):
             return suspect
-        failure = self._failure(None, said, rank.number)
+        failure = self._failure(None, said, self._place(rank.number))
         return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, failure)
 
     def of_running(self, rank: Rank) -> Suspect | None:
@@ -170,7 +170,7 @@ class Verdict:
 
         if code is None and said.own() is None:
             return None
-        failure = self._failure(code, said, rank)
+        failure = self._failure(code, said, self._place(rank))
         kind = kind_of(observe(said, code, of_memory=bool(failure.memory)))
         if kind is None:
             return None
@@ -291,7 +291,8 @@ class Verdict:
             why = f"{report.starter} ended the job for that: {describe_status(code)}"
             outcome = self._early_end(host, report.rank, why)
         elif local is not None:
-            outcome = self._failure(code, self._of_local(local, what), report.rank, what)
+            place = self._place(report.rank, what)
+            outcome = self._failure(code, self._of_local(local, what), place)
             own_code = outcome.status
         elif suspect is not None:
             outcome = with_status(suspect.outcome, code)
@@ -370,7 +371,7 @@ class Verdict:
                 note += f"; {what} itself: {describe_status(code)}"
         records = [row for row in self._records() if report.rank in (-1, row.rank)]
         said = ProcessEnd(tail.read(), records=records)
-        return self._failure(report.code, said, report.rank, what, note=note)
+        return self._failure(report.code, said, self._place(report.rank, what), note=note)
 
     def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
@@ -386,10 +387,11 @@ class Verdict:
             shell=_is_shell(what),
             python=_is_python(what),
         )
+        place = self._place(self._plan.rank, what)
         lost_host = self.lost_daemon(tail)
         if lost_host:
             cause = f"mpirun lost its daemon on host {lost_host}, or could not start it"
-            failure = self._failure(names.EXIT_HOSTS, said, self._plan.rank, what, cause)
+            failure = self._failure(names.EXIT_HOSTS, said, place, cause)
             return failure._replace(host=lost_host)
 
         cause = ""
@@ -398,7 +400,7 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
 
             cause = mpirun_reason(tail.read())
-        return self._failure(code, said, self._plan.rank, what, cause)
+        return self._failure(code, said, place, cause)
 
     def _of_local(self, rank: Rank, what: str) -> ProcessEnd:
         """Return what is known of a rank of this host, and of what it has started."""
@@ -482,7 +484,7 @@ class Verdict:
 
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
-        place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
+        place = self._place(rank)._replace(host=host).text
         notes = [why] if why else []
         return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=notes)
 
@@ -559,42 +561,36 @@ class Verdict:
 
         return mpirun_daemon(tail.read())
 
+    def _place(self, rank: int, program: str = "") -> ProgramPlace:
+        """Return the place of a rank. program: its name; "" for the job's program."""
+        program = program or name_of_program(self._plan)
+        return ProgramPlace(program, self._plan.host, self._plan.mode, rank)
+
     def _failure(
         self,
         code: int | None,
         said: ProcessEnd,
-        rank: int = -1,
-        what: str = "",
+        place: ProgramPlace,
         cause: str = "",
         note: str = "",
     ) -> Outcome:
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.cause import failure_of
+        from trainworks_launcher.supervise.outcome.cause import OutsideEvidence, failure_of
         from trainworks_launcher.supervise.outcome.starter_reports import mpirun_host
 
         self.full = _full_disks(self._plan.env)
         note += _full_memory(code)
         if self.full:
             note += f"; {self.full}"
-        host = self._plan.host
         if self._plan.shell is not None:
             # No launcher on the other hosts can tell of their ranks.
-            host = mpirun_host(said.output) or host
+            place = place._replace(host=mpirun_host(said.output) or place.host)
         oom_kills: int | None = None
         count = self._count_oom_kills()
         if count is not None and self._oom_kills is not None:
             oom_kills = count - self._oom_kills
-        return failure_of(
-            program=what or name_of_program(self._plan),
-            host=host,
-            mode=self._plan.mode,
-            returncode=code,
-            process=self._masked(said),
-            cause=cause,
-            note=note,
-            rank=rank,
-            oom_kills=oom_kills,
-        )
+        outside = OutsideEvidence(oom_kills, cause, note)
+        return failure_of(place, code, self._masked(said), outside)
 
 
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")

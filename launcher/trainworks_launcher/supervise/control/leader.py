@@ -42,17 +42,20 @@ class Leader:
 
     An event on this host and on another one is handled in the same way: the supervisor calls the
     method for which another host sends a message.
+
+    Attributes:
+        program: Name of the program for the log.
     """
+
+    program = "the program"
 
     def __init__(
         self,
         loop: Loop,
         control: Control,
         limits: Limits,
-        job: Mapping[str, Json],
-        secret: str,
+        own: handshake.Credentials,
         events: Events,
-        program: str = "the program",
     ) -> None:
         """Open nothing before ``begin``.
 
@@ -60,10 +63,8 @@ class Leader:
             loop: The loop of the run.
             control: The hosts and the port.
             limits: Time limits.
-            job: Identity of the job.
-            secret: Of the job; "" for none.
+            own: Name, job and secret of this host.
             events: The supervisor's handlers.
-            program: Name of the program for the log.
         """
         self._loop = loop
         self._control = control
@@ -71,7 +72,6 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
-        own = handshake.Credentials(control.leader, job, secret)
         self._rivals = Rivals(loop, own, self._two_leaders)
         self._admission = Admission(loop, self._hosts, own, self._let_in, events.log)
         self._admission.rival = self._rivals.receive
@@ -82,7 +82,6 @@ class Leader:
         self._complete = 0  # how often all hosts had joined
         self._join_deadline = 0.0
         self._began = time.monotonic()
-        self._program = program
 
     # --- what the supervisor calls ----------------------------------------------------------------
     @property
@@ -257,7 +256,7 @@ class Leader:
     def _maybe_go(self) -> None:
         """Start the job, when all hosts are ready."""
         if self._hosts.are_ready() and self._phases.take("go"):
-            self._events.log(f"{self._describe_joined()}: starting {self._program}")
+            self._events.log(f"{self._describe_joined()}: starting {self.program}")
             self._send_all("go")
             self._events.go()
 

@@ -60,8 +60,22 @@ class LeaderConnection(NamedTuple):
     has_no_secret: bool
 
 
+class SearchHandlers(NamedTuple):
+    """The worker's handlers for events of a search.
+
+    Attributes:
+        found: The leader has admitted this host.
+        over: No leader admits this host: the outcome of the job.
+        log: Prints a line.
+    """
+
+    found: Callable[[LeaderConnection], None]
+    over: Callable[[Outcome], None]
+    log: Callable[[str], None]
+
+
 class Search:
-    """One search, which begins at once."""
+    """One search for the leader."""
 
     def __init__(
         self,
@@ -69,29 +83,22 @@ class Search:
         control: Control,
         own: handshake.Credentials,
         limit: float,
-        on_found: Callable[[LeaderConnection], None],
-        on_over: Callable[[Outcome], None],
-        log: Callable[[str], None],
-        lost: str = "",
+        handlers: SearchHandlers,
     ) -> None:
-        """Begin.
+        """Do nothing before ``begin``.
 
         Args:
             loop: The loop of the run.
             control: Address and port of the leader.
             own: Name, job and secret of this host.
-            limit: Seconds after which the leader counts as missing.
-            on_found: Called when the leader has admitted this host.
-            on_over: Called with the outcome of the job, if no leader admits this host.
-            log: Prints a line.
-            lost: Why the leader that had admitted this host is gone; ``""`` for none.
+            limit: Seconds from now after which the leader counts as missing.
+            handlers: The worker's handlers.
         """
         self._loop = loop
         self._control = control
         self._own = own
-        self._on_found = on_found
-        self._on_over = on_over
-        self._reasons = _Reasons(control, limit, lost, log)
+        self._handlers = handlers
+        self._reasons = _Reasons(control, limit, handlers.log)
         self._phases = Phases(SEARCH)
         self._deadline = time.monotonic() + limit
         self._connection: Connection | None = None
@@ -106,6 +113,10 @@ class Search:
         for seconds in _NOT_JOINED_SECONDS:
             if seconds < limit:
                 loop.after(seconds, self.log_tries)
+
+    def begin(self, lost: str = "") -> None:
+        """Begin. lost: why the leader that had admitted this host is gone; ``""`` for none."""
+        self._reasons.lost = lost
         if lost:
             self._again(lost)
         else:
@@ -132,7 +143,9 @@ class Search:
         if self._phases.now is not SearchPhase.CONNECTING:
             return
         if time.monotonic() >= self._deadline:
-            self._on_over(Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text()))
+            self._handlers.over(
+                Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text())
+            )
             return
         name = self._control.address or self._control.leader
         self._lookup = Lookup(self._loop, name, self._control.port, self._resolved)
@@ -204,10 +217,10 @@ class Search:
             self._answer(connection, transcript, message)
         elif kind == "welcome":
             connection.trust(self._control.leader)
-            self._on_found(LeaderConnection(connection, self._leader_has_no_secret))
+            self._handlers.found(LeaderConnection(connection, self._leader_has_no_secret))
         else:
             connection.close()
-            self._on_over(read_outcome(message, self._control.leader))
+            self._handlers.over(read_outcome(message, self._control.leader))
 
     def _answer(
         self, connection: Connection, transcript: handshake.Transcript, message: Message
@@ -274,18 +287,17 @@ class _Reasons:
         answered: Whether a program listens at the leader's port.
         limit: As in ``Search``; 0 if the search ends for another reason than the time.
         address: Address of the last try; ``""`` if the name could not be resolved.
+        lost: As in ``Search.begin``.
     """
 
-    def __init__(
-        self, control: Control, limit: float, lost: str, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, control: Control, limit: float, log: Callable[[str], None]) -> None:
         """Start without a reason; parameters as in ``Search``."""
         self.last = "it did not try"
         self.answered = False
         self.limit = limit
         self.address = ""
         self._control = control
-        self._lost = lost
+        self.lost = ""
         self._log = log
         self._noted: dict[str, None] = {}  # in order
 
@@ -316,8 +328,8 @@ class _Reasons:
     def text(self) -> str:
         """Return the cause for the job's outcome."""
         leader = self._control.leader
-        if self._lost:
-            return f"lost host {leader}: {self._lost}"
+        if self.lost:
+            return f"lost host {leader}: {self.lost}"
         verb = "let this host in" if self.answered else "answer"
         within = f" within {self.limit:g} s" if self.limit else ""
         reasons = "; ".join(dict.fromkeys([*self._noted, self.last]))

@@ -21,7 +21,11 @@ from trainworks_launcher.supervise.control.messages import (
     suspect_fields,
 )
 from trainworks_launcher.supervise.control.phases import WORKER, Phases, WorkerPhase
-from trainworks_launcher.supervise.control.rendezvous import LeaderConnection, Search
+from trainworks_launcher.supervise.control.rendezvous import (
+    LeaderConnection,
+    Search,
+    SearchHandlers,
+)
 from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -37,9 +41,7 @@ class Worker:
         loop: Loop,
         control: Control,
         limits: Limits,
-        job: Mapping[str, Json],
-        host: str,
-        secret: str,
+        own: handshake.Credentials,
         events: Events,
     ) -> None:
         """Open nothing before ``begin``.
@@ -48,15 +50,13 @@ class Worker:
             loop: The loop of the run.
             control: Address and port of the leader.
             limits: Time limits.
-            job: Identity of the job.
-            host: Name of this host.
-            secret: Of the job; "" for none.
+            own: Name, job and secret of this host.
             events: The supervisor's handlers.
         """
         self._loop = loop
         self._control = control
         self._limits = limits
-        self._own = handshake.Credentials(host, job, secret)
+        self._own = own
         self._events = events
         self._phases = Phases(WORKER)
         self._search: Search | None = None
@@ -147,16 +147,9 @@ class Worker:
 
     # --- joining ----------------------------------------------------------------------------------
     def _look_for_leader(self, limit: float, lost: str = "") -> None:
-        self._search = Search(
-            self._loop,
-            self._control,
-            self._own,
-            limit,
-            self._welcomed,
-            self._finish,
-            self._events.log,
-            lost,
-        )
+        handlers = SearchHandlers(self._welcomed, self._finish, self._events.log)
+        self._search = Search(self._loop, self._control, self._own, limit, handlers)
+        self._search.begin(lost)
 
     def _welcomed(self, admitted: LeaderConnection) -> None:
         self._connection = connection = admitted.connection

@@ -129,43 +129,44 @@ def read_documents(host: str, message: Json) -> list[Row]:
     return rows
 
 
-def row_of(
-    rank: int,
-    host: str,
-    threads: Sequence[Thread],
-    state: str,
-    waits: str,
-    path: str,
-    natives: Sequence[Thread] = (),
-) -> Row:
-    """Find the place of a rank.
+class RankSample(NamedTuple):
+    """One sample of a rank's process.
 
-    Args:
-        rank: Its number.
-        host: Its host.
+    Attributes:
         threads: Its Python stacks; () if they cannot be read.
         state: The letter of proc(5): "T" is stopped.
         waits: The kernel's reason for the main thread's wait, as ``KernelWait.reason``.
         path: The open or read that the main thread waits for, as ``KernelWait.path``.
-        natives: Its stacks with frames of compiled code; () if they cannot be read.
+        native_threads: Its stacks with frames of compiled code; () if they cannot be read.
     """
-    frames = [frame for frame in _main_frames(threads) if not frame.native]
+
+    threads: Sequence[Thread]
+    state: str
+    waits: str = ""
+    path: str = ""
+    native_threads: Sequence[Thread] = ()
+
+
+def row_of(rank: int, host: str, sample: RankSample) -> Row:
+    """Find the place of a rank."""
+    frames = [frame for frame in _main_frames(sample.threads) if not frame.native]
     own = _innermost_of_user(frames)
     row = Row(
         rank=rank,
         host=host,
         kind="kernel",
-        detail=waits,
+        detail=sample.waits,
         place=own.place if own is not None else "",
         frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_FRAMES]),
     )
-    if state in _STOPPED:
-        return row._replace(kind="stopped", detail=_STOPPED[state])
-    if path:
-        return row._replace(kind="opens", detail=path)
+    if sample.state in _STOPPED:
+        return row._replace(kind="stopped", detail=_STOPPED[sample.state])
+    if sample.path:
+        return row._replace(kind="opens", detail=sample.path)
 
-    row = row._replace(why=waits)
-    collective = _collective(frames) or _native_collective(_main_frames(natives))
+    row = row._replace(why=sample.waits)
+    native_frames = _main_frames(sample.native_threads)
+    collective = _collective(frames) or _native_collective(native_frames)
     if collective:
         return row._replace(kind="collective", detail=collective)
     if any(_DATA in frame.file for frame in frames):

@@ -21,7 +21,7 @@ from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.flight_recorder import Recorder
 from trainworks_launcher.supervise.hang.nccl import nccl_report
-from trainworks_launcher.supervise.hang.outlier_rank import Row, row_of
+from trainworks_launcher.supervise.hang.outlier_rank import RankSample, Row, row_of
 from trainworks_launcher.supervise.hang.progress import CpuTime, Process, Sample
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
@@ -253,8 +253,10 @@ class Sampler:
                     break
             state = stats[pid].state if pid in stats else ""
             state, wait = _state_and_wait(pid, state, sample)
-            native = native_stacks.get(pid, ())
-            rows.append(row_of(root.rank, host, threads, state, wait.reason, wait.path, native))
+            rank_sample = RankSample(
+                threads, state, wait.reason, wait.path, native_stacks.get(pid, ())
+            )
+            rows.append(row_of(root.rank, host, rank_sample))
         return rows
 
     def report(

@@ -26,10 +26,10 @@ from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     UNKNOWN_END,
     Outcome,
+    ProgramPlace,
     describe_status,
     exit_status,
     lack_of_memory,
-    place_of,
     shorten,
     signal_of,
 )
@@ -353,49 +353,53 @@ _CHILD_LOST = re.compile(
 """In exceptions about a process that was lost."""
 
 
+class OutsideEvidence(NamedTuple):
+    """Evidence about a failure from outside the process that failed.
+
+    Attributes:
+        oom_kills: Processes of the host that the kernel killed; None without a counter.
+        cause: A cause from elsewhere, used if no exception ended the program.
+        note: Text after the status, for example about a full disk.
+    """
+
+    oom_kills: int | None = None
+    cause: str = ""
+    note: str = ""
+
+
 def failure_of(
-    *,
-    program: str,
-    host: str,
-    mode: str,
+    place: ProgramPlace,
     returncode: int | None,
     process: ProcessEnd,
-    rank: int = -1,
-    oom_kills: int | None = None,
-    cause: str = "",
-    note: str = "",
+    outside: OutsideEvidence = OutsideEvidence(),  # noqa: B008  (a constant)
 ) -> Outcome:
     """Make the failure of a program: its cause, its place, and context.
 
     Each text is shortened to the limit of a failure text.
 
     Args:
-        program: The program's name for people, for example ``train.py``.
-        host: Its host.
-        mode: The job's mode.
+        place: Where the program ran, with the rank that failed first.
         returncode: Negative after a signal; None if it is not known.
         process: Evidence about the program, or about the rank that failed first.
-        rank: Rank that failed first; -1 if it is not known.
-        oom_kills: Processes of the host that the kernel killed; None without a counter.
-        cause: A cause from elsewhere, used if no exception ended the program.
-        note: Text after the status.
+        outside: Evidence from outside the process.
     """
+    oom_kills, cause = outside.oom_kills, outside.cause
     reason, counted = reason_of(process, returncode), status_of(process, returncode)
     exception = reason.exception
     if exception is not None:
         cause = exception.cause
-        if rank < 0 and exception.pid != process.pid:
+        if place.rank < 0 and exception.pid != process.pid:
             # The script itself started the starter of this rank.
-            rank = exception.rank
+            place = place._replace(rank=exception.rank)
     elif not cause and not signal_of(counted or 0):
         cause = reason.line
 
     memory = ""
     if oom_kills and _is_of_memory(process, counted, cause):
-        memory = lack_of_memory(oom_kills, host)
+        memory = lack_of_memory(oom_kills, place.host)
 
     notes = []
-    if _NO_GPU.search(cause) and _uses_smdistributed(mode, exception):
+    if _NO_GPU.search(cause) and _uses_smdistributed(place.mode, exception):
         notes.append(EMULATE)
     if exception is not None and exception.origin not in cause:
         notes.append(exception.origin)
@@ -404,7 +408,7 @@ def failure_of(
         if assertion:
             notes.append(f"the GPU had printed: {assertion[0]}")
     if oom_kills and not memory:
-        notes.append(f"before that, {lack_of_memory(oom_kills, host)}")
+        notes.append(f"before that, {lack_of_memory(oom_kills, place.host)}")
     if reason.earlier:
         notes.append(f"{EARLIER}{reason.earlier}")
     threads = [row for row in process.records if row.thread and row.cause]
@@ -420,12 +424,12 @@ def failure_of(
     return Outcome(
         FAILED,
         exit_status(counted or 0),
-        host,
+        place.host,
         shorten(cause),
-        rank,
+        place.rank,
         memory,
-        place_of(program, host, mode, rank),
-        _end_of(returncode, counted, oom_kills, note),
+        place.text,
+        _end_of(returncode, counted, outside),
         [shorten(words) for words in notes if words][:_NOTES],
         shorten(frames),
         shorten(message),
@@ -459,11 +463,12 @@ def _last_lines(output: bytes, cause: str) -> str:
     return "\n".join(last)
 
 
-def _end_of(returncode: int | None, counted: int | None, oom_kills: int | None, note: str) -> str:
+def _end_of(returncode: int | None, counted: int | None, outside: OutsideEvidence) -> str:
     """Describe the end of a process. counted: the status that counts (``status_of``)."""
     if counted is None:
         return UNKNOWN_END
-    end = f"{describe_status(counted, oom_kills)}{note}"
+    oom_kills = outside.oom_kills
+    end = f"{describe_status(counted, oom_kills)}{outside.note}"
     if returncode is None:
         return f"{end}, noted before its process had ended"
     if returncode != counted:

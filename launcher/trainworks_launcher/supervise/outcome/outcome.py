@@ -220,12 +220,28 @@ EARLIER = "before that, another of its processes had died of "
 """Prefix of the cause of an earlier end: that of another process than the one that counts."""
 
 
-def place_of(program: str, host: str, mode: str, rank: int = -1) -> str:
-    """Describe the place of an end: ``train.py on host algo-1, rank 3 (mode mpi)``."""
-    where = f"{program} on host {host}"
-    if rank >= 0:
-        where = f"{where}, rank {rank}"
-    return f"{where} (mode {mode})"
+class ProgramPlace(NamedTuple):
+    """Where a program ran, or one rank of it.
+
+    Attributes:
+        program: The program's name for people, for example ``train.py``.
+        host: Its host.
+        mode: The job's mode.
+        rank: The rank; -1 for the whole program, or if the rank is not known.
+    """
+
+    program: str
+    host: str
+    mode: str
+    rank: int = -1
+
+    @property
+    def text(self) -> str:
+        """The place for people: ``train.py on host algo-1, rank 3 (mode mpi)``."""
+        where = f"{self.program} on host {self.host}"
+        if self.rank >= 0:
+            where = f"{where}, rank {self.rank}"
+        return f"{where} (mode {self.mode})"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
