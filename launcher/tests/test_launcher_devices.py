@@ -292,7 +292,11 @@ def nodes_on(root: Path, host: Sockets) -> tuple[int, ...]:
         (root / "bin/numactl").chmod(0o755)
     variables = {"PATH": f"{root}/bin"}
     return devices.nodes_of_gpus(
-        host.gpus, host.visible, variables, f"{root}/sys", f"{root}/driver", host.cpus
+        host.gpus,
+        host.visible,
+        variables,
+        devices.KernelFolders(f"{root}/sys", f"{root}/driver"),
+        host.cpus,
     )
 
 

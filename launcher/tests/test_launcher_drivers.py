@@ -18,7 +18,7 @@ from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_manifest
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.environment import read_environment
-from trainworks_launcher.environment.sdk_drivers import read_drivers
+from trainworks_launcher.environment.sdk_drivers import TrainerFiles, read_drivers
 from trainworks_launcher.job.job import Job, make_job
 from trainworks_launcher.plan.script_environment import exported_variables
 
@@ -300,7 +300,7 @@ JSON_VALUES = st.recursive(
 def test_whatever_the_files_hold_is_read_or_refused(
     source: dict[str, Json], distributed: dict[str, Json]
 ) -> None:
-    made = read_drivers(source, distributed, {}, "", "/opt/ml", False)
+    made = read_drivers(TrainerFiles(source, distributed), {}, "", "/opt/ml", False)
     assert (
         made.problems or not source or made.command or "sagemaker_program" in made.hyperparameters
     )
@@ -321,7 +321,9 @@ def test_the_real_sdks_files_are_understood() -> None:
     done = subprocess.run(peer, capture_output=True, timeout=300, check=True)
     files = json.loads(done.stdout)
     read = {
-        name: read_drivers(made["source"], made["distributed"], {}, "", "/opt/ml", False)
+        name: read_drivers(
+            TrainerFiles(made["source"], made["distributed"]), {}, "", "/opt/ml", False
+        )
         for name, made in files.items()
     }
     assert [drivers.problems for drivers in read.values() if drivers.problems] == []

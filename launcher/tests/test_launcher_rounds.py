@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop
+from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop, Handlers
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.processes.attempts import Attempts
 from trainworks_launcher.supervise.processes.ranks import Rank
@@ -89,10 +89,10 @@ class Job:
     def __init__(self) -> None:
         self.ended: list[Outcome] = []
         self.lines: list[str] = []
-        self.leader = CrashLoop(
-            "algo-1", True, lambda _: None, self.ended.append, self.lines.append
-        )
-        self.worker = CrashLoop("algo-2", False, self._tell, self.ended.append, self.lines.append)
+        of_leader = Handlers(lambda _: None, self.ended.append, self.lines.append)
+        of_worker = of_leader._replace(tell=self._tell)
+        self.leader = CrashLoop("algo-1", True, of_leader)
+        self.worker = CrashLoop("algo-2", False, of_worker)
 
     def _tell(self, rounds: int) -> None:
         self.leader.told("algo-2", {"rounds": rounds})

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Callable, Collection, Mapping, Sequence
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.files import text_of
 
@@ -143,12 +143,23 @@ def count_gpus(variables: Mapping[str, str]) -> int:
 
 
 # --- NUMA -----------------------------------------------------------------------------------------
+class KernelFolders(NamedTuple):
+    """Folders in which the kernel lists devices.
+
+    Attributes:
+        system: Nodes, and devices with their node.
+        driver: This container's GPUs by their PCI addresses, from NVIDIA's driver.
+    """
+
+    system: str = "/sys"
+    driver: str = "/proc/driver/nvidia/gpus"
+
+
 def nodes_of_gpus(
     gpus: int,
     visible: Sequence[str] | None,
     variables: Mapping[str, str],
-    system: str = "/sys",
-    driver: str = "/proc/driver/nvidia/gpus",
+    folders: KernelFolders = KernelFolders(),  # noqa: B008  (a constant)
     cpus: Collection[int] | None = None,
 ) -> tuple[int, ...]:
     """Return the NUMA node of each GPU that the job may use.
@@ -165,16 +176,16 @@ def nodes_of_gpus(
         gpus: Number of GPUs that the job may use.
         visible: Which of the container's they are, as CUDA_VISIBLE_DEVICES calls them; None: all.
         variables: The process's environment.
-        system: Where the kernel lists nodes and devices.
-        driver: Where NVIDIA's driver lists this container's GPUs by their PCI addresses.
+        folders: Where the kernel lists nodes and GPUs.
         cpus: CPUs that this process may use; None: what the kernel says.
     """
     if gpus < 2:
         return ()
-    node_folder = f"{system}/devices/system/node"
+    node_folder = f"{folders.system}/devices/system/node"
     if len(names_in(node_folder, re.compile(r"node\d+").fullmatch)) < 2:
         return ()
-    devices = [f"{system}/bus/pci/devices/{name.lower()}" for name in names_in(driver)]
+    addresses = names_in(folders.driver)
+    devices = [f"{folders.system}/bus/pci/devices/{name.lower()}" for name in addresses]
     of_gpus = [_line(f"{device}/numa_node") for device in devices]
     if visible is not None:
         chosen = [int(entry) for entry in visible if entry.isdecimal()]

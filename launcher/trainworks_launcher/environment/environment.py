@@ -416,9 +416,12 @@ def _read_hyperparameters(
     and the command line in them.
     """
     given = decode_values(documents.read(names.HYPERPARAMETERS_FILE))
+    files = sdk_drivers.TrainerFiles(
+        source=documents.read(names.SOURCE_CODE_FILE),
+        distributed=documents.read(names.DISTRIBUTED_FILE),
+    )
     trainer = sdk_drivers.read_drivers(
-        documents.read(names.SOURCE_CODE_FILE),
-        documents.read(names.DISTRIBUTED_FILE),
+        files,
         given,
         entry_point.program_name(variables, Reserved(given)),
         documents.base,

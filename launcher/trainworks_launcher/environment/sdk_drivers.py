@@ -91,9 +91,20 @@ class _Fields:
         self.problems.append(Problem(what, self.file, advice))
 
 
+class TrainerFiles(NamedTuple):
+    """The two files that ModelTrainer of the SageMaker Python SDK writes for its starter.
+
+    Attributes:
+        source: sourcecode.json; {} if it is missing.
+        distributed: distributed.json; {} if it is missing.
+    """
+
+    source: Mapping[str, Json]
+    distributed: Mapping[str, Json]
+
+
 def read_drivers(
-    source: Mapping[str, Json],
-    distributed: Mapping[str, Json],
+    files: TrainerFiles,
     hyperparameters: Mapping[str, Json],
     program: str,
     base: str,
@@ -102,19 +113,18 @@ def read_drivers(
     """Read what the two files ask for.
 
     Args:
-        source: sourcecode.json.
-        distributed: distributed.json.
+        files: What ModelTrainer wrote.
         hyperparameters: The job's hyperparameters.
         program: The entry point that the job names otherwise; ``""`` for none.
         base: The base directory.
         started_by_us: Whether this launcher runs below another one.
     """
-    if not source:
+    if not files.source:
         return NONE
     if program:
         return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
-    fields = _Fields(names.SOURCE_CODE_FILE, source)
-    launch = _Fields(names.DISTRIBUTED_FILE, distributed)
+    fields = _Fields(names.SOURCE_CODE_FILE, files.source)
+    launch = _Fields(names.DISTRIBUTED_FILE, files.distributed)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(str(entry) for entry in fields.list("args"))
     ours = command if command in _OURS else ""
@@ -130,7 +140,7 @@ def read_drivers(
         asked[names.ARGUMENT_STYLE] = "none"
         if script:
             notes.append("entry_script is not used: the job has a command")
-        if distributed:
+        if files.distributed:
             notes.append(
                 f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself"
             )
@@ -162,7 +172,7 @@ def read_drivers(
         command=command,
         arguments=arguments,
         requirements=_inside(requirements),
-        distributed=NOTHING if command else distributed,
+        distributed=NOTHING if command else files.distributed,
         notes=tuple(notes),
         problems=(*launch.problems, *fields.problems, *_contradictions(asked, hyperparameters)),
     )

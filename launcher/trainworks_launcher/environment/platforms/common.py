@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from itertools import product
 from types import MappingProxyType
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
@@ -224,16 +224,26 @@ def numbers(value: str) -> int:
     return 0
 
 
+class AddressVariables(NamedTuple):
+    """Names of the variables in which a platform gives every node the addresses of all of them.
+
+    Attributes:
+        nodes: Variable with the number of nodes.
+        rank: Variable with this node's index.
+        addresses: Variable with the addresses, one a line, in the order of the indices.
+        gpus: Variable with the GPUs of each node.
+        leader: Variable with the first node's address; ``""``: there is none.
+    """
+
+    nodes: str
+    rank: str
+    addresses: str
+    gpus: str
+    leader: str = ""
+
+
 def described_by_addresses(
-    given: Given,
-    title: str,
-    advice: str,
-    *,
-    count: str,
-    rank: str,
-    addresses: str,
-    gpus: str,
-    leader: str = "",
+    given: Given, title: str, advice: str, variables: AddressVariables
 ) -> Description:
     """Return the hosts of a platform that gives every node the addresses of all of them.
 
@@ -241,28 +251,28 @@ def described_by_addresses(
         given: What the platform is read from.
         title: Name of the platform, for messages.
         advice: What to do if variables are missing.
-        count: Variable with the number of nodes.
-        rank: Variable with this node's index.
-        addresses: Variable with the addresses, one a line, in the order of the indices.
-        gpus: Variable with the GPUs of each node.
-        leader: Variable with the first node's address; ``""``: there is none.
+        variables: The platform's variables.
     """
     reader = Reader(given.variables, title, advice)
-    nodes = reader.whole(count, least=1)
-    index = reader.index(rank, count=nodes)
+    nodes = reader.whole(variables.nodes, least=1)
+    index = reader.index(variables.rank, count=nodes)
     if nodes == 1 and not reader.problems:  # it may have no address that others could use
-        return Description(where=count, gpus=_gpus(reader.optional(gpus)))
-    hosts = tuple(without_brackets(reader.text(addresses)).split())
+        return Description(where=variables.nodes, gpus=_gpus(reader.optional(variables.gpus)))
+    hosts = tuple(without_brackets(reader.text(variables.addresses)).split())
     if hosts and len(hosts) != nodes:
-        reader.refuse(f"{len(hosts)} address(es) for {nodes} node(s)", addresses, count)
-    first = without_brackets(reader.text(leader)) if leader else ""
+        reader.refuse(
+            f"{len(hosts)} address(es) for {nodes} node(s)", variables.addresses, variables.nodes
+        )
+    first = without_brackets(reader.text(variables.leader)) if variables.leader else ""
     if reader.problems:
         return Description(problems=reader.problems)
     here = hosts[index]
-    if first in hosts:  # the leader first, whatever its index
+    if first in hosts:  # the leader comes first, even if its index is not 0
         hosts = (first, *(host for host in hosts if host != first))
     return Description(
-        resource_config=config_of(hosts, here), where=addresses, gpus=_gpus(reader.optional(gpus))
+        resource_config=config_of(hosts, here),
+        where=variables.addresses,
+        gpus=_gpus(reader.optional(variables.gpus)),
     )
 
 

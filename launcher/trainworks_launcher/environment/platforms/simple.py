@@ -26,6 +26,7 @@ from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.environment import cluster_hosts
 from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Description, Given, ranks
 from trainworks_launcher.environment.platforms.common import (
+    AddressVariables,
     Reader,
     config_of,
     described_by_addresses,
@@ -41,11 +42,13 @@ def _dstack(given: Given) -> Description:
         given,
         "dstack",
         "dstack sets them for every node of a task: do not set or unset them",
-        count="DSTACK_NODES_NUM",
-        rank="DSTACK_NODE_RANK",
-        addresses="DSTACK_NODES_IPS",
-        gpus="DSTACK_GPUS_PER_NODE",
-        leader="DSTACK_MASTER_NODE_IP",
+        AddressVariables(
+            nodes="DSTACK_NODES_NUM",
+            rank="DSTACK_NODE_RANK",
+            addresses="DSTACK_NODES_IPS",
+            gpus="DSTACK_GPUS_PER_NODE",
+            leader="DSTACK_MASTER_NODE_IP",
+        ),
     )
 
 
@@ -55,10 +58,12 @@ def _skypilot(given: Given) -> Description:
         "SkyPilot",
         "SkyPilot sets them in a task's run section:"
         " hand them on if it starts a container of its own",
-        count="SKYPILOT_NUM_NODES",
-        rank="SKYPILOT_NODE_RANK",
-        addresses="SKYPILOT_NODE_IPS",
-        gpus="SKYPILOT_NUM_GPUS_PER_NODE",
+        AddressVariables(
+            nodes="SKYPILOT_NUM_NODES",
+            rank="SKYPILOT_NODE_RANK",
+            addresses="SKYPILOT_NODE_IPS",
+            gpus="SKYPILOT_NUM_GPUS_PER_NODE",
+        ),
     )
 
 

@@ -12,7 +12,7 @@ the count anew. What counts as a step further: ``processes.attempts``.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from typing import Callable, Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json, number
@@ -22,35 +22,37 @@ MESSAGE = "fruitless"
 """The kind of the message to the leader: ``rounds`` in a row without a step further."""
 
 
+class Handlers(NamedTuple):
+    """The supervisor's handlers for what the count leads to.
+
+    Attributes:
+        tell: Tells the leader of this host's count.
+        end: Ends the job.
+        log: Prints a line.
+        known: Returns the first failure that some host has told of since the last round of this
+            one; None for none.
+    """
+
+    tell: Callable[[int], None]
+    end: Callable[[Outcome], None]
+    log: Callable[[str], None]
+    known: Callable[[], Outcome | None] = lambda: None
+
+
 class CrashLoop:
     """The count of one host, and on the leader those of all."""
 
-    def __init__(
-        self,
-        host: str,
-        leads: bool,
-        tell: Callable[[int], None],
-        end: Callable[[Outcome], None],
-        log: Callable[[str], None],
-        known: Callable[[], Outcome | None] = lambda: None,
-    ) -> None:
+    def __init__(self, host: str, leads: bool, handlers: Handlers) -> None:
         """No restart has come yet.
 
         Args:
             host: This launcher's name on the control channel.
             leads: Whether it decides.
-            tell: Tells the leader of this host's count.
-            end: Ends the job.
-            log: Prints a line.
-            known: Returns the first failure that some host has told of since
-                the last round of this one.
+            handlers: The supervisor's handlers.
         """
-        self._known = known
         self._host = host
         self._leads = leads
-        self._tell = tell
-        self._end = end
-        self._log = log
+        self._handlers = handlers
         self._own = 0
         self._counts: dict[str, int] = {}
         self._last: Outcome | None = None
@@ -69,12 +71,12 @@ class CrashLoop:
         if self._leads:
             self._count(self._host, self._own)
         else:
-            self._tell(self._own)
+            self._handlers.tell(self._own)
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host has counted."""
         if self._leads:
-            self._last = self._known() or self._last
+            self._last = self._handlers.known() or self._last
             self._count(host, number(message.get("rounds")))
 
     def begin_anew(self) -> None:
@@ -90,7 +92,7 @@ class CrashLoop:
             return
         limit = names.FRUITLESS_RESTARTS
         if count < limit:
-            self._log(
+            self._handlers.log(
                 f"the last restart got no step further ({count} in a row; {limit} end the job)"
             )
             return
@@ -98,4 +100,4 @@ class CrashLoop:
         last = self._last or Outcome(FAILED, 1, self._host)
         status = exit_status(last.status) or 1
         why = f"{sentence}: {last.cause}" if last.cause else sentence
-        self._end(last._replace(kind=FAILED, status=status, cause=why))
+        self._handlers.end(last._replace(kind=FAILED, status=status, cause=why))

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
@@ -36,6 +36,20 @@ def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
     return bool(plan.limits.hang) and not _py_spy_of(environment)
 
 
+class Handlers(NamedTuple):
+    """The supervisor's handlers for what the detector finds.
+
+    Attributes:
+        report: Ends the job.
+        log: Prints a line.
+        redact: Hides secrets in a text.
+    """
+
+    report: Callable[[Outcome], None]
+    log: Callable[[str], None]
+    redact: Callable[[str], str]
+
+
 class HangActivation:
     """Starts the detector when it may be needed. Every method runs in the loop's thread."""
 
@@ -45,10 +59,7 @@ class HangActivation:
         plan: NodePlan,
         environment: Environment,
         running: HostCommand,
-        job_variables: Mapping[str, str],
-        report: Callable[[Outcome], None],
-        log: Callable[[str], None],
-        redact: Callable[[str], str],
+        handlers: Handlers,
     ) -> None:
         """Do nothing before ``begin``.
 
@@ -57,26 +68,27 @@ class HangActivation:
             plan: The plan of this host.
             environment: The environment of the launcher.
             running: The command and the ranks of this host.
-            job_variables: Variables of the job's processes.
-            report: Ends the job.
-            log: Prints a line.
-            redact: Hides secrets in a text.
+            handlers: The supervisor's handlers.
         """
         self._running = running
         self._loop = loop
         self._plan = plan
         self._environment = environment
-        self._job_variables = job_variables
-        self._report = report
-        self._log = log
-        self._redact = redact
+        self._job_variables: Mapping[str, str] = {}
+        self._handlers = handlers
         self._role: Role | None = None
         self._started = 0.0
         self._detector: HangDetector | None = None
         self._rendezvous: RendezvousMonitor | None = None
 
-    def begin(self, role: Role) -> None:
-        """Begin with the job, also on a host for which another host starts the ranks."""
+    def begin(self, role: Role, job_variables: Mapping[str, str]) -> None:
+        """Begin with the job, also on a host for which another host starts the ranks.
+
+        Args:
+            role: This host's side of the control connection.
+            job_variables: Variables of the job's processes.
+        """
+        self._job_variables = job_variables
         self._started = time.monotonic()
         self._role = role
         self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._activate)
@@ -155,9 +167,9 @@ class HangActivation:
             printed=self._printed,
             others=role.others,
             tell=lambda fields: role.tell(MESSAGE, "", **fields),
-            end=self._report,
-            log=self._log,
-            redact=self._redact,
+            end=self._handlers.report,
+            log=self._handlers.log,
+            redact=self._handlers.redact,
             searching=lambda: self._rendezvous is not None and self._rendezvous.searching,
         )
         self._detector = HangDetector(self._loop, sampler, context)

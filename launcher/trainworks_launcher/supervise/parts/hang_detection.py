@@ -23,16 +23,13 @@ class HangDetection(Part):
             attempt.plan,
             attempt.environment,
             attempt.running,
-            attempt.runtime.env,
-            attempt.report,
-            attempt.log,
-            attempt.redactor.text,
+            activation.Handlers(attempt.report, attempt.log, attempt.redactor.text),
         )
         attempt.handlers[activation.MESSAGE] = self._activation.receive
 
     def starting(self) -> None:
         """Look for a hang from now on."""
-        self._activation.begin(self._attempt.role)
+        self._activation.begin(self._attempt.role, self._attempt.runtime.env)
 
     def stopping(self) -> None:
         """Look no more."""

@@ -50,8 +50,7 @@ class MpirunAgents(Part):
         self._agents = mpirun_agents.Agents(
             attempt.loop,
             attempt.runtime.path,
-            self._other_hosts,
-            self._tell,
+            mpirun_agents.AgentHandlers(self._other_hosts, self._tell),
             wait=attempt.plan.ranks_by != "mpirun",
         )
         attempt.handlers[mpirun_agents.LOST] = self._daemon_lost
@@ -102,10 +101,8 @@ class MpirunOfACopy(Part):
         self._agents = mpirun_agents.Agents(
             attempt.loop,
             attempt.runtime.path,
-            dict,
-            attempt.tell,
+            mpirun_agents.AgentHandlers(others=dict, tell=attempt.tell, copied=self._wait),
             wait=True,
-            copied=self._wait,
         )
 
     def _wait(self) -> None:

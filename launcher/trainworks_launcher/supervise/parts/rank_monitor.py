@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable
 from trainworks_launcher.supervise.attribution.stuck_starter import StuckStarter
 from trainworks_launcher.supervise.part import Part
 from trainworks_launcher.supervise.phase import Phase
-from trainworks_launcher.supervise.processes.ranks import Rank, Ranks
+from trainworks_launcher.supervise.processes.ranks import Rank, RankHandlers, Ranks
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
@@ -35,7 +35,8 @@ class RankMonitor(Part):
         self._attempt = attempt
         self._ended = ended
         loop, running, verdict = attempt.loop, attempt.running, attempt.verdict
-        ranks = Ranks(loop, attempt.runtime.path, attempt.output, attempt.prefix_of, started, ended)
+        handlers = RankHandlers(attempt.prefix_of, started, ended)
+        ranks = Ranks(loop, attempt.runtime.path, attempt.output, handlers)
         running.ranks = verdict.ranks = ranks
         self._starter = StuckStarter(loop, attempt.plan, running, verdict, self._end_starter)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.supervise.attribution.crash_loop import MESSAGE, CrashLoop
+from trainworks_launcher.supervise.attribution.crash_loop import MESSAGE, CrashLoop, Handlers
 from trainworks_launcher.supervise.part import Part
 from trainworks_launcher.supervise.processes.attempts import Attempts
 
@@ -58,13 +58,14 @@ class CrashLoopDetection(Part):
         """No restart has come."""
         self._attempt = attempt
         plan = attempt.plan
-        self._crash_loop = CrashLoop(
-            plan.member or plan.host,
-            leads=plan.role != "worker",
+        handlers = Handlers(
             tell=lambda rounds: attempt.tell(MESSAGE, rounds=rounds),
             end=attempt.report,
             log=attempt.log,
             known=attempt.verdict.first,
+        )
+        self._crash_loop = CrashLoop(
+            plan.member or plan.host, leads=plan.role != "worker", handlers=handlers
         )
         attempt.handlers[MESSAGE] = self._crash_loop.told
 

@@ -21,7 +21,7 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.json_values import Json, decode, mapping, number, text
 from trainworks_launcher.supervise.event_loop import READ, Loop
@@ -48,35 +48,38 @@ _TEXT_CHARACTERS = 4000
 Tell = Callable[..., None]
 
 
+class AgentHandlers(NamedTuple):
+    """The supervisor's handlers for requests of mpirun's agents.
+
+    Attributes:
+        others: Returns the addresses of the hosts on which daemons may be started.
+        tell: As ``Role.tell``.
+        copied: For a host other than the leader, on which a copy of the first host's program
+            runs: called when that copy calls mpirun. Its agents wait for the end of the job.
+    """
+
+    others: Callable[[], Mapping[str, str]]
+    tell: Tell
+    copied: Callable[[], None] | None = None
+
+
 class Agents:
     """The agents of mpirun on this host. Every method runs in the loop's thread."""
 
     def __init__(
-        self,
-        loop: Loop,
-        directory: Path,
-        others: Callable[[], Mapping[str, str]],
-        tell: Tell,
-        *,
-        wait: bool = False,
-        copied: Callable[[], None] | None = None,
+        self, loop: Loop, directory: Path, handlers: AgentHandlers, *, wait: bool = False
     ) -> None:
         """Listen in a directory.
 
         Args:
             loop: Watches the socket and the agents.
             directory: The job's runtime directory.
-            others: Returns the addresses of the hosts on which daemons may be started.
-            tell: As ``Role.tell``.
+            handlers: The supervisor's handlers.
             wait: Whether an agent gets its answer at the end of the daemon, not at the start.
-            copied: For a host other than the leader, on which a copy of the first host's program
-                runs: called when that copy calls mpirun. Its agents wait for the end of the job.
         """
         self._loop = loop
-        self._others = others
-        self._tell = tell
+        self._handlers = handlers
         self._wait = wait
-        self._copied = copied
         self._waiting: dict[int, socket.socket] = {}
         self._copies: list[socket.socket] = []
         self._number = 0
@@ -147,10 +150,10 @@ class Agents:
             request = mapping(decode(line.decode("utf-8")))
         except ValueError:
             request = {}
-        host, others = text(request.get("host")), self._others()
-        if self._copied is not None:
+        host, others = text(request.get("host")), self._handlers.others()
+        if self._handlers.copied is not None:
             self._copies.append(connection)
-            self._copied()
+            self._handlers.copied()
             return {}
         if host not in others:
             why = f"{host!r} is not another host of this job, or mpirun has ended"
@@ -161,11 +164,11 @@ class Agents:
                 "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n",
             }
         if not self._wait:
-            self._tell(START, host, line=text(request.get("line")))
+            self._handlers.tell(START, host, line=text(request.get("line")))
             return {"status": 0, "text": ""}
         self._number += 1
         self._waiting[self._number] = connection
-        self._tell(START, host, line=text(request.get("line")), number=self._number)
+        self._handlers.tell(START, host, line=text(request.get("line")), number=self._number)
         return {}
 
     def ended(self, host: str, message: Mapping[str, Json]) -> None:

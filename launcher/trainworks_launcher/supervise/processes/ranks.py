@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from trainworks_launcher.contract.json_values import decode, mapping, number, text
 from trainworks_launcher.supervise.event_loop import READ, Loop
@@ -76,34 +76,35 @@ class Rank:
         return not self.ended_at and started == self.started != ""
 
 
+class RankHandlers(NamedTuple):
+    """The supervisor's handlers for the ranks of this host.
+
+    Attributes:
+        prefix: Returns the prefix for the lines of a rank; None to copy byte for byte.
+        started: Called for each rank that reports.
+        ended: Called for each end, at once where the kernel has pidfd_open (Linux 5.3), else never.
+    """
+
+    prefix: Callable[[int], bytes | None]
+    started: Callable[[Rank], None]
+    ended: Callable[[Rank], None]
+
+
 class Ranks:
     """The socket to which the ranks of one host report. Methods run in the loop's thread."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        directory: Path,
-        output: Output,
-        prefix: Callable[[int], bytes | None],
-        on_start: Callable[[Rank], None],
-        on_end: Callable[[Rank], None],
-    ) -> None:
+    def __init__(self, loop: Loop, directory: Path, output: Output, handlers: RankHandlers) -> None:
         """Listen in a directory.
 
         Args:
             loop: Watches the socket and the ranks' ends.
             directory: The runtime directory.
             output: Copies the output of the ranks.
-            prefix: Returns the prefix for the lines of a rank; None to copy byte for byte.
-            on_start: Called for each rank that reports.
-            on_end: Called for each end, at once where the kernel has pidfd_open (Linux 5.3),
-                else never.
+            handlers: The supervisor's handlers.
         """
         self._loop = loop
         self._output = output
-        self._prefix = prefix
-        self._on_start = on_start
-        self._on_end = on_end
+        self._handlers = handlers
         self._all: list[Rank] = []
         self._watched: dict[int, Rank] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -149,7 +150,7 @@ class Ranks:
             rank.end(processes.exit_status_of(rank.pid, rank.started, descriptor), now)
             os.close(descriptor)
         for _, rank in ended:
-            self._on_end(rank)
+            self._handlers.ended(rank)
 
     def drain(self, seconds: float) -> None:
         """Wait, bounded, for the rest of the output of all ranks."""
@@ -203,11 +204,13 @@ class Ranks:
             rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")), errors)
             self._all.append(rank)
             out, error = received
-            rank.streams = self._output.copy(out, error, rank.tail, self._prefix(rank.number))
+            rank.streams = self._output.copy(
+                out, error, rank.tail, self._handlers.prefix(rank.number)
+            )
             self._watch_end(rank)
             with contextlib.suppress(OSError):
                 connection.send(b"1")
-        self._on_start(rank)
+        self._handlers.started(rank)
 
     def _watch_end(self, rank: Rank) -> None:
         if not hasattr(os, "pidfd_open"):
