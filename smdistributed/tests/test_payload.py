@@ -21,7 +21,7 @@ from ranks import run_ranks
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.partitioning import placement
 from smdistributed.modelparallel.torch.transport.payload import GroupPayload
-from smdistributed.modelparallel.torch.transport.transport import Transport
+from smdistributed.modelparallel.torch.transport.transport import LinkGroup, Transport
 
 STRICT = {"SMP_PAYLOAD": "strict"}
 
@@ -144,7 +144,7 @@ class Noted(GroupPayload):
 def test_a_send_is_launched_before_its_receive_is_posted() -> None:
     notes: list[str] = []
     links = [
-        Transport(rank, range(2), {1 - rank: end}, payload=Noted(notes))
+        Transport(LinkGroup(rank, range(2)), {1 - rank: end}, payload=Noted(notes))
         for rank, end in enumerate(socket.socketpair())
     ]
     links[0].send(1, "first", [torch.ones(2)])

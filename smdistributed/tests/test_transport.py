@@ -21,8 +21,13 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from smdistributed.modelparallel.torch.transport.connect import StartError, connect, own_address
-from smdistributed.modelparallel.torch.transport.transport import PeerLost, Transport
+from smdistributed.modelparallel.torch.transport.connect import (
+    Rendezvous,
+    StartError,
+    connect,
+    own_address,
+)
+from smdistributed.modelparallel.torch.transport.transport import LinkGroup, PeerLost, Transport
 from trainworks_testing.clock import assert_within, start_clock
 
 LOCAL = ("127.0.0.1", 29500)
@@ -37,9 +42,8 @@ def start(
         others = [peer for peer in range(world) if peer != rank]
         master = masters[rank] if masters else LOCAL
         return Transport(
-            rank,
-            range(world),
-            connect(store, rank, world, {"pp": others}, master=master, timeout=300)["pp"],
+            LinkGroup(rank, range(world)),
+            connect(Rendezvous(store, world, master), rank, {"pp": others}, timeout=300)["pp"],
         )
 
     with ThreadPoolExecutor(world) as pool:
@@ -144,9 +148,8 @@ def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
 
     def rank_starts(rank: int) -> None:
         links[rank] = Transport(
-            rank,
-            range(2),
-            connect(store, rank, 2, {"pp": [1 - rank]}, master=LOCAL, timeout=300)["pp"],
+            LinkGroup(rank, range(2)),
+            connect(Rendezvous(store, 2, LOCAL), rank, {"pp": [1 - rank]}, timeout=300)["pp"],
         )
 
     first = threading.Thread(target=rank_starts, args=(0,))
@@ -199,7 +202,7 @@ def test_another_program_at_a_rank_s_address_is_refused() -> None:
         with pytest.raises(
             StartError, match=r"rank 1 cannot connect with rank 0: .* is another program"
         ):
-            connect(plain, 1, 2, {"pp": [0]}, master=LOCAL, timeout=300)
+            connect(Rendezvous(plain, 2, LOCAL), 1, {"pp": [0]}, timeout=300)
         thread.join()
 
 
@@ -221,7 +224,7 @@ def test_a_missing_rank_is_named(prepare: Callable[[Any], None], text: str) -> N
     def rank_starts(rank: int) -> str:
         others = [peer for peer in range(3) if peer != rank]
         with pytest.raises(StartError) as caught:
-            connect(store, rank, 3, {"pp": others}, master=LOCAL, timeout=0.5)
+            connect(Rendezvous(store, 3, LOCAL), rank, {"pp": others}, timeout=0.5)
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:

@@ -29,10 +29,10 @@ from .job.topology import CommGroup, Topology
 from .partitioning import placement
 from .pipeline.runtime import Runtime, present, use
 from .sharding import mesh
-from .transport.connect import START_SECONDS, connect
+from .transport.connect import START_SECONDS, Rendezvous, connect
 from .transport.failure_watch import Failure, Watch
 from .transport.payload import GroupPayload
-from .transport.transport import Transport
+from .transport.transport import LinkGroup, Transport
 
 GROUP_MINUTES = 10
 """Minutes that a collective of the process groups may take."""
@@ -106,20 +106,22 @@ def _connect(cfg: Config, topology: Topology) -> None:
                 links[name] = [peer for peer in topology.members(_LINKS[name]) if peer != rank]
     master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-    connections = connect(store, rank, size, links, master=master)
+    connections = connect(Rendezvous(store, size, master), rank, links)
     _watch = Watch(rank, connections["watch"], lambda peer: _name(topology, peer), calls=calls)
     _install_hook(_watch)
     if cfg.pipeline_parallel_degree > 1:
         pipeline = topology.members(CommGroup.PP_GROUP)
         transport = Transport(
-            rank, pipeline, connections["pp"], payload=_payload(topology), device=placement.device()
+            LinkGroup(rank, pipeline),
+            connections["pp"],
+            payload=_payload(topology),
+            device=placement.device(),
         )
         peers = None
         if ordered is not None:
             members = topology.members(_LINKS[ordered])
-            peers = Transport(
-                rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox
-            )
+            group = LinkGroup(rank, members, f"{ordered}_rank")
+            peers = Transport(group, connections[ordered], inbox=transport.inbox)
         use(Runtime(cfg, transport, peers))
 
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -42,24 +43,33 @@ class StartError(RuntimeError):
     """The ranks of a job cannot reach each other."""
 
 
+class Rendezvous(NamedTuple):
+    """Where the ranks of a job meet.
+
+    Attributes:
+        store: The job's key-value store.
+        world: Number of ranks.
+        master: Host and port of the master, from the job's environment.
+    """
+
+    store: Store
+    world: int
+    master: tuple[str, int]
+
+
 def connect(
-    store: Store,
+    rendezvous: Rendezvous,
     rank: int,
-    world: int,
     links: Mapping[str, Sequence[int]],
-    *,
-    master: tuple[str, int],
     timeout: float = START_SECONDS,
 ) -> dict[str, dict[int, socket.socket]]:
     """Connect this rank with its peers. Collective: every rank of the job calls this once.
 
     Args:
-        store: The job's key-value store.
+        rendezvous: Where the ranks meet.
         rank: Global rank of this process.
-        world: Number of ranks.
         links: Name of a link (at most 16 ASCII characters) -> global ranks that this rank is
             connected with.
-        master: Host and port of the master, from the job's environment.
         timeout: Seconds after which the start fails.
 
     Returns:
@@ -69,15 +79,15 @@ def connect(
         StartError: Ranks are missing after `timeout`, or an address cannot be reached.
     """
     end = time.monotonic() + timeout
-    store = PrefixStore("smp/transport", store)
+    store = PrefixStore("smp/transport", rendezvous.store)
     if rank == 0:
         store.set("token", secrets.token_hex(2 * _HALF))
     start = _Start(store, rank, end, timeout)
-    host = _reachable_address(start, world, master)
+    host = _reachable_address(start, rendezvous.world, rendezvous.master)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))
-        listener.listen(max(world, 16))
+        listener.listen(max(rendezvous.world, 16))
         store.set(f"address/{rank}", f"{host} {listener.getsockname()[1]}")
         token = bytes.fromhex(store.get("token").decode())
         # Of two ranks the higher one connects, and the lower one accepts.

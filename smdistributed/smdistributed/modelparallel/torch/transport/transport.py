@@ -78,6 +78,20 @@ class _Description(NamedTuple):
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
+class LinkGroup(NamedTuple):
+    """The ranks that one link connects.
+
+    Attributes:
+        rank: Global rank of this process.
+        members: Global ranks of the group.
+        kind: Name for a rank of the group, such as "pp_rank".
+    """
+
+    rank: int
+    members: Sequence[int]
+    kind: str = "pp_rank"
+
+
 class Transport:
     """One link: connections with all other ranks of a group.
 
@@ -95,10 +109,8 @@ class Transport:
 
     def __init__(
         self,
-        rank: int,
-        members: Sequence[int],
+        group: LinkGroup,
         connections: Mapping[int, socket.socket],
-        kind: str = "pp_rank",
         inbox: Inbox[Item] | None = None,
         payload: GroupPayload | None = None,
         device: torch.device | None = None,
@@ -106,16 +118,14 @@ class Transport:
         """Start to read from all connections.
 
         Args:
-            rank: Global rank of this process.
-            members: Global ranks of the group.
+            group: The ranks that the link connects.
             connections: Global rank of a peer -> the socket.
-            kind: Name for a rank of the group, such as "pp_rank".
             inbox: Where messages go; two links may share one. None: an own one.
             payload: Carries tensors; None: all tensors go through host memory.
             device: This rank's GPU.
         """
-        self.members, self.kind = tuple(members), kind
-        self.me, self.n = self.members.index(rank), len(self.members)
+        self.members, self.kind = tuple(group.members), group.kind
+        self.me, self.n = self.members.index(group.rank), len(self.members)
         if inbox is None:
             # With a payload each peer has a reader thread: a receive must be posted as soon as its
             # header is here, even while this rank computes.
