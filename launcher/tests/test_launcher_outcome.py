@@ -376,11 +376,11 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
     rank = Rank(1, os.getpid(), 1)
     rank.status = -signal.SIGKILL
     kernel_has_killed(2)
-    first = verdict.of_rank(rank)
+    first = verdict.suspect_ended_rank(rank)
     assert first is not None
     assert "out of memory: the kernel killed 1 process(es)" in first.outcome.text
     verdict.forget()
-    second = verdict.of_rank(rank)
+    second = verdict.suspect_ended_rank(rank)
     assert second is not None
     assert second.outcome.text.startswith(
         "train.py on host algo-1, rank 1 (mode none): killed by SIGKILL"

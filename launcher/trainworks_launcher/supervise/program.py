@@ -82,7 +82,7 @@ class Program:
                 self._report_failure(code)
             return
         if code == 0 and not verdict.lost_daemon(running.tail):
-            death = verdict.unheard(running.pid)
+            death = verdict.find_hidden_death(running.pid)
             if death:
                 advice = "in a shell, `set -o pipefail` lets a pipe fail with any part of it"
                 attempt.log(
@@ -112,14 +112,16 @@ class Program:
         running = attempt.running
         has_peers = attempt.plan.control is not None
         if running.ranks is None and has_peers and not attempt.stop_signal:
-            attempt.suspect(attempt.verdict.of_program(outcome, code, running.tail, running.pid))
+            attempt.suspect(
+                attempt.verdict.suspect_program(outcome, code, running.tail, running.pid)
+            )
         attempt.report(outcome)
 
     def _outcome_of(self, code: int) -> Outcome:
         """Return the end of the command, by what is known of its ranks now."""
         attempt, running = self._attempt, self._attempt.running
         name = name_of_program(attempt.plan)
-        return attempt.verdict.of_command(
+        return attempt.verdict.judge_command(
             name, code, running.tail, attempt.stop_signal, running.pid
         )
 

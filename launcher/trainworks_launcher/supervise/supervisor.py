@@ -387,7 +387,7 @@ class Supervisor:
         if attempt.is_over or ranks is None:
             return
         ranks.take()
-        attempt.suspect(attempt.verdict.of_rank(rank))
+        attempt.suspect(attempt.verdict.suspect_ended_rank(rank))
         for part in attempt.parts:
             part.rank_ended(rank)
 

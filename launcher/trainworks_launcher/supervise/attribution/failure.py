@@ -1,9 +1,8 @@
-"""What a host can say of a failure: from its ranks' last words, from the starter's report, from
-what other hosts sent.
+"""Gather the evidence about a failure on one host, and decide which rank failed first.
 
-Each host makes evidence of what it has seen of its own ranks (``of_rank``, ``of_running``). Which
-evidence counts, the table of ``outcome.evidence`` says; the leader has the evidence of all hosts
-when it asks that table.
+The evidence of a host: the records of its ranks, the report of their starter, and messages of other
+hosts. Each host makes evidence of its own ranks (``suspect_ended_rank``, ``suspect_running_rank``)
+and sends that to the leader. The leader decides by the table in ``outcome.evidence``.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ for, which may be the reason.
 
 
 class Verdict:
-    """Gathers what is known.
+    """Gathers the evidence about the job's failures on one host, and decides which one came first.
 
     Attributes:
         ranks: Ranks of this host; None where there are none.
@@ -83,10 +82,14 @@ class Verdict:
         runtime: Path | None = None,
         oom_kills: Callable[[], int | None] = memory.oom_kills,
     ) -> None:
-        """At the start of a job: what the kernel has killed before does not count.
+        """Begin with the job: processes that the kernel has killed before do not count.
 
-        runtime: the directory in which Pythons note their ends; None: there is
-        none. oom_kills: the kernel's count.
+        Args:
+            plan: The plan of this host.
+            base_directory: The base directory, for example ``/opt/ml``.
+            redactor: Hides the job's secrets.
+            runtime: Directory in which Pythons note their ends; None: there is none.
+            oom_kills: Returns the kernel's count of killed processes; None without a counter.
         """
         self._ends: Path | None = None
         if runtime is not None:
@@ -104,74 +107,72 @@ class Verdict:
         self._by_rank: dict[tuple[str, int], Suspect] = {}
 
     # --- before the end ---------------------------------------------------------------------------
-    def of_rank(self, rank: Rank) -> Suspect:
-        """Return what to tell the other hosts about a rank that has just ended.
+    def suspect_ended_rank(self, rank: Rank) -> Suspect:
+        """Return the evidence for the other hosts about a rank that has just ended.
 
-        One that ended well is remembered too: others may still need it.
+        A rank that ended well counts as well: other ranks may still need that rank.
         """
         if rank.status == 0:
             return Suspect(
                 Kind.LEFT,
-                self._left_at(rank),
+                self._find_leave_time(rank),
                 rank.ended_at,
-                self._early_end(self._plan.host, rank.number),
+                self._make_early_end(self._plan.host, rank.number),
             )
-        said = self._of_local(rank, "")
-        suspect = self._suspect(said, rank.status, rank.number)
+        process_end = self._read_rank_end(rank, "")
+        suspect = self._make_suspect(process_end, rank.status, rank.number)
         if suspect is not None and (rank.status is not None or suspect.kind is not Kind.LEFT):
             return suspect
-        failure = self._failure(None, said, self._place(rank.number))
+        failure = self._make_failure(None, process_end, self._place(rank.number))
         return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, failure)
 
-    def of_running(self, rank: Rank) -> Suspect | None:
-        """Return what the record of a rank says that still runs; None if it has noted nothing."""
-        said = self._of_local(rank, "")._replace(ended_at=math.inf)
-        return self._suspect(said, None, rank.number)
+    def suspect_running_rank(self, rank: Rank) -> Suspect | None:
+        """Return the evidence in the record of a rank that still runs; None without a record."""
+        process_end = self._read_rank_end(rank, "")._replace(ended_at=math.inf)
+        return self._make_suspect(process_end, None, rank.number)
 
-    def of_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
-        """Return the failed program of this host as evidence, where the
-        launcher knows of no ranks below it.
+    def suspect_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
+        """Return the failed program of this host as evidence, if no ranks have reported.
 
         Args:
-            outcome: Its end.
-            code: Its return code.
+            outcome: The program's end.
+            code: Return code of its process.
             tail: End of its output.
             pid: Its process id.
         """
         # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import began_at, observe
 
-        said = self._of_own(tail, pid, time.monotonic())
-        kind = kind_of(observe(said, code, of_memory=bool(outcome.memory)))
+        process_end = self._read_program_end(tail, pid, time.monotonic())
+        kind = kind_of(observe(process_end, code, of_memory=bool(outcome.memory)))
         if tells_of_a_peer(outcome):
             kind = Kind.PEER
         elif kind not in (Kind.RECORDED, Kind.TERMINATED):
             kind = Kind.DIED
-        return Suspect(kind, began_at(said, code), said.ended_at, outcome)
+        return Suspect(kind, began_at(process_end, code), process_end.ended_at, outcome)
 
-    def of_running_program(self, tail: Tail, pid: int) -> Suspect | None:
-        """Return what the record of a program says that still runs.
+    def suspect_running_program(self, tail: Tail, pid: int) -> Suspect | None:
+        """Return the evidence in the record of a program that still runs; None without a record."""
+        return self._make_suspect(
+            self._read_program_end(tail, pid, math.inf), None, self._plan.rank
+        )
 
-        None if it has noted nothing.
-        """
-        return self._suspect(self._of_own(tail, pid, math.inf), None, self._plan.rank)
-
-    def _of_own(self, tail: Tail, pid: int, ended_at: float) -> ProcessEnd:
-        """Return what is known of the program itself, without what it has started."""
+    def _read_program_end(self, tail: Tail, pid: int, ended_at: float) -> ProcessEnd:
+        """Read the evidence about the program itself, without the processes below the program."""
         from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
-        own = [row for row in self._records() if row.pid == pid]
+        own = [row for row in self._read_records() if row.pid == pid]
         return ProcessEnd(tail.read(), tail.errors(), own, pid, ended_at)
 
-    def _suspect(self, said: ProcessEnd, code: int | None, rank: int) -> Suspect | None:
+    def _make_suspect(self, process_end: ProcessEnd, code: int | None, rank: int) -> Suspect | None:
         """Return a process as evidence; None if nothing says that it failed or ended."""
         # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import began_at, observe
 
-        if code is None and said.own() is None:
+        if code is None and process_end.own() is None:
             return None
-        failure = self._failure(code, said, self._place(rank))
-        kind = kind_of(observe(said, code, of_memory=bool(failure.memory)))
+        failure = self._make_failure(code, process_end, self._place(rank))
+        kind = kind_of(observe(process_end, code, of_memory=bool(failure.memory)))
         if kind is None:
             return None
         if kind is Kind.LEFT:
@@ -179,17 +180,17 @@ class Verdict:
             if failure.end != UNKNOWN_END:
                 notes.append(f"its process: {failure.end}")
             failure = failure._replace(kind=SUCCEEDED, end=EARLY_LEAVE, notes=notes)
-        return Suspect(kind, began_at(said, code), said.ended_at, failure)
+        return Suspect(kind, began_at(process_end, code), process_end.ended_at, failure)
 
-    def _left_at(self, rank: Rank) -> float:
+    def _find_leave_time(self, rank: Rank) -> float:
         """Return when a rank that ended well left its program, as far as that is known."""
-        own = self._of_local(rank, "").own()
+        own = self._read_rank_end(rank, "").own()
         if own is not None and own.left:
             return own.at
         return rank.ended_at
 
     def add(self, suspect: Suspect) -> None:
-        """Remember what a host, also this one, said of a rank: what it says last counts."""
+        """Keep evidence of a host, also of this one. The last evidence about a rank counts."""
         place = (suspect.outcome.host, suspect.outcome.rank)
         self._by_rank.pop(place, None)
         self._by_rank[place] = suspect
@@ -200,35 +201,42 @@ class Verdict:
         return tuple(self._by_rank.values())
 
     def forget(self) -> Outcome | None:
-        """The ranks begin again: earlier failures, and what the kernel has killed, no longer count.
+        """Forget all failures, because the ranks begin again; killed processes no longer count.
 
-        Return the first of the failures, None if none is known.
+        Return the first of the failures; None without one.
         """
-        first = self.first()
+        first = self.first_known()
         self._by_rank.clear()
         self._oom_kills = self._count_oom_kills()
         return first
 
-    def first(self, host: str = "") -> Outcome | None:
+    def first_known(self, host: str = "") -> Outcome | None:
         """Return the first failure of the ranks that run now, of one host or of all.
 
         None if none is known.
         """
         suspects = [row for row in self._suspects if host in ("", row.outcome.host)]
-        first = self._first(suspects)
+        first = self._find_first(suspects)
         return first.failed.outcome if first is not None else None
 
     def is_certain(self) -> bool:
         """Return whether a failure is known that tells of itself: not of a
         peer, nor of a wait that took too long.
         """
-        first = self._first(self._suspects)
+        first = self._find_first(self._suspects)
         if first is None or first.cause.kind not in (Kind.RECORDED, Kind.DIED):
             return False
         return not has_waited(first.cause.outcome)
 
-    def _first(self, suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008
-        """Return what came first, by the table. starter: what its end and its report say."""
+    def _find_first(
+        self,
+        suspects: Sequence[Suspect],
+        starter: Starter = Starter(),  # noqa: B008  (a constant)
+    ) -> First | None:
+        """Return the first failure by the table in ``evidence``.
+
+        starter: the starter's own report.
+        """
         started_by = self._plan.ranks_by
         patience = KILL_SECONDS.get(started_by, math.inf)
         known = starter._replace(sees_all_hosts=started_by == "mpirun", kill_seconds=patience)
@@ -241,41 +249,44 @@ class Verdict:
         return len({rank for _, rank in self._by_rank}) >= self._plan.processes
 
     # --- the end ----------------------------------------------------------------------------------
-    def reported(self, tail: Tail, pid: int = 0) -> Report:
-        """Return what the command says of the rank that failed first, also a starter that the
-        user's script started.
+    def read_report(self, tail: Tail, pid: int = 0) -> Report:
+        """Read the command's output for the rank that failed first.
 
-        A command that died of an exception of its own started none, whatever it
-        printed. pid: its process id.
+        The command, or a program below the command, may be a starter such as torchrun. A command
+        that died of an exception of its own is no starter, even if its output looks like one's.
+
+        Args:
+            tail: End of the command's output.
+            pid: Process id of the command; 0 if not known.
         """
         # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.starter_reports import Report, report_of
 
         if self.ranks is None and pid:
-            of_process = [row for row in self._records() if row.pid == pid]
+            of_process = [row for row in self._read_records() if row.pid == pid]
             exceptions = [row for row in of_process if row.message and not row.thread]
             if exceptions and not exceptions[-1].is_of_a_child:
                 return Report()
         return report_of(tail.read(), self._plan.ranks_by)
 
-    def of_command(
-        self, what: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0
+    def judge_command(
+        self, program: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0
     ) -> Outcome:
         """Return the outcome of a command that did not end with status 0.
 
         Args:
-            what: A person's name of the command.
+            program: Name of the command for people, for example ``train.py``.
             code: Its return code, negative after a signal.
             tail: End of its output.
             stop_signal: Stop signal that came before; 0 for none.
             pid: Its process id; 0 if it is none of a program of the user's.
         """
-        report = self.reported(tail, pid)
+        report = self.read_report(tail, pid)
         local: Rank | None = None
         suspect: Suspect | None = None
         if self.ranks is not None:
             if not stop_signal:
-                report = self._as_seen(report, tail)
+                report = self._correct_report(report, tail)
             local = self.ranks.latest(report.rank)
             suspect = suspect_of(self._suspects, report.rank)
             code = self._code_of_rank(report, local, stop_signal) or code
@@ -289,17 +300,17 @@ class Verdict:
             elif local is not None:
                 host = self._plan.host
             why = f"{report.starter} ended the job for that: {describe_status(code)}"
-            outcome = self._early_end(host, report.rank, why)
+            outcome = self._make_early_end(host, report.rank, why)
         elif local is not None:
-            place = self._place(report.rank, what)
-            outcome = self._failure(code, self._of_local(local, what), place)
+            place = self._place(report.rank, program)
+            outcome = self._make_failure(code, self._read_rank_end(local, program), place)
             own_code = outcome.status
         elif suspect is not None:
             outcome = with_status(suspect.outcome, code)
         elif report.starter:
-            outcome = self._of_starter(what, code, tail, report)
+            outcome = self._make_failure_by_report(program, code, tail, report)
         else:
-            outcome = self._of_program(what, code, tail, pid)
+            outcome = self._make_failure_of_program(program, code, tail, pid)
             own_code = outcome.status
         if not stop_signal:
             code = own_code
@@ -332,17 +343,15 @@ class Verdict:
             return -signal.SIGKILL
         return report.code
 
-    def of_ranks(self, tail: Tail) -> Outcome:
-        """Return the outcome by what the hosts have seen of the ranks, whose
-        starter does not end.
-        """
+    def judge_ranks(self, tail: Tail) -> Outcome:
+        """Return the outcome by the ends of the ranks, because their starter does not end."""
         self.overdue = True
         ends = [suspect.outcome for suspect in self._suspects]
         if all(end.kind == SUCCEEDED and end.status == 0 for end in ends):
             return Outcome(SUCCEEDED, 0, self._plan.host)
-        return self.of_command(name_of_program(self._plan), 1, tail)
+        return self.judge_command(name_of_program(self._plan), 1, tail)
 
-    def _as_seen(self, report: Report, tail: Tail) -> Report:
+    def _correct_report(self, report: Report, tail: Tail) -> Report:
         """Return a starter's report as the hosts have seen it: which rank
         failed first, and how it ended.
         """
@@ -351,7 +360,7 @@ class Verdict:
             ended_itself=not report.starter and not self.overdue,
             ended_early=report.ended_early,
         )
-        first = self._first(self._suspects, starter)
+        first = self._find_first(self._suspects, starter)
         if first is None or self.lost_daemon(tail):
             return report
         failed = first.failed.outcome
@@ -360,7 +369,9 @@ class Verdict:
             code = report.code
         return report._replace(rank=failed.rank, code=code, host=failed.host, ended_early=False)
 
-    def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
+    def _make_failure_by_report(
+        self, program: str, code: int, tail: Tail, report: Report
+    ) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
         from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
@@ -368,30 +379,32 @@ class Verdict:
         if not self._plan.ranks_by:
             note = f", as {report.starter} reports"
             if code != report.code:
-                note += f"; {what} itself: {describe_status(code)}"
-        records = [row for row in self._records() if report.rank in (-1, row.rank)]
-        said = ProcessEnd(tail.read(), records=records)
-        return self._failure(report.code, said, self._place(report.rank, what), note=note)
+                note += f"; {program} itself: {describe_status(code)}"
+        records = [row for row in self._read_records() if report.rank in (-1, row.rank)]
+        process_end = ProcessEnd(tail.read(), records=records)
+        return self._make_failure(
+            report.code, process_end, self._place(report.rank, program), note=note
+        )
 
-    def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
+    def _make_failure_of_program(self, program: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
         from trainworks_launcher.supervise.outcome.cause import ProcessEnd
 
         is_alone = self.ranks is None and self._plan.processes == 1
-        said = ProcessEnd(
+        process_end = ProcessEnd(
             output=tail.read(),
             errors=tail.errors() if is_alone else b"",
-            records=self._records(),
+            records=self._read_records(),
             pid=pid,
             ended_at=time.monotonic(),
-            shell=_is_shell(what),
-            python=_is_python(what),
+            shell=_is_shell(program),
+            python=_is_python(program),
         )
-        place = self._place(self._plan.rank, what)
+        place = self._place(self._plan.rank, program)
         lost_host = self.lost_daemon(tail)
         if lost_host:
             cause = f"mpirun lost its daemon on host {lost_host}, or could not start it"
-            failure = self._failure(names.EXIT_HOSTS, said, place, cause)
+            failure = self._make_failure(names.EXIT_HOSTS, process_end, place, cause)
             return failure._replace(host=lost_host)
 
         cause = ""
@@ -400,15 +413,15 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
 
             cause = mpirun_reason(tail.read())
-        return self._failure(code, said, place, cause)
+        return self._make_failure(code, process_end, place, cause)
 
-    def _of_local(self, rank: Rank, what: str) -> ProcessEnd:
-        """Return what is known of a rank of this host, and of what it has started."""
+    def _read_rank_end(self, rank: Rank, program: str) -> ProcessEnd:
+        """Read the evidence about a rank of this host, and about processes below that rank."""
         from trainworks_launcher.supervise.outcome.cause import ProcessEnd
         from trainworks_launcher.supervise.outcome.records import of_torch
 
         records = []
-        for row in self._records():
+        for row in self._read_records():
             is_of_rank = row.pid == rank.pid or row.rank == rank.number
             if is_of_rank and row.at >= rank.began:
                 records.append(row)
@@ -416,7 +429,7 @@ class Verdict:
         if not has_own:
             # The rank itself has left none, but maybe torch has.
             records += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
-        program = what or name_of_program(self._plan)
+        program = program or name_of_program(self._plan)
         return ProcessEnd(
             output=rank.tail.read(),
             errors=rank.tail.errors(),
@@ -427,7 +440,7 @@ class Verdict:
             python=_is_python(program),
         )
 
-    def _records(self) -> list[Record]:
+    def _read_records(self) -> list[Record]:
         """Return how the Pythons of this host ended, as they have noted it."""
         from trainworks_launcher.supervise.outcome import records
 
@@ -438,9 +451,11 @@ class Verdict:
         except OSError:
             return []
 
-    def unheard(self, pid: int) -> str:
-        """Return what the last Python of a command died of that ended with 0,
-        and is no Python itself.
+    def find_hidden_death(self, pid: int) -> str:
+        """Return the exception that ended the last Python of a command which ended with status 0.
+
+        A shell script may lose the status of its Python: ``python train.py | tee log``. "" for
+        none.
         """
         if self._ends is None or not self._ends.exists():
             return ""
@@ -449,7 +464,7 @@ class Verdict:
         pids = {pid}
         if self.ranks is not None:
             pids.update(rank.pid for rank in self.ranks.all)
-        records = self._records()
+        records = self._read_records()
         died = first_of_the_last(records)
         if died is None:
             return ""
@@ -459,9 +474,10 @@ class Verdict:
                 return ""
         return self._redactor.text(died.cause)
 
-    def _masked(self, said: ProcessEnd) -> ProcessEnd:
-        """Return what was printed without secrets: before it is shortened,
-        which may cut one in two.
+    def _hide_secrets(self, process_end: ProcessEnd) -> ProcessEnd:
+        """Return the evidence without secrets.
+
+        Done before a text is shortened, because the cut may leave half of a secret.
         """
 
         def without_secrets(data: bytes) -> bytes:
@@ -476,14 +492,16 @@ class Verdict:
                 inner=hide(row.inner),
                 exit_message=hide(row.exit_message),
             )
-            for row in said.records
+            for row in process_end.records
         ]
-        return said._replace(
-            output=without_secrets(said.output), errors=without_secrets(said.errors), records=rows
+        return process_end._replace(
+            output=without_secrets(process_end.output),
+            errors=without_secrets(process_end.errors),
+            records=rows,
         )
 
-    def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
-        """Return what is known of a rank that ended with status 0."""
+    def _make_early_end(self, host: str, rank: int, why: str = "") -> Outcome:
+        """Return the outcome of a rank that ended with status 0, while other ranks went on."""
         place = self._place(rank)._replace(host=host).text
         notes = [why] if why else []
         return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=notes)
@@ -508,7 +526,7 @@ class Verdict:
             ended_itself=names_no_rank and not self.overdue,
             ended_early=outcome.end == EARLY_END,
         )
-        first = self._first(self._suspects, starter)
+        first = self._find_first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
             reported = of_command(outcome)
             cause = left_before(reported, self._suspects)
@@ -551,7 +569,7 @@ class Verdict:
         )
 
     def lost_daemon(self, tail: Tail) -> str:
-        """Return the host whose daemon mpirun lost; "" if that is not what it says.
+        """Return the host on which mpirun lost its daemon; "" if mpirun reports no such loss.
 
         It may end with status 0 then.
         """
@@ -566,10 +584,10 @@ class Verdict:
         program = program or name_of_program(self._plan)
         return ProgramPlace(program, self._plan.host, self._plan.mode, rank)
 
-    def _failure(
+    def _make_failure(
         self,
         code: int | None,
-        said: ProcessEnd,
+        process_end: ProcessEnd,
         place: ProgramPlace,
         cause: str = "",
         note: str = "",
@@ -584,31 +602,32 @@ class Verdict:
             note += f"; {self.full}"
         if self._plan.shell is not None:
             # No launcher on the other hosts can tell of their ranks.
-            place = place._replace(host=mpirun_host(said.output) or place.host)
+            place = place._replace(host=mpirun_host(process_end.output) or place.host)
         oom_kills: int | None = None
         count = self._count_oom_kills()
         if count is not None and self._oom_kills is not None:
             oom_kills = count - self._oom_kills
         outside = OutsideEvidence(oom_kills, cause, note)
-        return failure_of(place, code, self._masked(said), outside)
+        return failure_of(place, code, self._hide_secrets(process_end), outside)
 
 
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 
 
-def _is_shell(what: str) -> bool:
+def _is_shell(program: str) -> bool:
     """Return whether a program is a shell or a script of one."""
-    return what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS
+    return program.endswith(".sh") or program.rpartition("/")[2] in _SHELLS
 
 
-def _is_python(what: str) -> bool:
+def _is_python(program: str) -> bool:
     """Return whether a program is a script of Python."""
-    return what.endswith(".py")
+    return program.endswith(".py")
 
 
 def _full_memory(code: int | None) -> str:
-    """Return what a death by SIGBUS mostly means where /dev/shm is small, as
-    the end of a sentence.
+    """Return the usual reason of a death by SIGBUS, where /dev/shm is small.
+
+    The end of a sentence; ``""`` for other deaths.
     """
     if code is None or signal_of(code) != signal.SIGBUS:
         return ""

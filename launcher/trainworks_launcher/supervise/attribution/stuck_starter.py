@@ -58,7 +58,9 @@ class StuckStarter:
         # No rank has started or ended meanwhile: can anything come any more?
         if plan.ranks_by == "mpirun":
             goes_on = _GOES_ON.search(" ".join(plan.argv))
-            due = self._verdict.knows_all() or (self._verdict.first() is not None and not goes_on)
+            due = self._verdict.knows_all() or (
+                self._verdict.first_known() is not None and not goes_on
+            )
         else:
             asked = [
                 word.partition("=")[2] for word in plan.argv if word.startswith("--max-restarts=")
@@ -68,7 +70,7 @@ class StuckStarter:
             due = (
                 not again
                 and not self._running.rank_pids()
-                and self._verdict.first(plan.host) is not None
+                and self._verdict.first_known(plan.host) is not None
             )
         if due:
             self._end(

@@ -55,9 +55,9 @@ class EvidenceCollection(Part):
             running.ranks.take_ends()
             running.ranks.take()
             alive = [rank for rank in running.ranks.all if rank.is_running()]
-            suspects = [(rank.pid, verdict.of_running(rank)) for rank in alive]
+            suspects = [(rank.pid, verdict.suspect_running_rank(rank)) for rank in alive]
         elif running.is_active and not running.is_copy:
-            suspects = [(running.pid, verdict.of_running_program(running.tail, running.pid))]
+            suspects = [(running.pid, verdict.suspect_running_program(running.tail, running.pid))]
         return sum(self._tell_of_running(pid, suspect) for pid, suspect in suspects)
 
     def _tell_of_running(self, pid: int, suspect: Suspect | None) -> bool:

@@ -64,7 +64,7 @@ class RankMonitor(Part):
         What the hosts have seen of the ranks is the outcome.
         """
         self._attempt.log(why)
-        self._attempt.report(self._attempt.verdict.of_ranks(self._attempt.running.tail))
+        self._attempt.report(self._attempt.verdict.judge_ranks(self._attempt.running.tail))
 
     def _read_torchrun_log(self, rank: Rank, tail: Tail) -> None:
         """Look for the status of a rank in torchrun's log.

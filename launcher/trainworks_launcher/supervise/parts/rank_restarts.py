@@ -62,7 +62,7 @@ class CrashLoopDetection(Part):
             tell=lambda rounds: attempt.tell(MESSAGE, rounds=rounds),
             end=attempt.report,
             log=attempt.log,
-            known=attempt.verdict.first,
+            known=attempt.verdict.first_known,
         )
         self._crash_loop = CrashLoop(
             plan.member or plan.host, leads=plan.role != "worker", handlers=handlers

@@ -39,7 +39,7 @@ class SidecarProcesses(Part):
     def reap(self) -> None:
         """Report those that have failed: the programs that they serve would wait for ever."""
         for row, child in self._auxiliaries.failures():
-            outcome = self._attempt.verdict.of_command(
+            outcome = self._attempt.verdict.judge_command(
                 f"the {row.name}", child.returncode, child.tail
             )
             self._attempt.report(outcome)

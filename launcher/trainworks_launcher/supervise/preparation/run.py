@@ -124,7 +124,7 @@ class Preparation:
         from trainworks_launcher.supervise.preparation.installing import reason_of
 
         tail = self._attempt.running.tail
-        outcome = self._attempt.verdict.of_command(step.what, code, tail, stopped)
+        outcome = self._attempt.verdict.judge_command(step.what, code, tail, stopped)
         reason = "" if stopped else self._attempt.redactor.text(reason_of(tail.read()))
         if reason:
             # Before, it may be of a build that pip started.
