@@ -27,7 +27,7 @@ from launcher_support import (
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
+from trainworks_launcher.supervise.outcome.starter_reports import find_mpirun_reason
 from trainworks_launcher.supervise.processes import mpirun_agents, output
 from trainworks_launcher.supervise.processes.processes import Child
 
@@ -267,7 +267,7 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
     ],
 )
 def test_only_mpiruns_own_help_is_a_reason(said: str, reason: str) -> None:
-    assert mpirun_reason(said.encode()) == reason
+    assert find_mpirun_reason(said.encode()) == reason
 
 
 def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:

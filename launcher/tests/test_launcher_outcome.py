@@ -36,9 +36,9 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.outcome.records import Record, read
 from trainworks_launcher.supervise.outcome.starter_reports import (
     Report,
-    mpirun_daemon,
+    find_lost_daemon,
+    find_torchrun_status,
     report_of,
-    torchrun_status,
 )
 from trainworks_launcher.supervise.processes.ranks import Rank
 
@@ -165,8 +165,8 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
         b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary:"
         b" /usr/bin/python3\n"
     )
-    assert torchrun_status(said, 17) == -9
-    assert torchrun_status(said, 1) is None
+    assert find_torchrun_status(said, 17) == -9
+    assert find_torchrun_status(said, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_mpiruns_words_name_the_first_failing_rank_and_its_status(
     ],
 )
 def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: str) -> None:
-    assert mpirun_daemon(words.encode()) == host
+    assert find_lost_daemon(words.encode()) == host
 
 
 @pytest.mark.parametrize(

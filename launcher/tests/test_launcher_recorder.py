@@ -269,12 +269,12 @@ def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) 
     with subprocess.Popen(words, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
         assert rank.stdout.readline() == b"listens\n"
-        assert recorder.of_ranks([0, 1, 2], TIME_OUT) == [record_of(0, dump(DONE))]
+        assert recorder.request_records([0, 1, 2], TIME_OUT) == [record_of(0, dump(DONE))]
         assert rank.wait(TIME_OUT) == 0
-    assert recorder.of_ranks([1, 2, 3], 0.0) == []
+    assert recorder.request_records([1, 2, 3], 0.0) == []
     assert os.read(silent, 9) == b"1\n"
     os.close(silent)
-    assert Recorder("", "").of_ranks([0], TIME_OUT) == []
+    assert Recorder("", "").request_records([0], TIME_OUT) == []
 
 
 @pytest.mark.parametrize(

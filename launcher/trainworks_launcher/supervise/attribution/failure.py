@@ -24,11 +24,11 @@ from trainworks_launcher.supervise.outcome.evidence import (
     Kind,
     Starter,
     Suspect,
+    find_left_rank,
     first_failure,
     has_waited,
     kind_of,
-    left_before,
-    of_command,
+    suspect_command,
     suspect_of,
     tells_of_a_peer,
 )
@@ -316,9 +316,11 @@ class Verdict:
             code = own_code
 
         if self._plan.ranks_by == "mpirun" and not outcome.cause and not stop_signal:
-            from trainworks_launcher.supervise.outcome.starter_reports import mpirun_unreached
+            from trainworks_launcher.supervise.outcome.starter_reports import (
+                describe_unreached_address,
+            )
 
-            outcome = outcome._replace(cause=mpirun_unreached(tail.read()))
+            outcome = outcome._replace(cause=describe_unreached_address(tail.read()))
         written = run_in_time(
             lambda: outcome_files.users_own_failure(self._base, self._redactor), ""
         )
@@ -410,15 +412,15 @@ class Verdict:
         cause = ""
         if not self._plan.ranks_by and code > 0:
             # The program may have called a mpirun of its own.
-            from trainworks_launcher.supervise.outcome.starter_reports import mpirun_reason
+            from trainworks_launcher.supervise.outcome.starter_reports import find_mpirun_reason
 
-            cause = mpirun_reason(tail.read())
+            cause = find_mpirun_reason(tail.read())
         return self._make_failure(code, process_end, place, cause)
 
     def _read_rank_end(self, rank: Rank, program: str) -> ProcessEnd:
         """Read the evidence about a rank of this host, and about processes below that rank."""
         from trainworks_launcher.supervise.outcome.cause import ProcessEnd
-        from trainworks_launcher.supervise.outcome.records import of_torch
+        from trainworks_launcher.supervise.outcome.records import read_torch_error
 
         records = []
         for row in self._read_records():
@@ -428,7 +430,7 @@ class Verdict:
         has_own = any(row.pid == rank.pid and not row.thread for row in records)
         if not has_own:
             # The rank itself has left none, but maybe torch has.
-            records += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
+            records += read_torch_error(rank.error, rank.pid, rank.ended_at, rank.number)
         program = program or name_of_program(self._plan)
         return ProcessEnd(
             output=rank.tail.read(),
@@ -459,13 +461,13 @@ class Verdict:
         """
         if self._ends is None or not self._ends.exists():
             return ""
-        from trainworks_launcher.supervise.outcome.records import first_of_the_last
+        from trainworks_launcher.supervise.outcome.records import find_first_exception
 
         pids = {pid}
         if self.ranks is not None:
             pids.update(rank.pid for rank in self.ranks.all)
         records = self._read_records()
-        died = first_of_the_last(records)
+        died = find_first_exception(records)
         if died is None:
             return ""
         for row in records:
@@ -528,8 +530,8 @@ class Verdict:
         )
         first = self._find_first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
-            reported = of_command(outcome)
-            cause = left_before(reported, self._suspects)
+            reported = suspect_command(outcome)
+            cause = find_left_rank(reported, self._suspects)
             first = First(cause or reported, reported)
         failed, seen = outcome, first.failed.outcome
         is_same_rank = self.ranks is None or seen.rank == outcome.rank
@@ -575,9 +577,9 @@ class Verdict:
         """
         if self._plan.ranks_by != "mpirun":
             return ""
-        from trainworks_launcher.supervise.outcome.starter_reports import mpirun_daemon
+        from trainworks_launcher.supervise.outcome.starter_reports import find_lost_daemon
 
-        return mpirun_daemon(tail.read())
+        return find_lost_daemon(tail.read())
 
     def _place(self, rank: int, program: str = "") -> ProgramPlace:
         """Return the place of a rank. program: its name; "" for the job's program."""
@@ -594,7 +596,7 @@ class Verdict:
     ) -> Outcome:
         # Only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import OutsideEvidence, failure_of
-        from trainworks_launcher.supervise.outcome.starter_reports import mpirun_host
+        from trainworks_launcher.supervise.outcome.starter_reports import find_failed_host
 
         self.full = _full_disks(self._plan.env)
         note += _full_memory(code)
@@ -602,7 +604,7 @@ class Verdict:
             note += f"; {self.full}"
         if self._plan.shell is not None:
             # No launcher on the other hosts can tell of their ranks.
-            place = place._replace(host=mpirun_host(process_end.output) or place.host)
+            place = place._replace(host=find_failed_host(process_end.output) or place.host)
         oom_kills: int | None = None
         count = self._count_oom_kills()
         if count is not None and self._oom_kills is not None:

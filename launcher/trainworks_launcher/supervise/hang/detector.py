@@ -283,7 +283,7 @@ class HangDetector:
             # First the records: py-spy holds a rank while it reads compiled code's stacks, and
             # the rank could not write its record meanwhile.
             ranks = [root.rank for root in roots]
-            records = self._sampler.recorder.of_ranks(ranks, RECORD_SECONDS)
+            records = self._sampler.recorder.request_records(ranks, RECORD_SECONDS)
             native_stacks = self._sampler.native_stacks(roots)
             rows = self._sampler.rows(roots, context.host, sample, native_stacks)
             ras = self._sampler.ras()

@@ -46,7 +46,7 @@ class Recorder:
         self._pipe = pipe
         self._file = file
 
-    def of_ranks(self, ranks: Sequence[int], seconds: float) -> list[Json]:
+    def request_records(self, ranks: Sequence[int], seconds: float) -> list[Json]:
         """Request the records of ranks.
 
         Returns:

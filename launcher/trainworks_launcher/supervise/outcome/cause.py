@@ -33,7 +33,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     shorten,
     signal_of,
 )
-from trainworks_launcher.supervise.outcome.records import Record, first_of_the_last
+from trainworks_launcher.supervise.outcome.records import Record, find_first_exception
 from trainworks_launcher.supervise.outcome.starter_reports import without_help
 
 
@@ -104,7 +104,7 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
     """
     own_record, status = process.own(), status_of(process, returncode)
     of_others = [row for row in process.records if own_record is None or row.pid != own_record.pid]
-    child = first_of_the_last(of_others)
+    child = find_first_exception(of_others)
     if own_record is None:
         if child is None:
             return Reason()

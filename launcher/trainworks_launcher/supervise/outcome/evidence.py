@@ -171,7 +171,7 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
     own += [row for row in suspects if row.kind is Kind.UNSEEN and _is_named(row, starter)]
     blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
     terminated = [row for row in suspects if row.kind is Kind.TERMINATED]
-    unprovoked = [row for row in terminated if not _was_told(row, blamed, starter)]
+    unprovoked = [row for row in terminated if not _was_told_to_end(row, blamed, starter)]
     failed = _earliest([*own, *unprovoked], starter)
     if failed is not None and failed.kind is Kind.TERMINATED:
         # The hosts cannot tell which of several ends by SIGTERM was the first; the starter can.
@@ -185,10 +185,10 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
     if failed is None:
         return None
     # Row 2.
-    return First(left_before(failed, suspects) or failed, failed)
+    return First(find_left_rank(failed, suspects) or failed, failed)
 
 
-def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
+def find_left_rank(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
     """Return the rank that had left before a failure that is about other processes (row 2).
 
     A rank that ends with status 0 after the failure was told to end, and has a handler of
@@ -207,7 +207,7 @@ def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
     return min(left, key=lambda row: row.at, default=None)
 
 
-def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> bool:
+def _was_told_to_end(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> bool:
     """Return whether a rank that SIGTERM or SIGKILL ended was told to end by its starter (row 5).
 
     A starter acts on the end of a process: another rank had failed, and its process had ended,
@@ -295,7 +295,7 @@ def has_waited(failure: Outcome) -> bool:
     return _PEER_WAITED_FOR.search(failure.cause) is not None
 
 
-def of_command(outcome: Outcome) -> Suspect:
+def suspect_command(outcome: Outcome) -> Suspect:
     """Make evidence of the failure of a host's command.
 
     Every host's observation of a rank outweighs this evidence (row 4).

@@ -194,7 +194,7 @@ def _parse(row: Mapping[str, Json]) -> Record:
     )
 
 
-def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
+def read_torch_error(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
     """Read torch's error file of a rank.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, record_exception.
@@ -224,10 +224,11 @@ def _seconds(value: Json) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def first_of_the_last(records: Sequence[Record]) -> Record | None:
-    """Return the earliest exception among the last process that died and those beside it.
+def find_first_exception(records: Sequence[Record]) -> Record | None:
+    """Return the earliest exception among the last process that died and the processes beside it.
 
-    Processes beside it are those that died after its Python had started.
+    A process is beside the last one if it died after the Python of the last one had started: both
+    belong to one attempt. None without an exception.
     """
     died = [row for row in records if row.message and not row.thread and not row.is_of_a_child]
     for row in died:

@@ -40,7 +40,11 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
         ranks_by: Starter of the job's ranks: only its report counts. ``""``: that of any starter.
     """
     words = tail.decode("utf-8", "replace")
-    readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
+    readers = {
+        "torchrun": _read_torchrun_report,
+        "mpirun": _read_mpirun_report,
+        "deepspeed": _read_deepspeed_report,
+    }
     chosen = list(readers.values())
     if ranks_by in readers:
         chosen = [readers[ranks_by]]
@@ -67,7 +71,7 @@ def printed_code(number: int) -> int:
 _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
-def _of_torchrun(words: str) -> Report:
+def _read_torchrun_report(words: str) -> Report:
     """Read the report of torchrun, and of accelerate, which starts torch's agent too."""
     reports = _TORCHRUN_REPORT.findall(words)
     if not reports:
@@ -76,7 +80,7 @@ def _of_torchrun(words: str) -> Report:
     return Report(int(rank), int(code), starter="torchrun")
 
 
-def torchrun_status(tail: bytes, pid: int) -> int | None:
+def find_torchrun_status(tail: bytes, pid: int) -> int | None:
     """Return the return code of a process from torchrun's log.
 
     torchrun logs only the process of its host that failed first. None for all others.
@@ -90,7 +94,7 @@ def torchrun_status(tail: bytes, pid: int) -> int | None:
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
 
 
-def _of_deepspeed(words: str) -> Report:
+def _read_deepspeed_report(words: str) -> Report:
     """Read the report of deepspeed's own launcher.
 
     It names the local rank, which is the global rank in a job of one host.
@@ -127,7 +131,7 @@ _MPIRUN_REPORTS = (
 )
 
 
-def _of_mpirun(words: str) -> Report:
+def _read_mpirun_report(words: str) -> Report:
     """Read the report of mpirun (4.x and 5.x)."""
     searches = [pattern.search(words) for pattern in _MPIRUN_REPORTS]
     matches = [match for match in searches if match is not None]
@@ -152,7 +156,7 @@ _DAEMON_REPORTS = (
 )
 
 
-def mpirun_daemon(tail: bytes) -> str:
+def find_lost_daemon(tail: bytes) -> str:
     """Return the host of a daemon that mpirun reports as lost or not started; "" for none."""
     words = tail.decode("utf-8", "replace")
     for pattern in _DAEMON_REPORTS:
@@ -163,17 +167,17 @@ def mpirun_daemon(tail: bytes) -> str:
 
 
 _HELP = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
-_OF_MPIRUN = re.compile(r"Open MPI|PR?RTE\b|\bmpirun\b|\bprterun\b|\bORTE\b|\bMPI_")
+_NAMES_OF_MPIRUN = re.compile(r"Open MPI|PR?RTE\b|\bmpirun\b|\bprterun\b|\bORTE\b|\bMPI_")
 _REASON_CHARACTERS = 300
 
 
-def mpirun_reason(tail: bytes) -> str:
+def find_mpirun_reason(tail: bytes) -> str:
     """Return the first sentence of mpirun's help text, the reason for its end; "" for none.
 
     The help text stands between two lines of dashes, with its lines broken.
     """
     for block in _HELP.findall(tail.decode("utf-8", "replace")):
-        if _OF_MPIRUN.search(block):
+        if _NAMES_OF_MPIRUN.search(block):
             paragraph = " ".join(block.strip().split("\n\n")[0].split())
             sentence = re.split(r"(?<=[.!])\s", paragraph)[0].rstrip(".:")
             return printable(sentence)[:_REASON_CHARACTERS]
@@ -188,7 +192,7 @@ _UNREACHED = (
 )
 
 
-def mpirun_unreached(tail: bytes) -> str:
+def describe_unreached_address(tail: bytes) -> str:
     """Describe the address to which a rank of Open MPI could not connect; "" for none."""
     words = tail.decode("utf-8", "replace")
     for pattern in _UNREACHED:
@@ -202,7 +206,7 @@ def mpirun_unreached(tail: bytes) -> str:
     return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
 
 
-def mpirun_host(tail: bytes) -> str:
+def find_failed_host(tail: bytes) -> str:
     """Return the host of the process that mpirun reports as the first to fail; "" for none."""
     match = re.search(
         r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")

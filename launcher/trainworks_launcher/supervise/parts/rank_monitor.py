@@ -73,10 +73,10 @@ class RankMonitor(Part):
         it ends itself.
         """
         # Only a failure needs it.
-        from trainworks_launcher.supervise.outcome.starter_reports import torchrun_status
+        from trainworks_launcher.supervise.outcome.starter_reports import find_torchrun_status
 
         attempt = self._attempt
-        rank.status = torchrun_status(tail.read(), rank.pid)
+        rank.status = find_torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._ended(rank)
         elif attempt.phase < Phase.ENDING and time.monotonic() < rank.ended_at + _LOG_LIMIT_SECONDS:
