@@ -24,7 +24,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.supervise.hang.flight_recorder import Recorder, record_of
-from trainworks_launcher.supervise.hang.missing_collectives import find_missing_calls, short
+from trainworks_launcher.supervise.hang.missing_collectives import find_missing_calls, format_ranks
 from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
 from trainworks_launcher.supervise.hang.outlier_rank import RankSample, name_outliers, row_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
@@ -209,10 +209,10 @@ def test_what_another_host_says_can_be_anything(documents: list[Json]) -> None:
 
 
 def test_ranks_in_short() -> None:
-    assert short([]) == ""
-    assert short([3]) == "3"
-    assert short([0, 1]) == "0,1"
-    assert short([*range(8), 9, *range(16, 64, 8)]) == "0-7,9,16-56:8"
+    assert format_ranks([]) == ""
+    assert format_ranks([3]) == "3"
+    assert format_ranks([0, 1]) == "0,1"
+    assert format_ranks([*range(8), 9, *range(16, 64, 8)]) == "0-7,9,16-56:8"
 
 
 def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one() -> None:

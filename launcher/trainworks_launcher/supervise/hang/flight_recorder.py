@@ -22,7 +22,7 @@ from typing import NoReturn, Sequence
 
 from trainworks_launcher.contract.files import written_at
 from trainworks_launcher.contract.json_values import Json, mapping, printable
-from trainworks_launcher.supervise.hang.missing_collectives import short
+from trainworks_launcher.supervise.hang.missing_collectives import format_ranks
 
 _LOOK_SECONDS = 0.1
 _BYTES = 64 << 20
@@ -135,7 +135,7 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
             last[name] = max(last.get(name, -1), seq)
             listed = mapping(config.get(name)).get("ranks")
             ranks = map(int, re.findall(r"\d+", str(listed or "")))
-            groups[name] = [about, short(ranks), last[name]]
+            groups[name] = [about, format_ranks(ranks), last[name]]
             peer = _PEER.search(call)
             if row["state"] == "completed" or row.get("retired") or (to_one and not peer):
                 continue

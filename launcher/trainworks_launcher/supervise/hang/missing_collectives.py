@@ -87,34 +87,34 @@ def find_missing_calls(documents: Sequence[Json]) -> MissingCalls:
     Args:
         documents: Records of the ranks of all hosts (``record_of``).
     """
-    records = _parsed(documents)
+    records = _parse_records(documents)
     group_names = _names_of_groups(records)
-    waits = _waits(records)
+    waits = _find_waits(records)
     missing = _missing_ranks(waits)
     at_fault = _ranks_at_fault(waits, records)
-    lines = _lines(at_fault or missing, waits, records, group_names)
+    lines = _write_lines(at_fault or missing, waits, records, group_names)
 
-    calls = _callers(records)
+    calls = _collect_callers(records)
     mismatch = _find_mismatch(calls, group_names)
     if mismatch is not None and not at_fault:
         at_fault = mismatch.ranks
         lines = [*mismatch.lines, *lines]
     elif calls and not missing:
-        call = _describe(next(iter(calls)), group_names)
+        call = _describe_call(next(iter(calls)), group_names)
         lines = [
             f"every rank has called {call}, which does not end: look at the network and the GPUs"
         ]
     return MissingCalls(tuple(map(printable, lines[:_LINES])), at_fault)
 
 
-def _parsed(documents: Any) -> dict[int, _Record]:
+def _parse_records(documents: Any) -> dict[int, _Record]:
     """Return rank -> its record; documents in another form are left out."""
     records = {}
     for document in documents:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             groups = {}
             for name, (about, ranks, last) in document["groups"].items():
-                groups[name] = _Group(str(about), _long(ranks), int(last))
+                groups[name] = _Group(str(about), _parse_ranks(ranks), int(last))
             open_calls = []
             for name, seq, what, peer in document["open"]:
                 open_calls.append(_Open(Call(str(name), int(seq), str(what)), int(peer)))
@@ -132,7 +132,7 @@ def _names_of_groups(records: Mapping[int, _Record]) -> dict[str, str]:
     return group_names
 
 
-def _members(records: Mapping[int, _Record]) -> dict[str, set[int]]:
+def _collect_members(records: Mapping[int, _Record]) -> dict[str, set[int]]:
     """Return name of a group -> its ranks."""
     members: dict[str, set[int]] = {}
     for rank, record in records.items():
@@ -145,7 +145,7 @@ def _members(records: Mapping[int, _Record]) -> dict[str, set[int]]:
     return members
 
 
-def _callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
+def _collect_callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
     """Return collective that has not ended -> the ranks that wait in it."""
     callers: dict[Call, list[int]] = {}
     for rank, record in records.items():
@@ -155,12 +155,12 @@ def _callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
     return callers
 
 
-def _waits(records: Mapping[int, _Record]) -> _Waits:
+def _find_waits(records: Mapping[int, _Record]) -> _Waits:
     """Return which rank waits for which; of several calls the first one counts."""
     waits: dict[int, dict[int, Call]] = {}
     late: dict[Call, list[int]] = {}
     to_one: dict[tuple[int, int], Call] = {}
-    members = _members(records)
+    members = _collect_members(records)
     for rank, record in records.items():
         for call, peer in record.open_calls:
             group = members.get(call.group, set())
@@ -169,7 +169,7 @@ def _waits(records: Mapping[int, _Record]) -> _Waits:
                     to_one[rank, sorted(group)[peer]] = call
                 continue
             if call not in late:
-                late[call] = _late(call, group, records)
+                late[call] = _find_late_ranks(call, group, records)
             for other in late[call]:
                 waits.setdefault(rank, {}).setdefault(other, call)
     for (rank, other), call in to_one.items():
@@ -179,7 +179,7 @@ def _waits(records: Mapping[int, _Record]) -> _Waits:
     return waits
 
 
-def _late(call: Call, group: Iterable[int], records: Mapping[int, _Record]) -> list[int]:
+def _find_late_ranks(call: Call, group: Iterable[int], records: Mapping[int, _Record]) -> list[int]:
     """Return the ranks of a group that have not made a call yet, or have no record."""
     late = []
     for rank in group:
@@ -214,7 +214,7 @@ def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int,
     return (most,)
 
 
-def _lines(
+def _write_lines(
     ranks: Sequence[int],
     waits: _Waits,
     records: Mapping[int, _Record],
@@ -238,8 +238,9 @@ def _lines(
         else:
             lack = "has not called" if len(absent) == 1 else "have not called"
         wait = "wait" if len(waiting) > 1 else "waits"
-        name = _describe(call, group_names)
-        lines.append(f"{_who(absent)} {lack} {name}, in which {_who(waiting)} {wait}")
+        name = _describe_call(call, group_names)
+        late, waiters = _describe_ranks(absent), _describe_ranks(waiting)
+        lines.append(f"{late} {lack} {name}, in which {waiters} {wait}")
     return lines
 
 
@@ -257,29 +258,30 @@ def _find_mismatch(
             is_same = (other.group, other.seq) == (call.group, call.seq)
             if not is_same or other.name == call.name or len(few) > len(most):
                 continue
-            other_call = _describe(other, group_names)
-            line = f"{_who(few)} called {call.name}, and {_who(most)} {other_call}"
+            minority, majority = _describe_ranks(few), _describe_ranks(most)
+            other_call = _describe_call(other, group_names)
+            line = f"{minority} called {call.name}, and {majority} {other_call}"
             if len(few) == len(most):
                 return MissingCalls((line,))
             return MissingCalls((line,), tuple(sorted(few)))
     return None
 
 
-def _who(ranks: Sequence[int]) -> str:
+def _describe_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > 1:
-        return f"ranks {short(ranks)}"
-    return f"rank {short(ranks)}"
+        return f"ranks {format_ranks(ranks)}"
+    return f"rank {format_ranks(ranks)}"
 
 
-def _describe(call: Call, group_names: Mapping[str, str]) -> str:
+def _describe_call(call: Call, group_names: Mapping[str, str]) -> str:
     words = f"{call.name} of {group_names.get(call.group, call.group)}"
     if call.seq >= 0:
         words += f" (call {call.seq})"
     return words
 
 
-def short(ranks: Iterable[int]) -> str:
-    """Write ranks as ``0-7,9``, the form that ``_long`` reads.
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as ``0-7,9``, the form that ``_parse_ranks`` reads.
 
     A step above 1 follows a colon: ``0-56:8``.
     """
@@ -309,8 +311,8 @@ def _run_at_start(ranks: Sequence[int]) -> tuple[int, int]:
     return len(ranks), step
 
 
-def _long(text: str) -> set[int]:
-    """Parse ranks in the form of ``short``."""
+def _parse_ranks(text: str) -> set[int]:
+    """Parse ranks in the form of ``format_ranks``."""
     ranks: set[int] = set()
     for first, until, step in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?(?::(\d{1,5}))?", text):
         last = int(until or first)

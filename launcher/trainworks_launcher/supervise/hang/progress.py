@@ -181,7 +181,7 @@ def find_progress(before: Sample, after: Sample, history: StackHistory | None = 
             fresh_stacks.append(pair)
     if any(process.stack for process in new):
         return "a Python process was started"
-    if any(_imports(pair, seconds) for pair in pairs):
+    if any(_is_importing(pair, seconds) for pair in pairs):
         return "a module is being imported"
     for pair in fresh_stacks:
         stack, old_stack = pair.now.stack, pair.before.stack
@@ -207,7 +207,7 @@ def find_progress(before: Sample, after: Sample, history: StackHistory | None = 
 def _works_and_writes(pair: _Pair, seconds: float) -> bool:
     """Return whether the main thread of a process took CPU time, and wrote something."""
     wrote = 0 <= pair.before.writes < pair.now.writes
-    return wrote and _share(pair.now.main, pair.before.main, seconds) >= WORKING_SHARE
+    return wrote and _running_share(pair.now.main, pair.before.main, seconds) >= WORKING_SHARE
 
 
 def _work_of_programs(new: Sequence[Process], pairs: Sequence[_Pair], seconds: float) -> float:
@@ -215,17 +215,17 @@ def _work_of_programs(new: Sequence[Process], pairs: Sequence[_Pair], seconds: f
     work = 0.0
     for process in new:
         if not process.stack:
-            work += _wanted(_Pair(process, Process("")), seconds)
+            work += _wanted_cpu_seconds(_Pair(process, Process("")), seconds)
     for pair in pairs:
         work += max(0.0, pair.now.children - pair.before.children)
         # A process without a stack is not Python, or its stack cannot be read. The work of a
         # Python process may be a wait that spins.
         if not (pair.now.stack and pair.before.stack):
-            work += _wanted(pair, seconds)
+            work += _wanted_cpu_seconds(pair, seconds)
     return work
 
 
-def _imports(pair: _Pair, seconds: float) -> bool:
+def _is_importing(pair: _Pair, seconds: float) -> bool:
     """Return whether Python is importing a module, and waits for pages or a CPU, or takes one.
 
     The import itself is the innermost call: a module that runs its own lines has another one.
@@ -252,23 +252,23 @@ def _only_polls(pair: _Pair, seconds: float) -> bool:
         return False
     if not 0 < before.main.ran <= now.main.ran:
         return False
-    if _share(now.main, before.main, seconds) >= POLLING_SHARE:
+    if _running_share(now.main, before.main, seconds) >= POLLING_SHARE:
         return False
-    if _wanted(pair, seconds) >= WORKING_SHARE * seconds:
+    if _wanted_cpu_seconds(pair, seconds) >= WORKING_SHARE * seconds:
         return False
-    if _functions(now.stack) != _functions(before.stack):
+    if _own_functions(now.stack) != _own_functions(before.stack):
         return False
-    return _outer(now.stack) == _outer(before.stack)
+    return _outer_hash(now.stack) == _outer_hash(before.stack)
 
 
-def _outer(threads: Sequence[Thread]) -> int:
+def _outer_hash(threads: Sequence[Thread]) -> int:
     main = main_thread(threads)
     if main is None:
         return 0
     return main.outer
 
 
-def _wanted(pair: _Pair, seconds: float) -> float:
+def _wanted_cpu_seconds(pair: _Pair, seconds: float) -> float:
     """Return the seconds of CPU time that a process would have taken, with a CPU for each of its
     threads.
     """
@@ -276,11 +276,11 @@ def _wanted(pair: _Pair, seconds: float) -> float:
     for thread, now in pair.now.threads.items():
         before = pair.before.threads.get(thread, CpuTime(0, 0))
         took = (now.ran - before.ran) / 1e9
-        missed += max(0.0, _share(now, before, seconds) * seconds - took)
+        missed += max(0.0, _running_share(now, before, seconds) * seconds - took)
     return max(0.0, pair.now.cpu - pair.before.cpu) + missed
 
 
-def _share(now: CpuTime, before: CpuTime, seconds: float) -> float:
+def _running_share(now: CpuTime, before: CpuTime, seconds: float) -> float:
     """Return the share of the time in which a thread ran, of the time in which it could: 0 to 1.
 
     Time in which other threads had the CPU counts neither for nor against a thread. So a thread
@@ -299,7 +299,7 @@ def _share(now: CpuTime, before: CpuTime, seconds: float) -> float:
     return ran / max(seconds - waited, ran)
 
 
-def _functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
+def _own_functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
     """Return the user's own functions on the main thread's stack: (file, name) of each."""
     main = main_thread(threads)
     if main is None:
