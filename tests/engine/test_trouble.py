@@ -48,7 +48,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def daemon(small_disk: Path, base_archive: Path) -> Iterator[Daemon]:
     """Give a dockerd of our own that keeps its images on the small disk."""
-    with own_daemon(small_disk, "--bridge=none", "--iptables=false") as daemon:
+    with own_daemon(small_disk, "--iptables=false") as daemon:
         engine = DockerEngine(host=daemon.host)
         engine.probe()
         engine.load(base_archive)
