@@ -21,7 +21,7 @@ from proof.support import (
 )
 from trainworks.attestation.components import ListedComponent, extension_bill, package_components
 from trainworks.attestation.prove import texts_of
-from trainworks.attestation.provenance import Checkout, Documents, extension_provenance
+from trainworks.attestation.provenance import Checkout, RunDetails, extension_provenance
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
@@ -73,10 +73,8 @@ def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) 
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
-    def predicate(documents: Documents) -> dict[str, object]:
-        return extension_provenance(
-            PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
-        )
+    def predicate(run: RunDetails) -> dict[str, object]:
+        return extension_provenance(PLAN, rendering, bill, checkout=checkout, run=run)
 
     return Proven(bill=bill, write=lambda: texts_of(bill, predicate, builder=BUILDER, time=0))
 
