@@ -44,8 +44,7 @@ from trainworks.extend.resolve import check_python
 from trainworks.extend.user_code import read_source
 from trainworks.extend.vcs_sources import folder_source, git_sources
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import imports
-from trainworks.imagetest.probe_request import ask_program
+from trainworks.imagetest.probe_request import IMPORTS, ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.
@@ -851,9 +850,7 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
     names = ("first", "subject")
-    answer = ask_program(
-        here, (sys.executable,), ("imports",), names, imports.ImportFailures, timeout=60
-    )
+    answer = ask_program(here, (sys.executable,), IMPORTS, names, timeout=60)
     lines = answer["failed"]
     assert len(lines) == bool(said)
     assert all(

@@ -23,6 +23,7 @@ from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import EngineError, EngineUnavailableError
 from trainworks.imagetest.results import CheckResult
 from trainworks.imagetest.run import run_checks
+from trainworks.imagetest.test_promises import ImageUnderTest
 from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck
 
 pytestmark = [
@@ -93,7 +94,8 @@ def check(
 ) -> tuple[CheckResult, ...]:
     image = engine.inspect(BASE)
     assert image is not None
-    return run_checks(engine, image, CHECKS, report=reported.append, junit=junit)
+    subject = ImageUnderTest(engine=engine, image=image, checks=CHECKS)
+    return run_checks(subject, report=reported.append, junit=junit)
 
 
 def test_a_check_is_tried_again_and_says_what_the_image_has(failing: tuple[Engine, Faulty]) -> None:

@@ -25,7 +25,7 @@ from trainworks.engine import ENGINES
 from trainworks.engine.protocol import BuildRequest, Completed, Engine
 from trainworks.errors import ImageTestError
 from trainworks.imagetest import probe_request
-from trainworks.imagetest.any_image import Frameworks
+from trainworks.imagetest.any_image import FRAMEWORKS, Frameworks
 from trainworks.imagetest.probe.answers import Answer
 from trainworks.imagetest.probe_request import answer_in, ask_program
 from trainworks.imagetest.results import CheckResult, line
@@ -266,9 +266,7 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
     start = f"import site; site.addsitedir({str(folder)!r})\n"
     (folder / "sitecustomize.py").write_text(start)
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
-    return ask_program(
-        here, (sys.executable,), ("probe.frameworks",), {"torch": True}, Frameworks, timeout=300
-    )
+    return ask_program(here, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
 
 
 TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"

@@ -95,18 +95,18 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _check_image(options: Namespace, root: Path) -> int:
-    from trainworks.build.image_check import check_image
+    from trainworks.build.image_check import CheckRequest, check_image
     from trainworks.build.session import BuildSession
     from trainworks.facts.load import load
 
-    result = check_image(
-        options.image,
-        BuildSession(root=root, facts=load(root)),
-        engine_name=options.engine,
+    check = CheckRequest(
+        name=options.image,
+        engine=options.engine,
         junit=options.junit,
         static=bool(options.only),
         without_plan=options.any,
     )
+    result = check_image(check, BuildSession(root=root, facts=load(root)))
     put_result(options.format, result.as_values(), f"{result.image.reference}\n")
     if result.broken is not None:
         raise result.broken
