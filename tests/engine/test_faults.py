@@ -18,7 +18,7 @@ from engine.faults import ALWAYS, BUILDAH, LOSING, RUNTIME, Faulty
 from engine.helpers import BASE, request
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
-from trainworks.engine.protocol import Engine, StepEvent
+from trainworks.engine.protocol import Engine, Job, StepEvent
 from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import EngineError, EngineUnavailableError
 from trainworks.imagetest.results import CheckResult
@@ -146,10 +146,10 @@ def test_what_a_command_does_is_not_the_engines(failing: tuple[Engine, Faulty]) 
 def test_a_job_is_started_once(buildah: tuple[Engine, Faulty]) -> None:
     engine, faulty = buildah
     faulty.times = 1
-    assert engine.run(BASE, ("sh", "-c", "echo one; exit 3")).output == "one\n"
+    assert engine.run(BASE, Job(command=("sh", "-c", "echo one; exit 3"))).output == "one\n"
     faulty.times = ALWAYS
     with pytest.raises(EngineError, match=WORDS["buildah"]):
-        engine.run(BASE, ("sh", "-c", "echo one"))
+        engine.run(BASE, Job(command=("sh", "-c", "echo one")))
 
 
 def test_a_step_is_tried_again(buildah: tuple[Engine, Faulty], tmp_path: Path) -> None:
@@ -201,6 +201,6 @@ def test_what_a_command_printed_is_whole_or_the_engine_lost_it(
         )
     # A job is never run twice.
     faulty.times = 1
-    job = engine.run(BASE, speak)
+    job = engine.run(BASE, Job(command=speak))
     assert (job.status, job.output) == (3, "\n(buildah lost the end of this output)\n")
-    assert sorted(engine.run(BASE, speak).output.split()) == ["error", "out"]
+    assert sorted(engine.run(BASE, Job(command=speak)).output.split()) == ["error", "out"]

@@ -21,7 +21,7 @@ import pytest
 from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
 from trainworks.build.options import BuildOptions
-from trainworks.engine.protocol import BuildRequest, Engine
+from trainworks.engine.protocol import BuildRequest, Engine, Job
 from trainworks.extend.base_image import find_base
 from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.plan import make_extension
@@ -196,7 +196,7 @@ def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
         "import json, importlib as i; print(json.dumps({n:"
         " vars(i.import_module(n))['FOUND'] for n in %r}))"
     )
-    done = engine.run(tag, ("python", "-c", program % (modules,)), timeout=120)
+    done = engine.run(tag, Job(command=("python", "-c", program % (modules,)), timeout=120))
     return dict(json.loads(done.output.splitlines()[-1]))
 
 

@@ -22,7 +22,7 @@ from image.here import Here
 from image.support import ROOT, BuiltByCommand, engine_that_answers
 from image.test_imagetest import ignore
 from trainworks.engine import ENGINES
-from trainworks.engine.protocol import BuildRequest, Completed, Engine
+from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job
 from trainworks.errors import ImageTestError
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.any_image import FRAMEWORKS, Frameworks
@@ -191,7 +191,8 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
             done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
             assert done.returncode in (0, ImageTestError.exit_status), done.stderr
             there = engine.run(
-                name, ("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"
+                name,
+                Job(command=("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"),
             )
         finally:
             for each in (base, name):

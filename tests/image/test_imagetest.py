@@ -45,8 +45,8 @@ from trainworks.engine.protocol import (
     EngineInformation,
     HistoryEntry,
     Isolation,
+    Job,
     Layer,
-    Mount,
     Progress,
     Report,
     StepEvent,
@@ -815,16 +815,7 @@ class LocalEngine:
     def archive(self, reference: str) -> contextlib.AbstractContextManager[typing.IO[bytes]]:
         raise NotImplementedError
 
-    def run(
-        self,
-        reference: str,
-        command: tuple[str, ...],
-        *,
-        mounts: tuple[Mount, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-        isolated: Isolation = "",
-    ) -> Completed:
+    def run(self, reference: str, job: Job) -> Completed:
         raise NotImplementedError
 
     def contents(self, reference: str) -> contextlib.AbstractContextManager[Iterator[Layer]]:

@@ -31,6 +31,7 @@ from trainworks.engine.protocol import (
     Engine,
     HistoryEntry,
     Isolation,
+    Job,
 )
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, probe_request, secrets
@@ -227,9 +228,8 @@ def _program(
             isolated = subject.isolated
             if check.alone and not subject.engine.isolates():
                 isolated = "job"
-            return lambda _: subject.engine.run(
-                subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT, isolated=isolated
-            )
+            job = Job(command=check.arguments, timeout=COMMAND_TIMEOUT, isolated=isolated)
+            return lambda _: subject.engine.run(subject.image.reference, job)
         case _:
             return None
 
