@@ -35,7 +35,7 @@ from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
 from image.here import Here
 from image.libraries import Tree
 from trainworks import engine as engines
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -1168,9 +1168,9 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
         tmp_path / "root",
         archive,
         name=base,
-        environment=environment,
-        command=("/bin/sh",),
-        created=1_700_000_000,
+        configuration=ImageConfiguration(
+            created=1_700_000_000, environment=environment, command=("/bin/sh",)
+        ),
     )
     context = tmp_path / "context"
     context.mkdir()

@@ -26,10 +26,11 @@ from image.source_page import (
     plain_registry,
 )
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from trainworks.build.base import OwnBase, ensure_base
+from trainworks.build.base import ensure_base
 from trainworks.engine.protocol import Job, Mount
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
+from trainworks.plan.own_base import OwnBase
 from trainworks.plan.resolve import base_reference
 from trainworks.terminal.build_progress import BuildProgress
 

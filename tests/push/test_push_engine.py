@@ -29,7 +29,7 @@ from push.hostile import Hostile, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, RegistryServer, docker_configuration
 from trainworks.attestation.prove import pushed_address
 from trainworks.cli import main
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ProofError, RegistryError, UnknownNameError
@@ -347,9 +347,9 @@ def test_tags_of_a_day_with_two_contents(
                 rootfs,
                 tmp_path / "image.tar",
                 name=reference,
-                environment={"FLAVOUR": flavour},
-                command=("/bin/sh",),
-                created=CREATED,
+                configuration=ImageConfiguration(
+                    created=CREATED, environment={"FLAVOUR": flavour}, command=("/bin/sh",)
+                ),
             )
             engine.load(tmp_path / "image.tar")
             tags = tags_for(reference)
@@ -411,10 +411,12 @@ def test_one_tag_for_two_architectures(
                 rootfs,
                 tmp_path / "image.tar",
                 name=reference,
-                environment={"NUMBER": str(number)},
-                command=("/bin/sh",),
-                created=CREATED,
-                architecture=architecture,
+                configuration=ImageConfiguration(
+                    created=CREATED,
+                    environment={"NUMBER": str(number)},
+                    command=("/bin/sh",),
+                    architecture=architecture,
+                ),
             )
             engine.load(tmp_path / "image.tar")
             references.append(reference)
@@ -479,9 +481,7 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
                 rootfs,
                 context / "base.tar",
                 name=f"{reference}-base",
-                environment={},
-                command=(),
-                created=CREATED,
+                configuration=ImageConfiguration(created=CREATED),
             )
             engine.load(context / "base.tar")
             (context / "Dockerfile").write_text(f"FROM {reference}-base\nCOPY image /image\n")

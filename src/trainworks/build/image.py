@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from trainworks.build.base import OwnBase, ensure_base
+from trainworks.build.base import ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
 from trainworks.build.layer_audit import layers_of
 from trainworks.build.options import BuildOptions
@@ -36,6 +36,7 @@ from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
+from trainworks.plan.own_base import OwnBase
 from trainworks.render.dockerfile import (
     ARCHIVES_LABEL,
     BASE_LABEL,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainworks.build.base import own_base, pull_base
+from trainworks.build.base import pull_base
 from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
 from trainworks.build.image import ImageResult, ImageSpec, build_image, unchanged_image
 from trainworks.build.options import BuildOrder, PushOrder
@@ -23,6 +23,7 @@ from trainworks.inputs.sources import Unreachable
 from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.own_base import own_base
 from trainworks.plan.resolve import make_plan, without_pulled_bases
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.build_progress import BuildProgress

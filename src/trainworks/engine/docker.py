@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from trainworks.engine import isolation, progress, subprocesses
-from trainworks.engine.archive import layers_of, write_archive
+from trainworks.engine.archive import ImageConfiguration, layers_of, write_archive
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.common import PROXIES, BuildCommand, build_arguments, run_build
 from trainworks.engine.exec_status import MarkedCommand
@@ -350,7 +350,7 @@ class DockerEngine:
         with private_folder() as folder:
             root, archive = folder / "root", folder / "image.tar"
             root.mkdir()
-            write_archive(root, archive, name=name, environment={}, command=(), created=0)
+            write_archive(root, archive, name=name, configuration=ImageConfiguration(created=0))
             self.load(archive)
         try:
             result = subprocesses.run(
