@@ -33,7 +33,11 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirement_inputs import RequestedRequirements, read_requirements
+from trainworks.extend.requirement_inputs import (
+    OptionalDependencies,
+    RequestedRequirements,
+    read_requirements,
+)
 from trainworks.extend.requirements import (
     BaseDistribution,
     ExtendedBase,
@@ -573,7 +577,8 @@ lint = ["ruff"]
 )
 def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -> None:
     text = "# ///\n" if name == "train.py" else PYPROJECT
-    requested = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
+    optional = OptionalDependencies(extras=("fast",), groups=("dev",))
+    requested = read(tmp_path, {name: text}, name, optional=optional)
     assert (requested.problems, requested.lines, bool(requested)) == ([], [], True)
     assert requested.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
     assert requested.read == {name: text}

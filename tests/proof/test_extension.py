@@ -24,7 +24,7 @@ from trainworks.attestation.prove import texts_of
 from trainworks.attestation.provenance import Checkout, RunDetails, extension_provenance
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
-from trainworks.extend.plan import EntryPoint, make_extension
+from trainworks.extend.plan import EntryPoint, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest.probe import packages
@@ -53,7 +53,7 @@ BASE = ExtendedBase(
     environment={},
     distributions=(),
 )
-PLAN = make_extension(
+PLAN = ExtensionPlan(
     tag="my/train:1",
     base=BASE,
     lock=ExtensionLock(pins=LOCK),
