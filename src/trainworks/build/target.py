@@ -18,7 +18,7 @@ from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.makers import MakersLists
 from trainworks.inputs.mirror import check_mirror
-from trainworks.inputs.source_code import describe_left_out, reachable_plan
+from trainworks.inputs.source_code import SourceSupply, describe_left_out, reachable_plan
 from trainworks.inputs.sources import Unreachable
 from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
@@ -108,17 +108,11 @@ def _with_sources(
 
     Return the plan of the possible image, and the sources that were left out.
     """
+    supply = SourceSupply(places=session.places, settings=session.settings, mirror=order.mirror)
+    strict = order.strict or order.record or order.push is not None
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
-        plan, left_out = reachable_plan(
-            request,
-            plan,
-            session.facts,
-            session.places,
-            session.settings,
-            strict=order.strict or order.record or order.push is not None,
-            mirror=order.mirror,
-        )
+        plan, left_out = reachable_plan(request, plan, session.facts, supply, strict=strict)
     if left_out:
         say(describe_left_out(plan, left_out))
     return plan, left_out

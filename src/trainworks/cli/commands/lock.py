@@ -139,6 +139,7 @@ def _lock(
     """Lock rows; return the written files, the moved packages by target, and the failures."""
     from trainworks.host.downloads import Client
     from trainworks.inputs.lock_artifacts import (
+        LockRun,
         lock_archives,
         lock_artifacts,
         lock_base_images,
@@ -194,18 +195,16 @@ def _lock(
             newer_tags(rows, facts, client, report=report)
         return files, moved, problems
     upgrade = bool(options.upgrade)
-    unread, suites = lock_archives(rows, facts, settings, folder, report=report, upgrade=upgrade)
+    shared = LockRun(rows=rows, facts=facts, root=folder, report=report)
+    unread, suites = lock_archives(shared, settings, upgrade=upgrade)
     problems += unread
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems += lock_artifacts(
-            resolved, facts, client, folder, mirror=options.mirror, report=say
-        )
+        artifacts = LockRun(rows=resolved, facts=facts, root=folder, report=say)
+        problems += lock_artifacts(artifacts, client, mirror=options.mirror)
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
         system = suites if options.upgrade == "system" else None
-        problems += lock_base_images(
-            rows, facts, registries, folder, report=report, upgrade=upgrade, system=system
-        )
+        problems += lock_base_images(shared, registries, upgrade=upgrade, system=system)
     return files, moved, problems
 
 

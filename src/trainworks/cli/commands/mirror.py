@@ -54,19 +54,13 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
     from trainworks.facts.load import load
-    from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.fill_mirror import fill_mirror
     from trainworks.plan.select import rows_like
-    from trainworks.terminal.download_progress import Fetching
-    from trainworks.terminal.output import say
 
     facts = load(root)
     rows = rows_like(options.only, facts)
-    settings = read_host_settings(os.environ)
-    fetching = Fetching()
-    with Client(settings, watch=fetching) as client:
-        fill_mirror(rows, facts, options.folder, client, settings, report=say, fetching=fetching)
+    fill_mirror(rows, facts, options.folder, read_host_settings(os.environ))
     content = {"folder": str(options.folder), "targets": [facts.name_of(row) for row in rows]}
     put_result(options.format, content, f"{options.folder}\n")
     return 0
