@@ -160,13 +160,12 @@ def _push(
     reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
 ) -> tuple[list[dict[str, object]], str]:
     from trainworks.registry.names import tags_for
-    from trainworks.registry.push import push_image, report_of, say_tags, text_of
+    from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
 
     tags = tags_for(reference, order.fixed_tags, order.moving_tags)
+    request = PushRequest(reference=reference, repositories=order.repositories, tags=tags)
     with Registries(settings, report=say) as registries:
-        pushed = push_image(
-            result.engine, reference, order.repositories, tags, registries, os.environ
-        )
+        pushed = push_image(result.engine, request, registries, os.environ)
     say_tags(pushed)
     return report_of(pushed), text_of(pushed)
