@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, Manual
 from trainworks.cli.options import add_format, add_only
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py lock``."""
-    grammar = Grammar(
-        "lock",
+    manual = Manual(
+        command="lock",
         summary="record the hash, size and digest of every input of targets",
         details=(
             "Records the inputs of targets in images/lock: Python files, resolved and pinned by"
@@ -56,9 +56,9 @@ def parser() -> Grammar:
         done="locked, or every lock fits",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),
-        check=_check,
         see_also=("mirror", "check", "docs/lock.md"),
     )
+    grammar = Grammar(manual, check=_check)
     add_only(grammar)
     grammar.add_argument(
         "--upgrade",

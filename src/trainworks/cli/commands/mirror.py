@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, Manual
 from trainworks.cli.options import add_format, add_only
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
@@ -14,8 +14,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py mirror``."""
-    grammar = Grammar(
-        "mirror",
+    manual = Manual(
+        command="mirror",
         summary="fill a folder with everything that targets download",
         details=(
             "Fills a folder with everything that targets download: files of components, git commits"
@@ -40,6 +40,7 @@ def parser() -> Grammar:
         reads=(FACTS, HOST_SETTINGS),
         see_also=("lock", "docs/lock.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "folder",
         type=Path,

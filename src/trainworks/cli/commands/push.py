@@ -14,6 +14,7 @@ from trainworks.cli.grammar import (
     TARGET,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format, add_repositories
 from trainworks.errors import (
@@ -30,8 +31,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py push``."""
-    grammar = Grammar(
-        "push",
+    manual = Manual(
+        command="push",
         summary="push a built image to ECR or another registry",
         details=(
             "Pushes a built image to one or several repositories. Layers that a registry has are"
@@ -69,6 +70,7 @@ def parser() -> Grammar:
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
         see_also=("promote", "prove", "docs/ship.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target"
     )
