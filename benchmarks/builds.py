@@ -41,7 +41,7 @@ from measure import (
     write,
 )
 from peer import WORDS, Peer, write_peer
-from trainworks.build.base import ensure_base, own_base
+from trainworks.build.base import ensure_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.temporary_folders import private_folder
@@ -50,6 +50,7 @@ from trainworks.facts.data import FOLDERS
 from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.own_base import own_base
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress

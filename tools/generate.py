@@ -237,7 +237,8 @@ def usage() -> str:
     """Return what each command does; its ``--help`` says the rest."""
     lines = ["| command | what it does |", "|---|---|"]
     lines += [
-        f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS
+        f"| `python build.py {name} --help` | {grammar_of(name).manual.summary} |"
+        for name in COMMANDS
     ]
     return "\n".join(lines) + "\n"
 
@@ -246,7 +247,7 @@ def variables() -> str:
     """Return the environment variables and the settings that commands read."""
     rows: dict[str, None] = {}
     for name in COMMANDS:
-        for source in grammar_of(name).reads:
+        for source in grammar_of(name).manual.reads:
             rows[f"| `{source.name}` | {source.meaning} |"] = None
     lines = ["| name | meaning |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
@@ -309,7 +310,7 @@ def exit_statuses() -> str:
     """Return the meaning of each exit status of build.py, and the commands that have it."""
     ends: dict[int, list[str]] = {}
     for name in COMMANDS:
-        for status, _ in grammar_of(name).exit_statuses:
+        for status, _ in grammar_of(name).manual.exit_statuses:
             ends.setdefault(status, []).append(f"`{name}`")
     lines = ["| status | meaning | commands |", "|---|---|---|"]
     for error in vars(errors).values():

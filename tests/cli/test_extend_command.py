@@ -33,7 +33,11 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirement_inputs import RequestedRequirements, read_requirements
+from trainworks.extend.requirement_inputs import (
+    OptionalDependencies,
+    RequestedRequirements,
+    read_requirements,
+)
 from trainworks.extend.requirements import (
     BaseDistribution,
     ExtendedBase,
@@ -44,8 +48,7 @@ from trainworks.extend.resolve import check_python
 from trainworks.extend.user_code import read_source
 from trainworks.extend.vcs_sources import folder_source, git_sources
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import imports
-from trainworks.imagetest.probe_request import ask_program
+from trainworks.imagetest.probe_request import IMPORTS, ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.
@@ -574,7 +577,8 @@ lint = ["ruff"]
 )
 def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -> None:
     text = "# ///\n" if name == "train.py" else PYPROJECT
-    requested = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
+    optional = OptionalDependencies(extras=("fast",), groups=("dev",))
+    requested = read(tmp_path, {name: text}, name, optional=optional)
     assert (requested.problems, requested.lines, bool(requested)) == ([], [], True)
     assert requested.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
     assert requested.read == {name: text}
@@ -851,9 +855,7 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
     names = ("first", "subject")
-    answer = ask_program(
-        here, (sys.executable,), ("imports",), names, imports.ImportFailures, timeout=60
-    )
+    answer = ask_program(here, (sys.executable,), IMPORTS, names, timeout=60)
     lines = answer["failed"]
     assert len(lines) == bool(said)
     assert all(

@@ -20,7 +20,7 @@ from trainworks.facts.rows import Facts
 EXAMPLES = [
     pytest.param(name, example, id=example.line.removeprefix("python "))
     for name in COMMANDS
-    for example in grammar_of(name).examples
+    for example in grammar_of(name).manual.examples
 ]
 
 
@@ -52,7 +52,7 @@ def test_examples_that_need_nothing_do_what_they_say(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "tests").symlink_to(root / "tests")
     status = main(example.arguments, checkout)
-    assert status == 0, dict(grammar_of(name).exit_statuses)[status]
+    assert status == 0, dict(grammar_of(name).manual.exit_statuses)[status]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +105,21 @@ def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatc
     grammar = grammar_of(name)
     text = grammar.format_help()
     assert [line for line in text.splitlines() if len(line) > WIDTH] == []
-    assert len(grammar.examples) >= 2
+    assert len(grammar.manual.examples) >= 2
     flat = " ".join(text.split())
     for said in (
-        *(source.name for source in grammar.reads),
+        *(source.name for source in grammar.manual.reads),
         *(argument["help"] for argument in grammar.arguments()),
     ):
         assert said in flat
     meaning = errors.TrainworksError.meaning
     assert (
-        f"exit status: 0 {grammar.exit_statuses[0][1]}, 1 {meaning}, 2 wrong command line, " in flat
+        f"exit status: 0 {grammar.manual.exit_statuses[0][1]}, 1 {meaning}, 2 wrong command line, "
+        in flat
     )
     assert all(
         other in COMMANDS or other.split()[0] in COMMANDS or "." in other
-        for other in grammar.see_also
+        for other in grammar.manual.see_also
     )
 
 
@@ -139,7 +140,7 @@ def test_every_error_has_a_status_and_a_meaning_of_its_own() -> None:
     statuses = [each.exit_status for each in classes]
     assert statuses == sorted(set(statuses)), "the file is in this order"
     assert len({each.meaning for each in classes}) == len(classes)
-    assert {status for name in COMMANDS for status, _ in grammar_of(name).exit_statuses} == {
+    assert {status for name in COMMANDS for status, _ in grammar_of(name).manual.exit_statuses} == {
         0,
         *statuses,
     }

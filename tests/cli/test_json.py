@@ -100,7 +100,7 @@ def test_errors_are_one_document(
     assert (ended, content["exit_status"]) == (status, status), content
     assert content.keys() == {"error", "message", "hint", "exit_status"}
     name = words[0] if words[0] in COMMANDS else BUILD
-    assert status in dict(grammar_of(name).exit_statuses), (
+    assert status in dict(grammar_of(name).manual.exit_statuses), (
         "an exit status that the help does not tell"
     )
 

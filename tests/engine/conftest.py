@@ -13,7 +13,7 @@ import pytest
 
 from engine.helpers import BASE, CREATED, busybox, make_rootfs
 from trainworks.engine import ENGINES, create
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.protocol import Engine
 from trainworks.errors import EngineUnavailableError
 
@@ -31,7 +31,12 @@ def base_archive(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     archive = tmp_path_factory.mktemp("archive") / "base.tar"
     environment = {"PATH": "/bin:/usr/bin", "FLAVOUR": "tiny"}
     write_archive(
-        rootfs, archive, name=BASE, environment=environment, command=("/bin/sh",), created=CREATED
+        rootfs,
+        archive,
+        name=BASE,
+        configuration=ImageConfiguration(
+            created=CREATED, environment=environment, command=("/bin/sh",)
+        ),
     )
     return archive
 

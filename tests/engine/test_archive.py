@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.engine.archive import images_in, layers_of, write_archive
+from trainworks.engine.archive import ImageConfiguration, images_in, layers_of, write_archive
 from trainworks.errors import BuildError, OutputError
 
 CREATED = 1_700_000_000
@@ -36,9 +36,9 @@ def write(folder: Path, destination: Path) -> str:
         folder,
         destination,
         name="tiny:one",
-        environment={"PATH": "/bin"},
-        command=("/bin/sh",),
-        created=CREATED,
+        configuration=ImageConfiguration(
+            created=CREATED, environment={"PATH": "/bin"}, command=("/bin/sh",)
+        ),
     )
 
 

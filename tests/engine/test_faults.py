@@ -18,11 +18,12 @@ from engine.faults import ALWAYS, BUILDAH, LOSING, RUNTIME, Faulty
 from engine.helpers import BASE, request
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
-from trainworks.engine.protocol import Engine, StepEvent
+from trainworks.engine.protocol import Engine, Job, StepEvent
 from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import EngineError, EngineUnavailableError
 from trainworks.imagetest.results import CheckResult
 from trainworks.imagetest.run import run_checks
+from trainworks.imagetest.test_promises import ImageUnderTest
 from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck
 
 pytestmark = [
@@ -93,7 +94,8 @@ def check(
 ) -> tuple[CheckResult, ...]:
     image = engine.inspect(BASE)
     assert image is not None
-    return run_checks(engine, image, CHECKS, report=reported.append, junit=junit)
+    subject = ImageUnderTest(engine=engine, image=image, checks=CHECKS)
+    return run_checks(subject, report=reported.append, junit=junit)
 
 
 def test_a_check_is_tried_again_and_says_what_the_image_has(failing: tuple[Engine, Faulty]) -> None:
@@ -144,10 +146,10 @@ def test_what_a_command_does_is_not_the_engines(failing: tuple[Engine, Faulty]) 
 def test_a_job_is_started_once(buildah: tuple[Engine, Faulty]) -> None:
     engine, faulty = buildah
     faulty.times = 1
-    assert engine.run(BASE, ("sh", "-c", "echo one; exit 3")).output == "one\n"
+    assert engine.run(BASE, Job(command=("sh", "-c", "echo one; exit 3"))).output == "one\n"
     faulty.times = ALWAYS
     with pytest.raises(EngineError, match=WORDS["buildah"]):
-        engine.run(BASE, ("sh", "-c", "echo one"))
+        engine.run(BASE, Job(command=("sh", "-c", "echo one")))
 
 
 def hide_runtimes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +216,6 @@ def test_what_a_command_printed_is_whole_or_the_engine_lost_it(
         )
     # A job is never run twice.
     faulty.times = 1
-    job = engine.run(BASE, speak)
+    job = engine.run(BASE, Job(command=speak))
     assert (job.status, job.output) == (3, "\n(buildah lost the end of this output)\n")
-    assert sorted(engine.run(BASE, speak).output.split()) == ["error", "out"]
+    assert sorted(engine.run(BASE, Job(command=speak)).output.split()) == ["error", "out"]

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from trainworks.engine.subprocesses import (
+    Capture,
     Child,
     Interruption,
     LineSplitter,
@@ -47,7 +48,7 @@ def test_run_returns_status_and_both_streams() -> None:
 
 def test_run_merges_in_order_of_arrival() -> None:
     code = "import os; os.write(1, b'a'); os.write(2, b'b'); os.write(1, b'c')"
-    assert run(python(code), timeout=300, merge=True).output == b"abc"
+    assert run(python(code), timeout=300, capture=Capture(merge=True)).output == b"abc"
 
 
 def test_more_output_than_a_pipe_holds_on_both_streams() -> None:

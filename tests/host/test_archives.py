@@ -22,7 +22,7 @@ from trainworks.host.apt import AptSettings, AptSource, sources_for
 from trainworks.host.archives import find_archive, state_of
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.lock_artifacts import lock_archives
+from trainworks.inputs.lock_artifacts import LockRun, lock_archives
 
 DAY = datetime(2026, 11, 1, 6, tzinfo=UTC)
 SUITES = ("tiny", "tiny-updates")
@@ -198,9 +198,8 @@ def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(
 
     def lock(*, upgrade: bool = False) -> tuple[LockedArchive, ...]:
         facts = load(root)
-        problems, suites = lock_archives(
-            facts.targets, facts, machine(server), root, report=said.append, upgrade=upgrade
-        )
+        run = LockRun(rows=facts.targets, facts=facts, root=root, report=said.append)
+        problems, suites = lock_archives(run, machine(server), upgrade=upgrade)
         assert problems == []
         locked = load(root).locked_archives
         assert suites == {each.suite for each in locked if each not in facts.locked_archives}

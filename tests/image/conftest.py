@@ -15,7 +15,7 @@ import pytest
 from image.libraries import Tree
 from image.support import ROOT, BuiltByCommand, build_once, given_image
 from trainworks.engine import ENGINES
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 CELL = "cu121"
 """The CUDA cell of the image with NCCL's plugin."""
@@ -83,13 +83,13 @@ def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactor
     mounts = (Mount(source=folder, target="/fabric"),)
     has_compiler = (
         cuda_image.engine.run(
-            cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300
+            cuda_image.reference, Job(command=("sh", "-c", "command -v gcc"), timeout=300)
         ).status
         == 0
     )
     if has_compiler:
         done = cuda_image.engine.run(
-            cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300
+            cuda_image.reference, Job(command=("sh", "-c", script), mounts=mounts, timeout=300)
         )
         assert done.status == 0, done.output
     elif shutil.which("gcc"):

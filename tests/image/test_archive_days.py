@@ -17,7 +17,7 @@ import pytest
 from image.archives import PACKAGE, SUITE, Archive, dated
 from image.support import ROOT, engine_that_answers
 from lock.servers import serving
-from trainworks.build.base import OwnBase, ensure_base, own_base
+from trainworks.build.base import ensure_base
 from trainworks.build.image import ImageSpec, build_image
 from trainworks.build.layer_audit import layers_of
 from trainworks.build.options import BuildOptions
@@ -33,6 +33,7 @@ from trainworks.host.bootstrap import bootstrap
 from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.plan.model import IMAGE_TIME, Request
+from trainworks.plan.own_base import OwnBase, own_base
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, LAYERS_LABEL, Rendering
 from trainworks.terminal.build_progress import BuildProgress
@@ -260,9 +261,7 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
         settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates))
     )
     days.archive.requests.clear()
-    made = bootstrap(
-        debian.row, debian.name, tmp_path / "base.tar", settings, lambda _line: None, debian.states
-    )
+    made = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
     assert days.archive.requests == []
     there = days.engine.inspect(debian.name)
     assert there is not None

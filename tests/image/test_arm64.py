@@ -14,7 +14,7 @@ import pytest
 
 from image.jobs import assert_trained, prepare
 from image.support import ROOT, BuiltByCommand, build_command, engine_that_answers
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 pytestmark = [
     pytest.mark.engine,
@@ -51,7 +51,7 @@ def test_every_promise_is_kept(image: BuiltByCommand) -> None:
 
 def test_its_programs_are_for_arm64(image: BuiltByCommand) -> None:
     script = "import platform, torch; print(platform.machine(), torch.ones(2).sum().item())"
-    done = image.engine.run(image.reference, ("python", "-c", script), timeout=600)
+    done = image.engine.run(image.reference, Job(command=("python", "-c", script), timeout=600))
     # PyTorch's lines about the emulated processor come first.
     assert (done.status, done.output.splitlines()[-1]) == (0, "aarch64 2.0"), done.output
 
@@ -60,6 +60,6 @@ def test_its_programs_are_for_arm64(image: BuiltByCommand) -> None:
 def test_two_ranks_train(image: BuiltByCommand, mode: str, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", mode)
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train",), mounts=mounts, timeout=1800)
+    done = image.engine.run(image.reference, Job(command=("train",), mounts=mounts, timeout=1800))
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -88,7 +88,8 @@ def failures(image: BuiltByCommand, suite: Path, device: str) -> dict[str, str]:
     }
     words = ("env", *(f"{name}={value}" for name, value in variables.items()), "python3", "-c", RUN)
     done = image.engine.run(
-        image.reference, words, mounts=(Mount(source=suite, target="/suite"),), timeout=600
+        image.reference,
+        Job(command=words, mounts=(Mount(source=suite, target="/suite"),), timeout=600),
     )
     assert done.status == 0, done.output
     found = json.loads(done.output.splitlines()[-1])
@@ -116,14 +117,18 @@ def test_units_of_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> Non
     site = Path(pytest.__file__).parent.parent
     done = cuda_image.engine.run(
         cuda_image.reference,
-        ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "python3", "-c", UNIT),
-        mounts=(Mount(source=suite, target="/suite"), Mount(source=site, target="/site")),
-        timeout=600,
+        Job(
+            command=("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "python3", "-c", UNIT),
+            mounts=(Mount(source=suite, target="/suite"), Mount(source=site, target="/site")),
+            timeout=600,
+        ),
     )
     found = json.loads(done.output.splitlines()[-1])
     assert found["run"] == 46
     has_deepspeed = (
-        cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v deepspeed")).status
+        cuda_image.engine.run(
+            cuda_image.reference, Job(command=("sh", "-c", "command -v deepspeed"))
+        ).status
         == 0
     )
     expected = EXPECTED["unit"] | ({} if has_deepspeed else EXPECTED["unit-without-deepspeed"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
-from trainworks.engine.protocol import BuildRequest, Secret
+from trainworks.engine.protocol import BuildRequest, Job, Secret
 from trainworks.host.settings import read_host_settings
 
 pytestmark = pytest.mark.engine
@@ -75,7 +75,7 @@ def test_extend_and_a_job_install_alike(
         before, after = (
             json.loads(
                 docker_image.engine.run(
-                    image, ("python", "-c", LISTING), timeout=120
+                    image, Job(command=("python", "-c", LISTING), timeout=120)
                 ).output.splitlines()[-1]
             )
             for image in (docker_image.reference, tag)

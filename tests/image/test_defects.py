@@ -31,6 +31,7 @@ from trainworks.imagetest import test_promises as promises
 from trainworks.imagetest.probe.files import DamagedFile, Image, InstalledFiles, Owners, pattern_of
 from trainworks.imagetest.probe.libraries import other_cuda
 from trainworks.imagetest.run import run_checks
+from trainworks.imagetest.test_promises import ImageUnderTest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -846,15 +847,13 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
     assert sound is not None
     try:
         image = engine.build(BuildRequest(name="test", context=tree.root, tags=(name,)), ignore)
-        broken = {
-            result.title: result.detail
-            for result in run_checks(engine, image, checks, report=lambda _: None)
-        }
+        subject = ImageUnderTest(engine=engine, image=image, checks=checks)
+        results = run_checks(subject, report=lambda _: None)
+        broken = {result.title: result.detail for result in results}
     finally:
         engine.remove(name)
-    without = {
-        result.title: result for result in run_checks(engine, sound, checks, report=lambda _: None)
-    }
+    subject = ImageUnderTest(engine=engine, image=sound, checks=checks)
+    without = {result.title: result for result in run_checks(subject, report=lambda _: None)}
 
     def of(*words: str) -> str:
         (title,) = [title for title in broken if all(word in title for word in words)]

@@ -22,7 +22,7 @@ import pytest
 
 from image.efa_hosts import P3DN, P4D, P5, P6, EfaHost
 from image.support import ROOT, BuiltByCommand
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -62,13 +62,15 @@ def mock(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -
         shutil.copy(PARTS / "bin" / name, folder)
     done = cuda_image.engine.run(
         cuda_image.reference,
-        ("sh", "-c", "command -v gcc || exit 99; /source/build /headers /efa"),
-        mounts=(
-            Mount(source=Path(__file__).parent / "efa_mock", target="/source"),
-            Mount(source=PARTS / "include", target="/headers"),
-            Mount(source=folder, target="/efa"),
+        Job(
+            command=("sh", "-c", "command -v gcc || exit 99; /source/build /headers /efa"),
+            mounts=(
+                Mount(source=Path(__file__).parent / "efa_mock", target="/source"),
+                Mount(source=PARTS / "include", target="/headers"),
+                Mount(source=folder, target="/efa"),
+            ),
+            timeout=LIMIT,
         ),
-        timeout=LIMIT,
     )
     if done.status == 99:
         pytest.skip("NOT TESTED: this image has no C compiler")

@@ -23,7 +23,7 @@ from documented import promised
 from image.support import ROOT, BuiltByCommand
 from proof.support import cyclonedx_problems, read_provenance
 from trainworks.engine.docker import DockerEngine
-from trainworks.engine.protocol import BuildRequest, Engine, Mount, Secret
+from trainworks.engine.protocol import BuildRequest, Engine, Job, Mount, Secret
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
@@ -186,7 +186,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(
     # einops and its bytecode: nothing of pip, no cache, no wheel.
     assert report["size"] - report["base"]["size"] < 1_000_000
     # Nothing is mounted, and nobody names the program: both are in the image.
-    job = image.engine.run(project.tag, ("train",), timeout=120)
+    job = image.engine.run(project.tag, Job(command=("train",), timeout=120))
     assert job.status == 0, job.output
     assert "trained good day 0.8.1 /opt/ml/code" in job.output
     again = project.extend(image.engine, image.reference, "--until", "build")
@@ -196,7 +196,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(
     (project.folder / "src" / "train.py").write_text("print('other')\n")
     other = json.loads(project.extend(image.engine, image.reference, "--until", "build").stdout)
     assert other["identifier"] != report["identifier"]
-    assert "other\n" in image.engine.run(project.tag, (), timeout=120).output
+    assert "other\n" in image.engine.run(project.tag, Job(command=(), timeout=120)).output
 
 
 def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...]]:
@@ -248,7 +248,7 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
             )
         )
         lock = engine.run(
-            project.tag, ("cat", "/opt/trainworks/extension.lock"), timeout=120
+            project.tag, Job(command=("cat", "/opt/trainworks/extension.lock"), timeout=120)
         ).output
         (path,) = project.folder.glob("requirements.*.locked.txt")
         assert path.read_text(encoding="utf-8").endswith(lock)
@@ -333,7 +333,9 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
         " bool(importlib.util.find_spec('sagemaker_training')))"
     )
-    said = docker_image.engine.run(project.tag, ("python", "-c", program), timeout=120).output
+    said = docker_image.engine.run(
+        project.tag, Job(command=("python", "-c", program), timeout=120)
+    ).output
     assert said.splitlines()[-1] == "2024.9.0 0 True"
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
@@ -439,7 +441,9 @@ def test_code_that_changed_after_the_build_is_installed_again(
     for mounts, expected in (((), '"requirements": [],'), ((changed,), '/programs/install.py",')):
         assert (
             expected
-            in docker_image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
+            in docker_image.engine.run(
+                project.tag, Job(command=("train", "--plan"), mounts=mounts)
+            ).output
         )
 
 
@@ -571,7 +575,7 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
     words = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", program)
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
-    job = docker_image.engine.run(project.tag, ("train",), timeout=120)
+    job = docker_image.engine.run(project.tag, Job(command=("train",), timeout=120))
     assert job.status == 0, job.output
     assert ("started" in job.output) == ("einops" not in program)
 
@@ -721,5 +725,7 @@ def test_an_image_of_another_maker(
     hashed = {each["name"] for each in document["components"] if each.get("hashes")}
     assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
-    job = docker_image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
+    job = docker_image.engine.run(
+        project.tag, Job(command=("/opt/ml/code/train.py", "argument"), timeout=120)
+    )
     assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"

@@ -21,10 +21,10 @@ import pytest
 from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
 from trainworks.build.options import BuildOptions
-from trainworks.engine.protocol import BuildRequest, Engine
+from trainworks.engine.protocol import BuildRequest, Engine, Job
 from trainworks.extend.base_image import find_base
 from trainworks.extend.cuda_compiler import BARE
-from trainworks.extend.plan import make_extension
+from trainworks.extend.plan import ExtensionPlan
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes
 from trainworks.extend.requirement_inputs import read_requirements
 from trainworks.extend.requirements import ExtendedBase
@@ -196,7 +196,7 @@ def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
         "import json, importlib as i; print(json.dumps({n:"
         " vars(i.import_module(n))['FOUND'] for n in %r}))"
     )
-    done = engine.run(tag, ("python", "-c", program % (modules,)), timeout=120)
+    done = engine.run(tag, Job(command=("python", "-c", program % (modules,)), timeout=120))
     return dict(json.loads(done.output.splitlines()[-1]))
 
 
@@ -485,10 +485,8 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         "imports.py": (source / "imagetest" / "imports.py").read_bytes(),
     }
     texts = {name: (ROOT / "templates" / name).read_text() for name in RECIPES}
-    plan, recipes = (
-        make_extension(tag="trainworks-test/companion:1", base=base),
-        Recipes(texts=texts, programs=programs),
-    )
+    plan = ExtensionPlan(tag="trainworks-test/companion:1", base=base)
+    recipes = Recipes(texts=texts, programs=programs)
     program = ROOT / "launcher" / INSTALLER
     with (
         serving(Index(dict([other]))) as public,
@@ -507,7 +505,13 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         )
 
         sandbox = Sandbox(
-            *(plan, recipes, BARE, engine, settings, BuildOptions(), tmp_path / "work"),
+            plan=plan,
+            recipes=recipes,
+            bench=BARE,
+            engine=engine,
+            settings=settings,
+            options=BuildOptions(),
+            folder=tmp_path / "work",
             packages=lambda _context: (),
             network=False,
         )

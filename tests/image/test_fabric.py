@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from image.support import BuiltByCommand
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -106,7 +106,7 @@ def test_two_hosts_move_data_through_the_plugin(
         ]
     assert statuses == [0, 0], "\n".join(said)
     manifest = cuda_image.engine.run(
-        cuda_image.reference, ("cat", "/opt/trainworks/image.json")
+        cuda_image.reference, Job(command=("cat", "/opt/trainworks/image.json"))
     ).output
     components = json.loads(manifest)["components"]
     for log, result in zip(said, results, strict=True):
@@ -129,10 +129,12 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     """
     done = cuda_image.engine.run(
         cuda_image.reference,
-        ("/fabric/transfer", "connect", "localhost", "1"),
-        mounts=(Mount(source=programs, target="/fabric"),),
-        environment={"LD_LIBRARY_PATH": "/fabric", "FI_PROVIDER": "efa"},
-        timeout=300,
+        Job(
+            command=("/fabric/transfer", "connect", "localhost", "1"),
+            mounts=(Mount(source=programs, target="/fabric"),),
+            environment={"LD_LIBRARY_PATH": "/fabric", "FI_PROVIDER": "efa"},
+            timeout=300,
+        ),
     )
     assert done.status == 1, done.output
     assert "Selected provider" not in done.output

@@ -22,10 +22,10 @@ from image.here import Here
 from image.support import ROOT, BuiltByCommand, engine_that_answers
 from image.test_imagetest import ignore
 from trainworks.engine import ENGINES
-from trainworks.engine.protocol import BuildRequest, Completed, Engine
+from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job
 from trainworks.errors import ImageTestError
 from trainworks.imagetest import probe_request
-from trainworks.imagetest.any_image import Frameworks
+from trainworks.imagetest.any_image import FRAMEWORKS, Frameworks
 from trainworks.imagetest.probe.answers import Answer
 from trainworks.imagetest.probe_request import answer_in, ask_program
 from trainworks.imagetest.results import CheckResult, line
@@ -191,7 +191,8 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
             done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
             assert done.returncode in (0, ImageTestError.exit_status), done.stderr
             there = engine.run(
-                name, ("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"
+                name,
+                Job(command=("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"),
             )
         finally:
             for each in (base, name):
@@ -266,9 +267,7 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
     start = f"import site; site.addsitedir({str(folder)!r})\n"
     (folder / "sitecustomize.py").write_text(start)
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
-    return ask_program(
-        here, (sys.executable,), ("probe.frameworks",), {"torch": True}, Frameworks, timeout=300
-    )
+    return ask_program(here, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
 
 
 TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"

@@ -35,7 +35,7 @@ from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
 from image.here import Here
 from image.libraries import Tree
 from trainworks import engine as engines
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -45,8 +45,8 @@ from trainworks.engine.protocol import (
     EngineInformation,
     HistoryEntry,
     Isolation,
+    Job,
     Layer,
-    Mount,
     Progress,
     Report,
     StepEvent,
@@ -57,6 +57,7 @@ from trainworks.imagetest import test_promises as promises
 from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.imagetest.run import run_checks
+from trainworks.imagetest.test_promises import ImageUnderTest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -138,7 +139,7 @@ def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
     assert {f"probe.{path.stem}" for path in folder.glob("*.py")} == {
         "probe.__init__",
         *alone,
-        *probe_request.PROBE_MODULES,
+        *probe_request.PROBE.modules,
     }
     for path in folder.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -151,12 +152,12 @@ def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
         imported |= {
             node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)
         }
-        imported -= {f"trainworks.imagetest.{name}" for name in probe_request.PROBE_MODULES}
+        imported -= {f"trainworks.imagetest.{name}" for name in probe_request.PROBE.modules}
         assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
     command = probe_request.command_of(
         ("python",),
-        probe_request.PROBE_MODULES,
+        probe_request.PROBE,
         probe_request.request_of((), IMAGE),
         probe_request.new_mark(),
     )
@@ -492,7 +493,8 @@ def configured(image: BuiltImage, *, others: bool = False) -> str:
         others=others,
         architecture="amd64",
     )
-    (result,) = run_checks(LocalEngine(), image, (check,), report=lambda _: None)
+    subject = ImageUnderTest(engine=LocalEngine(), image=image, checks=(check,))
+    (result,) = run_checks(subject, report=lambda _: None)
     assert result.passed == (result.detail == "")
     return result.detail
 
@@ -813,16 +815,7 @@ class LocalEngine:
     def archive(self, reference: str) -> contextlib.AbstractContextManager[typing.IO[bytes]]:
         raise NotImplementedError
 
-    def run(
-        self,
-        reference: str,
-        command: tuple[str, ...],
-        *,
-        mounts: tuple[Mount, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-        isolated: Isolation = "",
-    ) -> Completed:
+    def run(self, reference: str, job: Job) -> Completed:
         raise NotImplementedError
 
     def contents(self, reference: str) -> contextlib.AbstractContextManager[Iterator[Layer]]:
@@ -839,7 +832,8 @@ def run(
     engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()
 ) -> tuple[CheckResult, ...]:
     reported: list[CheckResult] = []
-    results = run_checks(engine, IMAGE, checks, forbidden=forbidden, report=reported.append)
+    subject = ImageUnderTest(engine=engine, image=IMAGE, checks=checks, forbidden=forbidden)
+    results = run_checks(subject, report=reported.append)
     assert list(results) == reported
     return results
 
@@ -956,8 +950,9 @@ def test_an_engine_that_does_not_start_a_container_ends_the_run_and_breaks_no_pr
         CommandCheck(component="a", command=("true",)),
         PathCheck(component="a", path="/", state="file"),
     )
+    subject = ImageUnderTest(engine=LocalEngine(starts=False), image=IMAGE, checks=checks)
     with pytest.raises(EngineUnavailableError, match="local does not start"):
-        run_checks(LocalEngine(starts=False), IMAGE, checks, report=reported.append)
+        run_checks(subject, report=reported.append)
     assert [result.passed for result in reported] == [True], (
         "what the image alone can tell, before it"
     )
@@ -973,8 +968,9 @@ def test_an_image_that_is_too_large_is_told_without_a_container() -> None:
 def test_an_engine_that_does_not_end_a_container_ends_the_run() -> None:
     reported: list[CheckResult] = []
     checks = [CommandCheck(component=name, command=("true",)) for name in "ab"]
+    subject = ImageUnderTest(engine=LocalEngine(ends=False), image=IMAGE, checks=tuple(checks))
     with pytest.raises(EngineUnavailableError, match="the container does not end"):
-        run_checks(LocalEngine(ends=False), IMAGE, tuple(checks), report=reported.append)
+        run_checks(subject, report=reported.append)
     assert all(result.passed for result in reported)
 
 
@@ -1041,11 +1037,13 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
         "import image.test_imagetest as tests\n"
         "from trainworks.imagetest.results import line\n"
         "from trainworks.imagetest.run import run_checks\n"
+        "from trainworks.imagetest.test_promises import ImageUnderTest\n"
         "from trainworks.plan.checks import CommandCheck\n"
         "checks = (CommandCheck(component='a', command=('true',)),"
         " CommandCheck(component='b', command=('false',)))\n"
-        "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result:"
-        " print(line(result, width=1)))\n"
+        "subject = ImageUnderTest("
+        "engine=tests.LocalEngine(), image=tests.IMAGE, checks=checks)\n"
+        "run_checks(subject, report=lambda result: print(line(result, width=1)))\n"
     )
     child = subprocess.run(
         [sys.executable, str(program)],
@@ -1069,7 +1067,8 @@ def test_junit_report(tmp_path: Path) -> None:
         CommandCheck(component="a", command=("true",)),
         CommandCheck(component="b", command=("false",)),
     )
-    run_checks(LocalEngine(), IMAGE, checks, report=lambda _: None, junit=file)
+    subject = ImageUnderTest(engine=LocalEngine(), image=IMAGE, checks=checks)
+    run_checks(subject, report=lambda _: None, junit=file)
     cases = list(ElementTree.parse(file).iter("testcase"))
     assert [case.get("name") for case in cases] == [
         "test_command[a: true succeeds]",
@@ -1169,9 +1168,9 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
         tmp_path / "root",
         archive,
         name=base,
-        environment=environment,
-        command=("/bin/sh",),
-        created=1_700_000_000,
+        configuration=ImageConfiguration(
+            created=1_700_000_000, environment=environment, command=("/bin/sh",)
+        ),
     )
     context = tmp_path / "context"
     context.mkdir()
@@ -1207,9 +1206,9 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
     try:
         engine.load(archive)
         image = engine.build(BuildRequest(name="test", context=context, tags=(name,)), ignore)
-        results = run_checks(
-            engine, image, tuple(check for check, _ in expected), report=lambda _: None
-        )
+        checks = tuple(check for check, _ in expected)
+        subject = ImageUnderTest(engine=engine, image=image, checks=checks)
+        results = run_checks(subject, report=lambda _: None)
     finally:
         engine.remove(name)
         engine.remove(base)

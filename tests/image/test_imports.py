@@ -12,7 +12,7 @@ import pytest
 
 from image.here import Here
 from trainworks.imagetest import imports
-from trainworks.imagetest.probe_request import ask_program
+from trainworks.imagetest.probe_request import IMPORTS, ask_program
 from trainworks.imagetest.test_promises import import_failure
 from trainworks.plan.checks import PythonImportsCheck
 
@@ -67,9 +67,7 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.Import
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
     asked = [*sources, *names.split()]
     here = Here({"PYTHONPATH": str(folder)})
-    found = ask_program(
-        here, (sys.executable,), ("imports",), asked, imports.ImportFailures, timeout=300
-    )
+    found = ask_program(here, (sys.executable,), IMPORTS, asked, timeout=300)
     assert found["asked"] == len(asked)
     return found["failed"]
 

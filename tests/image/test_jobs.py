@@ -14,7 +14,7 @@ import pytest
 
 from image.jobs import RESTRICTED, assert_trained, prepare, run_on_hosts, train_on_two_hosts
 from image.support import BuiltByCommand
-from trainworks.engine.protocol import Completed, Mount
+from trainworks.engine.protocol import Completed, Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +36,9 @@ def test_two_processes_on_one_host_train(
 ) -> None:
     folder = prepare(tmp_path / "ml", mode)
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
+    done = docker_image.engine.run(
+        docker_image.reference, Job(command=("train",), mounts=mounts, timeout=300)
+    )
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
 
@@ -52,7 +54,7 @@ def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = docker_image.engine.run(
-        docker_image.reference, ("train",), mounts=mounts, timeout=300, isolated="job"
+        docker_image.reference, Job(command=("train",), mounts=mounts, timeout=300, isolated="job")
     )
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
@@ -63,10 +65,13 @@ def test_a_model_that_smp_has_trained_is_a_plain_one(
 ) -> None:
     folder = prepare(tmp_path / "ml", "smp", processes=4)
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
+    done = docker_image.engine.run(
+        docker_image.reference, Job(command=("train",), mounts=mounts, timeout=300)
+    )
     assert_trained(done.output, 4, folder)
     loaded = docker_image.engine.run(
-        docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=300
+        docker_image.reference,
+        Job(command=("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=300),
     )
     assert "All keys matched" in loaded.output
 
@@ -93,9 +98,7 @@ def test_a_failing_script_ends_with_its_own_status_and_says_why(
     folder = plain_job(tmp_path / "ml", script)
     done = docker_image.engine.run(
         docker_image.reference,
-        ("train",),
-        mounts=(Mount(source=folder, target="/opt/ml"),),
-        timeout=300,
+        Job(command=("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300),
     )
     assert done.status == 42, done.output
     assert "/no/such/data" in (folder / "output" / "failure").read_text(encoding="utf-8")
@@ -109,9 +112,11 @@ def test_no_argument_is_train_and_another_one_is_run_as_given(
     mounts = (Mount(source=folder, target="/opt/ml"),)
     assert (
         "arguments ['--rate', '0.5']"
-        in image.engine.run(image.reference, (), mounts=mounts, timeout=300).output
+        in image.engine.run(image.reference, Job(command=(), mounts=mounts, timeout=300)).output
     )
-    done = image.engine.run(image.reference, ("bash", "-c", "echo $0 is bash; exit 7"), timeout=300)
+    done = image.engine.run(
+        image.reference, Job(command=("bash", "-c", "echo $0 is bash; exit 7"), timeout=300)
+    )
     assert done == Completed(status=7, output="bash is bash\n")
 
 
@@ -120,7 +125,9 @@ def test_the_plan_of_a_job_is_shown_and_nothing_is_run(
 ) -> None:
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=300)
+    done = image.engine.run(
+        image.reference, Job(command=("train", "--plan"), mounts=mounts, timeout=300)
+    )
     plan = json.loads(done.output)
     assert done.status == 0
     assert plan["argv"][0] == "/opt/venv/bin/torchrun"
@@ -272,14 +279,14 @@ def test_requirements_are_compiled_and_taken_from_git(
     (code / "requirements.txt").write_text(
         "/opt/ml/code/one-1.0.tar.gz\ntwo @ git+file:///opt/ml/code/two\n"
     )
-    done = docker_image.engine.run(
-        docker_image.reference,
-        ("train",),
+    # "false" is pip's own word for "take the setuptools that is there", in the spelling that its
+    # variables have.
+    job = Job(
+        command=("train",),
         mounts=(Mount(source=folder, target="/opt/ml"),),
-        # pip's own word for "take the setuptools that is there", in the
-        # spelling that its variables have.
         environment={"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1"},
         timeout=300,
     )
+    done = docker_image.engine.run(docker_image.reference, job)
     assert done.status == 0, done.output[-4000:]
     assert "compiled one and compiled two" in done.output

@@ -23,7 +23,7 @@ import pytest
 from image.jobs import RESTRICTED, assert_trained, prepare, run_on_hosts
 from image.support import ROOT, BuiltByCommand
 from image.test_imagetest import ignore
-from trainworks.engine.protocol import BuildRequest, Completed, Engine, Mount
+from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -198,7 +198,7 @@ def theirs(
 def run_train(made: Theirs, folder: Path, *words: str) -> Completed:
     """Run a host's job in a container of the image."""
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    return made.engine.run(made.reference, words, mounts=mounts, timeout=300)
+    return made.engine.run(made.reference, Job(command=words, mounts=mounts, timeout=300))
 
 
 def test_two_ranks_train_on_one_host(theirs: Theirs, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_their_own_entry_point_hands_on_to_the_launcher(
     try:
         folder = prepare(tmp_path / "ml", "torch_distributed", processes=1)
         mounts = (Mount(source=folder, target="/opt/ml"),)
-        done = theirs.engine.run(name, ("train",), mounts=mounts, timeout=300)
+        done = theirs.engine.run(name, Job(command=("train",), mounts=mounts, timeout=300))
         assert done.status == 0, done.output[-4000:]
         assert_trained(done.output, 1, folder)
     finally:

@@ -28,9 +28,9 @@ from trainworks.engine import create
 from trainworks.errors import ExtendError, LockError
 from trainworks.extend.cuda_compiler import BARE
 from trainworks.extend.described import Environment
-from trainworks.extend.plan import make_extension
+from trainworks.extend.plan import ExtensionPlan
 from trainworks.extend.render import Recipes
-from trainworks.extend.requirement_inputs import read_requirements
+from trainworks.extend.requirement_inputs import OptionalDependencies, read_requirements
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.extend.resolve import ResolutionRequest, ResolutionTools, resolve
 from trainworks.extend.resolver import Resolver
@@ -341,18 +341,19 @@ def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
     groups = [
         value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--group"
     ]
-    requested = read_requirements(file, os.environ, extras=named, groups=groups)
+    optional = OptionalDependencies(extras=named, groups=groups)
+    requested = read_requirements(file, os.environ, optional=optional)
     if requested.problems:
         raise ExtendError(requested.problems)
     settings = HostSettings(pip=PipSettings())
     sandbox = Sandbox(
-        make_extension(tag="a/test:1", base=BASE),
-        Recipes(texts={}, programs={}),
-        BARE,
-        create("docker"),
-        settings,
-        BuildOptions(),
-        folder / "work",
+        plan=ExtensionPlan(tag="a/test:1", base=BASE),
+        recipes=Recipes(texts={}, programs={}),
+        bench=BARE,
+        engine=create("docker"),
+        settings=settings,
+        options=BuildOptions(),
+        folder=folder / "work",
         packages=lambda _context: (),
         network=False,
     )

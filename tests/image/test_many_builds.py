@@ -17,13 +17,14 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.build.base import ensure_base, own_base
+from trainworks.build.base import ensure_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
+from trainworks.plan.own_base import own_base
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.terminal.build_progress import BuildProgress
 

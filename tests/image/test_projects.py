@@ -25,7 +25,7 @@ from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
 from lock.servers import git_repositories
 from lock.servers import serving as serving_files
-from trainworks.engine.protocol import BuildRequest
+from trainworks.engine.protocol import BuildRequest, Job
 
 pytestmark = pytest.mark.engine
 
@@ -970,8 +970,8 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(
             "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c"
             " 300 lifted.json"
         )
-        said = engine.run(tag, ("sh", "-c", read), timeout=120).output
-        listed = engine.run(tag, ("python", "-c", LISTING), timeout=120).output
+        said = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
+        listed = engine.run(tag, Job(command=("python", "-c", LISTING), timeout=120)).output
     finally:
         engine.remove(tag)
     assert said.startswith("1\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
-from trainworks.engine.protocol import BuildRequest, Secret
+from trainworks.engine.protocol import BuildRequest, Job, Secret
 from trainworks.host.settings import HostSettings, read_host_settings
 
 pytestmark = pytest.mark.engine
@@ -344,8 +344,7 @@ def test_three_are_built_to_their_end_and_train(
         )
         own = docker_image.engine.run(
             docker_image.reference,
-            ("python", "-c", "import torch; print(torch.__version__)"),
-            timeout=120,
+            Job(command=("python", "-c", "import torch; print(torch.__version__)"), timeout=120),
         )
     finally:
         docker_image.engine.remove(tag)

@@ -20,11 +20,12 @@ import pytest
 from image.source_page import plain_registry
 from image.support import ROOT, engine_that_answers
 from push.support import TOOLS
-from trainworks.build.base import ensure_base, own_base
+from trainworks.build.base import ensure_base
 from trainworks.engine.protocol import Engine
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
+from trainworks.plan.own_base import own_base
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL
 from trainworks.terminal.build_progress import BuildProgress

@@ -26,10 +26,11 @@ from image.source_page import (
     plain_registry,
 )
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from trainworks.build.base import OwnBase, ensure_base
-from trainworks.engine.protocol import Mount
+from trainworks.build.base import ensure_base
+from trainworks.engine.protocol import Job, Mount
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
+from trainworks.plan.own_base import OwnBase
 from trainworks.plan.resolve import base_reference
 from trainworks.terminal.build_progress import BuildProgress
 
@@ -131,7 +132,7 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
 
 
 def said_by(image: BuiltByCommand, *words: str) -> str:
-    done = image.engine.run(image.reference, words, timeout=300)
+    done = image.engine.run(image.reference, Job(command=words, timeout=300))
     assert done.status == 0, done.output
     return str(done.output)
 
@@ -197,7 +198,9 @@ def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, fold
         Mount(source=folder / HEADERS, target="/cuda", read_only=True),
     )
     try:
-        ran = image.engine.run(tag, ("sh", "/programs/run"), mounts=mounts, timeout=300)
+        ran = image.engine.run(
+            tag, Job(command=("sh", "/programs/run"), mounts=mounts, timeout=300)
+        )
     finally:
         image.engine.remove(tag)
     assert (ran.status, ran.output.split("\n")[:3]) == (0, ["1 cut 1, 1", "1", "7"]), ran.output
@@ -223,7 +226,9 @@ def test_nccl_asks_for_what_its_plugin_has(image: BuiltByCommand) -> None:
 
 def test_a_job_speaks_open_mpi_4(image: BuiltByCommand, tmp_path: Path) -> None:
     mounts = (Mount(source=prepare(tmp_path / "ml", "mpi"), target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=300)
+    done = image.engine.run(
+        image.reference, Job(command=("train", "--plan"), mounts=mounts, timeout=300)
+    )
     assert done.status == 0, done.output
     argv = json.loads(done.output)["argv"]
     assert argv[0] == "/opt/amazon/openmpi/bin/mpirun"
@@ -234,7 +239,7 @@ def test_a_job_speaks_open_mpi_4(image: BuiltByCommand, tmp_path: Path) -> None:
 def test_two_ranks_on_one_host_train(image: BuiltByCommand, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", "mpi")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train",), mounts=mounts, timeout=300)
+    done = image.engine.run(image.reference, Job(command=("train",), mounts=mounts, timeout=300))
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
 

@@ -15,7 +15,7 @@ import pytest
 
 from image.jobs import run_on_hosts
 from image.support import ROOT, BuiltByCommand, build_once, given_image
-from trainworks.engine.protocol import Mount
+from trainworks.engine.protocol import Job, Mount
 
 pytestmark = pytest.mark.engine
 
@@ -81,7 +81,8 @@ def test_one_host_trains_and_saves_a_model(
     folder = prepare(tmp_path / "ml", hyperparameters, ("algo-1",), "algo-1")
     image = tensorflow_image
     done = image.engine.run(
-        image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300
+        image.reference,
+        Job(command=("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300),
     )
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, world, folder)
@@ -97,7 +98,7 @@ def test_a_tensorflow_for_another_cuda_than_the_images_is_noticed(
     mounts = (Mount(source=manifest, target="/opt/trainworks/image.json"),)
     command = ("python", "/opt/trainworks/share/tensorflow-build")
     image = tensorflow_image
-    done = image.engine.run(image.reference, command, mounts=mounts, timeout=300)
+    done = image.engine.run(image.reference, Job(command=command, mounts=mounts, timeout=300))
     assert done.status == 1
     assert "compiled with CUDA none, the image has 12.9.79" in done.output
 

@@ -22,6 +22,7 @@ from image.vendor import (
     make_checkout,
 )
 from lock.servers import Answer, Server, dropping, failing, files_of, serving, trickling, whole
+from trainworks.engine.protocol import Job
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
@@ -70,7 +71,7 @@ def test_every_promise_is_kept(vendor_image: BuiltByCommand, checkout: Path) -> 
 
 def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> None:
     done = vendor_image.engine.run(
-        vendor_image.reference, ("ls", "/opt", "/opt/amazon"), timeout=300
+        vendor_image.reference, Job(command=("ls", "/opt", "/opt/amazon"), timeout=300)
     )
     assert done.status == 0
     assert set(done.output.split()) == {
@@ -86,7 +87,9 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(
         "find / -xdev -name '*efa*installer.sh';"
         " dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
     )
-    done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=300)
+    done = vendor_image.engine.run(
+        vendor_image.reference, Job(command=("sh", "-c", script), timeout=300)
+    )
     assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
 
 
@@ -99,7 +102,9 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
     done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", "--until", "build")
     assert done.returncode == 0, done.stderr[-6000:]
     tag, *_ = json.loads(done.stdout)["tags"]
-    found = engine.run(tag, ("find", "/opt/metis", "-name", "libmetis.*"), timeout=PATIENCE)
+    found = engine.run(
+        tag, Job(command=("find", "/opt/metis", "-name", "libmetis.*"), timeout=PATIENCE)
+    )
     assert found.output.startswith("/opt/metis/"), found.output
 
 

@@ -31,7 +31,7 @@ from trainworks.cli import main
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
-from trainworks.inputs.lock_artifacts import lock_base_images
+from trainworks.inputs.lock_artifacts import LockRun, lock_base_images
 from trainworks.inputs.mirror import read_mirror
 from trainworks.registry.protocol import Patience
 from trainworks.registry.tools import Registries
@@ -339,17 +339,9 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
         f'[[base_image]]\nname = "{there}"\ndigest = "{old}"\n', encoding="utf-8"
     )
     facts = load(tree)
-    rows = facts.targets
+    run = LockRun(rows=facts.targets, facts=facts, root=tree, report=lambda _line: None)
     with Registries(read_host_settings({}), patience=Patience(attempts=1)) as registries:
-        lock_base_images(
-            rows,
-            facts,
-            registries,
-            tree,
-            report=lambda _line: None,
-            upgrade=True,
-            system=frozenset({suite}),
-        )
+        lock_base_images(run, registries, upgrade=True, system=frozenset({suite}))
     assert load(tree).digest_by_image[there] == (DIGEST if suite == "bookworm" else old)
 
 

@@ -21,10 +21,10 @@ from trainworks.extend.constraints import (
 )
 from trainworks.extend.plan import (
     EntryPoint,
+    ExtensionPlan,
     check_names,
     check_packages,
     find_entry_point,
-    make_extension,
 )
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.facts.rows import Facts, SourceFile
@@ -189,7 +189,7 @@ MOVE = Move(name="fsspec", old="2026.9.0", new="2024.9.0")
 
 
 def test_what_moved_is_promised_once() -> None:
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1",
         base=MOVED,
         lock=ExtensionLock(pins=f"fsspec==2024.9.0{HASH}"),
@@ -299,20 +299,20 @@ SCRIPT = EntryPoint(kind="script", name="train.py", file="train.py")
 
 
 def test_an_image_of_ours_gets_only_what_it_lacks() -> None:
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1", base=OURS, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT
     )
     assert plan.path_has_code
     assert plan.environment == {"SAGEMAKER_PROGRAM": "train.py"}
     again = replace(OURS, environment={**OURS.environment, "SAGEMAKER_PROGRAM": "train.py"})
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1", base=again, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT
     )
     assert plan.environment == {}
 
 
 def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -> None:
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1",
         base=FOREIGN,
         lock=ExtensionLock(pins=f"six==1{HASH}"),
@@ -334,7 +334,7 @@ def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -
 def test_debian_packages_are_checked_and_labelled() -> None:
     assert check_packages(("g++", "libgl1")) == []
     assert "--apt '-y' is not the name of a Debian package" in check_packages(("-y",))
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1",
         base=OURS,
         lock=ExtensionLock(),
@@ -348,7 +348,7 @@ def test_debian_packages_are_checked_and_labelled() -> None:
 
 
 def test_the_project_itself_is_not_imported() -> None:
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag="my/train:1",
         base=OURS,
         lock=ExtensionLock(pins=f"six==1{HASH}", local={"mine": "1"}, project="mine"),
@@ -369,7 +369,7 @@ def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_ca
     inherited = replace(OURS, labels={label: "sha256:" + "1" * 64})
     known = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
     for base, expected in ((OURS, None), (inherited, ""), (known, "sha256:" + "2" * 64)):
-        plan = make_extension(
+        plan = ExtensionPlan(
             tag="my/train:1", base=base, lock=ExtensionLock(), files=CODE, entry_point=None
         )
         assert plan.labels.get(label) == expected

@@ -15,7 +15,12 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 
 from image.here import Here
-from trainworks.attestation.components import BillOfMaterials, target_bill
+from trainworks.attestation.components import (
+    BillOfMaterials,
+    LauncherRelease,
+    TargetBuild,
+    target_bill,
+)
 from trainworks.attestation.prove import PROVENANCE_FILE, texts_of
 from trainworks.attestation.provenance import Builder, Checkout, provenance
 from trainworks.engine.protocol import BuiltImage, EngineInformation
@@ -223,32 +228,17 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         environment={},
         digests=(),
     )
-    bill = replace(
-        target_bill(
-            plan,
-            rendering,
-            image,
-            found,
-            base_identifier="sha256:" + "6" * 64,
-            launcher_version="0.1.0",
-            launcher_license="Apache-2.0",
-        ),
-        address=address,
-    )
+    build = TargetBuild(request=request, plan=plan, rendering=rendering)
+    launcher = LauncherRelease(version="0.1.0", license="Apache-2.0")
+    base_identifier = "sha256:" + "6" * 64
+    bill = target_bill(build, image, found, base_identifier=base_identifier, launcher=launcher)
+    bill = replace(bill, address=address)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
         bill=bill,
         write=lambda: texts_of(
             bill,
-            lambda documents: provenance(
-                plan,
-                request,
-                rendering,
-                bill,
-                checkout=checkout,
-                builder=BUILDER,
-                documents=documents,
-            ),
+            lambda run: provenance(build, bill, checkout=checkout, run=run),
             builder=BUILDER,
             time=0,
         ),

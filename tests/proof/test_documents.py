@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from proof.support import BUILDER, Proven, cyclonedx_packages, cyclonedx_problems, read_provenance
-from trainworks.attestation.components import BillOfMaterials, target_bill
+from trainworks.attestation.components import (
+    BillOfMaterials,
+    LauncherRelease,
+    TargetBuild,
+    target_bill,
+)
 from trainworks.attestation.cyclonedx import cyclonedx
 from trainworks.attestation.licenses import python_licenses, spdx_expression
 from trainworks.attestation.prove import _write
@@ -123,21 +128,17 @@ def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMater
 def test_an_image_that_says_no_package_is_refused(
     facts: Facts, found: packages.PackagesAnswer
 ) -> None:
-    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    request = Request(framework="pytorch", cuda="cpu")
+    plan = make_plan(request, facts)
+    rendering = Rendering(dockerfile="", files=(), stage_components={})
+    build = TargetBuild(request=request, plan=plan, rendering=rendering)
+    launcher = LauncherRelease(version="1", license="MIT")
     image = BuiltImage(
         reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={}
     )
     silent: packages.PackagesAnswer = {**found, "system": []}
     with pytest.raises(ProofError, match="cannot list its packages"):
-        target_bill(
-            plan,
-            Rendering(dockerfile="", files=(), stage_components={}),
-            image,
-            silent,
-            base_identifier="",
-            launcher_version="1",
-            launcher_license="MIT",
-        )
+        target_bill(build, image, silent, base_identifier="", launcher=launcher)
 
 
 def test_packages_of_rpm() -> None:

@@ -21,10 +21,10 @@ from proof.support import (
 )
 from trainworks.attestation.components import ListedComponent, extension_bill, package_components
 from trainworks.attestation.prove import texts_of
-from trainworks.attestation.provenance import Checkout, Documents, extension_provenance
+from trainworks.attestation.provenance import Checkout, RunDetails, extension_provenance
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
-from trainworks.extend.plan import EntryPoint, make_extension
+from trainworks.extend.plan import EntryPoint, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest.probe import packages
@@ -53,7 +53,7 @@ BASE = ExtendedBase(
     environment={},
     distributions=(),
 )
-PLAN = make_extension(
+PLAN = ExtensionPlan(
     tag="my/train:1",
     base=BASE,
     lock=ExtensionLock(pins=LOCK),
@@ -73,10 +73,8 @@ def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) 
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
-    def predicate(documents: Documents) -> dict[str, object]:
-        return extension_provenance(
-            PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
-        )
+    def predicate(run: RunDetails) -> dict[str, object]:
+        return extension_provenance(PLAN, rendering, bill, checkout=checkout, run=run)
 
     return Proven(bill=bill, write=lambda: texts_of(bill, predicate, builder=BUILDER, time=0))
 

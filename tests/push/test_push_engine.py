@@ -29,7 +29,7 @@ from push.hostile import Hostile, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, RegistryServer, docker_configuration
 from trainworks.attestation.prove import pushed_address
 from trainworks.cli import main
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ProofError, RegistryError, UnknownNameError
@@ -38,7 +38,7 @@ from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.registry.names import Tags, tags_for
 from trainworks.registry.protocol import Patience
-from trainworks.registry.push import SENT, Pushed, push_image
+from trainworks.registry.push import SENT, Pushed, PushRequest, push_image
 from trainworks.registry.tags import claim_tag
 from trainworks.registry.tools import Registries
 from trainworks_testing.certificates import Authority
@@ -191,7 +191,12 @@ def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(
     with patient as mine:
         engine = engine_that_answers(name)
         (done,) = push_image(
-            engine, image, [f"{hostile.host}/team/image"], tags_for(image), mine, os.environ
+            engine,
+            PushRequest(
+                reference=image, repositories=[f"{hostile.host}/team/image"], tags=tags_for(image)
+            ),
+            mine,
+            os.environ,
         )
         found = mine.existing(done.repository, done.tags[0])
     hostile.fault = lambda _request: False
@@ -347,14 +352,19 @@ def test_tags_of_a_day_with_two_contents(
                 rootfs,
                 tmp_path / "image.tar",
                 name=reference,
-                environment={"FLAVOUR": flavour},
-                command=("/bin/sh",),
-                created=CREATED,
+                configuration=ImageConfiguration(
+                    created=CREATED, environment={"FLAVOUR": flavour}, command=("/bin/sh",)
+                ),
             )
             engine.load(tmp_path / "image.tar")
             tags = tags_for(reference)
             done.append(
-                push_image(engine, reference, places, tags, registries, os.environ, today=day)
+                push_image(
+                    engine,
+                    PushRequest(reference=reference, repositories=places, tags=tags, today=day),
+                    registries,
+                    os.environ,
+                )
             )
         first, second, again = done
         assert [each.how for each in (*first, *second, *again)] == ["sent", "copied"] * 2 + [
@@ -377,7 +387,12 @@ def test_tags_of_a_day_with_two_contents(
             match=rf"is another image \({first[0].digest}\), and this tag never moves",
         ):
             push_image(
-                engine, reference, places, Tags(fixed=(first[0].tags[0],)), registries, os.environ
+                engine,
+                PushRequest(
+                    reference=reference, repositories=places, tags=Tags(fixed=(first[0].tags[0],))
+                ),
+                registries,
+                os.environ,
             )
         assert digest(first[0].tags[0]) == first[0].digest
     finally:
@@ -411,18 +426,22 @@ def test_one_tag_for_two_architectures(
                 rootfs,
                 tmp_path / "image.tar",
                 name=reference,
-                environment={"NUMBER": str(number)},
-                command=("/bin/sh",),
-                created=CREATED,
-                architecture=architecture,
+                configuration=ImageConfiguration(
+                    created=CREATED,
+                    environment={"NUMBER": str(number)},
+                    command=("/bin/sh",),
+                    architecture=architecture,
+                ),
             )
             engine.load(tmp_path / "image.tar")
             references.append(reference)
             (done,) = push_image(
                 engine,
-                reference,
-                [place],
-                tags_for(reference, shared=[tag]),
+                PushRequest(
+                    reference=reference,
+                    repositories=[place],
+                    tags=tags_for(reference, shared=[tag]),
+                ),
                 registries,
                 os.environ,
             )
@@ -433,7 +452,12 @@ def test_one_tag_for_two_architectures(
         registries.put(place, "single", registries.existing(place, done.digest))
         tags = tags_for(references[0], shared=["single"])
         with pytest.raises(RegistryError, match="is an image of one architecture"):
-            push_image(engine, references[0], [place], tags, registries, os.environ)
+            push_image(
+                engine,
+                PushRequest(reference=references[0], repositories=[place], tags=tags),
+                registries,
+                os.environ,
+            )
         both = f"{place}:{tag}"
         newest: dict[Architecture, str] = {"amd64": "0", "arm64": "2"}
         own = next(newest[each] for each in newest if MACHINES[each] == platform.machine())
@@ -479,9 +503,7 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
                 rootfs,
                 context / "base.tar",
                 name=f"{reference}-base",
-                environment={},
-                command=(),
-                created=CREATED,
+                configuration=ImageConfiguration(created=CREATED),
             )
             engine.load(context / "base.tar")
             (context / "Dockerfile").write_text(f"FROM {reference}-base\nCOPY image /image\n")
@@ -489,7 +511,12 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
                 name="image", context=context, tags=(reference,), labels={"same": "labels"}
             )
             images.append(engine.build(request, lambda _event: None))
-        push_image(engine, references[0], [place], Tags(moving=("one",)), registries, os.environ)
+        push_image(
+            engine,
+            PushRequest(reference=references[0], repositories=[place], tags=Tags(moving=("one",))),
+            registries,
+            os.environ,
+        )
         address = pushed_address(f"{place}:one", images[0], registries)
         assert address == f"{place}@{registries.existing(place, 'one').digest}"
         with pytest.raises(ProofError, match=f"is another image .*, not {images[1].identifier}"):
@@ -505,9 +532,11 @@ def test_an_image_that_is_not_there(registries: Registries) -> None:
     with pytest.raises(UnknownNameError, match="docker has no image nobody/made-this:1"):
         push_image(
             engine,
-            "nobody/made-this:1",
-            ["127.0.0.1:1/a"],
-            tags_for("nobody/made-this:1"),
+            PushRequest(
+                reference="nobody/made-this:1",
+                repositories=["127.0.0.1:1/a"],
+                tags=tags_for("nobody/made-this:1"),
+            ),
             registries,
             {},
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.extend.cuda_compiler import BARE, Workbench
-from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
+from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource
 from trainworks.extend.render import (
     RECIPES,
     Recipes,
@@ -77,7 +77,7 @@ BENCH = Workbench(
 def plan_of(
     base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False
 ) -> ExtensionPlan:
-    return make_extension(
+    return ExtensionPlan(
         tag="my/train:1",
         base=base,
         lock=ExtensionLock(pins=requirements),

@@ -30,7 +30,7 @@ from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
 from trainworks.imagetest.probe.packages import PackagesAnswer, PythonDistribution, SystemPackage
-from trainworks.plan.model import ImagePlan
+from trainworks.plan.model import ImagePlan, Request
 from trainworks.render.dockerfile import Rendering
 
 LAUNCHER = "launcher/"
@@ -121,29 +121,51 @@ class BillOfMaterials:
         return str(PackageURL("oci", None, last_part, digest, {"repository_url": repository}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetBuild:
+    """The build of a target's image.
+
+    Attributes:
+        request: The target and the choices that the plan was made for.
+        plan: The plan that the image was built from.
+        rendering: The context that the image was built from.
+    """
+
+    request: Request
+    plan: ImagePlan
+    rendering: Rendering
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherRelease:
+    """The version of the launcher in a build context, and the name of its licence."""
+
+    version: str
+    license: str
+
+
 def target_bill(
-    plan: ImagePlan,
-    rendering: Rendering,
+    build: TargetBuild,
     image: BuiltImage,
     packages: PackagesAnswer,
     *,
     base_identifier: str,
-    launcher_version: str,
-    launcher_license: str,
+    launcher: LauncherRelease,
 ) -> BillOfMaterials:
     """Return the bill of materials of a target's image.
 
     Args:
-        plan: The plan that the image was built from.
-        rendering: The context that the image was built from.
+        build: The build of the image.
+        image: The image.
         packages: The packages in the image.
         base_identifier: ``sha256:...`` of the base image's configuration;
             ``""`` if the engine does not have the base image.
-        launcher_version: The version of the launcher in that context.
+        launcher: The launcher in the build's context.
 
     Raises:
         ProofError: The image cannot list its packages.
     """
+    plan = build.plan
     locked = {}
     for step in plan.steps:
         if step.in_image:
@@ -151,7 +173,7 @@ def target_bill(
                 locked[str(canonicalize_name(file.name)), file.version] = file
     components = list(package_components(image.reference, packages, locked))
     components += map(artifact_component, artifacts_of(plan, installed=True))
-    components.append(_launcher(rendering, launcher_version, launcher_license))
+    components.append(_launcher(build.rendering, launcher))
     return BillOfMaterials(
         reference=plan.tags[0],
         sha256=image.identifier.removeprefix("sha256:"),
@@ -479,7 +501,7 @@ def _python(
     )
 
 
-def _launcher(rendering: Rendering, version: str, name: str) -> ListedComponent:
+def _launcher(rendering: Rendering, release: LauncherRelease) -> ListedComponent:
     digest = hashlib.sha256()
     for file in rendering.files:
         if file.path.startswith(LAUNCHER):
@@ -487,9 +509,9 @@ def _launcher(rendering: Rendering, version: str, name: str) -> ListedComponent:
     return ListedComponent(
         kind="launcher",
         name="trainworks-launcher",
-        version=version,
-        purl=str(PackageURL("generic", None, "trainworks-launcher", version)),
-        licenses=(name,),
+        version=release.version,
+        purl=str(PackageURL("generic", None, "trainworks-launcher", release.version)),
+        licenses=(release.license,),
         supplier="trainworks",
         properties=(("files-sha256", digest.hexdigest()),),
     )

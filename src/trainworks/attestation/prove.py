@@ -15,7 +15,7 @@ from trainworks.attestation.components import BillOfMaterials
 from trainworks.attestation.cyclonedx import cyclonedx
 from trainworks.attestation.evidence import EVIDENCE_FILE, MANIFEST, read_record, statement_of
 from trainworks.attestation.options import ProveRequest
-from trainworks.attestation.provenance import LOCAL_BUILDER, Builder, Documents
+from trainworks.attestation.provenance import LOCAL_BUILDER, Builder, RunDetails
 from trainworks.attestation.subject_image import ProvableImage, extended_image, target_image
 from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage
@@ -79,7 +79,7 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         version=metadata.version("trainworks"),
         engine=provable.engine.probe(),
     )
-    texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, time=time)
+    texts = texts_of(bill, partial(provable.provenance, bill), builder=builder, time=time)
     if record:
         texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
     if request.licenses:
@@ -159,7 +159,7 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
 
 def texts_of(
     bill: BillOfMaterials,
-    provenance: Callable[[Documents], Mapping[str, object]],
+    provenance: Callable[[RunDetails], Mapping[str, object]],
     *,
     builder: Builder,
     time: int,
@@ -167,7 +167,7 @@ def texts_of(
     """Return the files of a proof: name to text. The same values give the same texts.
 
     Args:
-        provenance: Returns the predicate of the provenance, given the other
+        provenance: Returns the predicate of the provenance, given the builder, and the other
             files as its by-products.
         builder: The builder that the documents name.
         time: The time of the documents, in seconds since 1970.
@@ -176,7 +176,7 @@ def texts_of(
     text = text_of(document)
     digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
     by_product = {"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest}
-    predicate = provenance((by_product,))
+    predicate = provenance(RunDetails(builder=builder, documents=(by_product,)))
     return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(predicate)}
 
 

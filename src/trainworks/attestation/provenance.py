@@ -6,10 +6,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from trainworks.attestation.components import BillOfMaterials, artifacts_of, python_purl
+from trainworks.attestation.components import (
+    BillOfMaterials,
+    TargetBuild,
+    artifacts_of,
+    python_purl,
+)
 from trainworks.engine.protocol import EngineInformation
 from trainworks.extend.plan import ExtensionPlan
-from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering
 from trainworks.render.inputs import inputs_of
 
@@ -62,23 +67,31 @@ class Builder:
     engine: EngineInformation
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunDetails:
+    """The part of a provenance that SLSA calls ``runDetails``.
+
+    Attributes:
+        builder: The builder that the document names.
+        documents: The files beside the provenance, as by-products: name, identifier and hash.
+    """
+
+    builder: Builder
+    documents: Documents
+
+
 def provenance(
-    plan: ImagePlan,
-    request: Request,
-    rendering: Rendering,
-    bill: BillOfMaterials,
-    *,
-    checkout: Checkout,
-    builder: Builder,
-    documents: Documents,
+    build: TargetBuild, bill: BillOfMaterials, *, checkout: Checkout, run: RunDetails
 ) -> dict[str, object]:
     """Return the predicate of a target's image: the request, the inputs and the builder.
 
     Args:
+        build: The build of the image.
+        bill: The image and its components.
         checkout: The files of this repository that the image was built from.
-        builder: The builder that the document names.
-        documents: The files beside this one, as by-products: name, identifier and hash.
+        run: The builder, and the files beside the document.
     """
+    plan, rendering = build.plan, build.rendering
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     dependencies += _artifacts(plan)
     dependencies += _python_files(plan)
@@ -90,11 +103,11 @@ def provenance(
         parameters["firstUse"] = list(plan.first_use)
     definition = {
         "buildType": BUILD_TYPE,
-        "externalParameters": {"request": asdict(request)},
+        "externalParameters": {"request": asdict(build.request)},
         "internalParameters": parameters,
         "resolvedDependencies": dependencies,
     }
-    return _predicate(definition, builder, documents)
+    return _predicate(definition, run)
 
 
 def extension_provenance(
@@ -103,15 +116,16 @@ def extension_provenance(
     bill: BillOfMaterials,
     *,
     checkout: Checkout,
-    builder: Builder,
-    documents: Documents,
+    run: RunDetails,
 ) -> dict[str, object]:
     """Return the predicate of an extension: its base image, requirements and code.
 
     Args:
+        plan: The plan of the extension.
+        rendering: The context that the image was built from.
+        bill: The image and its components.
         checkout: The files of this repository that the image was built from.
-        builder: The builder that the document names.
-        documents: The files beside this one, as by-products: name, identifier and hash.
+        run: The builder, and the files beside the document.
     """
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.lock.pins:
@@ -137,12 +151,11 @@ def extension_provenance(
         },
         "resolvedDependencies": dependencies,
     }
-    return _predicate(definition, builder, documents)
+    return _predicate(definition, run)
 
 
-def _predicate(
-    definition: Mapping[str, object], builder: Builder, documents: Documents
-) -> dict[str, object]:
+def _predicate(definition: Mapping[str, object], run: RunDetails) -> dict[str, object]:
+    builder = run.builder
     return {
         "buildDefinition": definition,
         "runDetails": {
@@ -153,7 +166,7 @@ def _predicate(
                     builder.engine.name: builder.engine.version,
                 },
             },
-            "byproducts": list(documents),
+            "byproducts": list(run.documents),
         },
     }
 

@@ -12,16 +12,17 @@ from pathlib import Path
 
 from trainworks.attestation.components import (
     BillOfMaterials,
+    LauncherRelease,
     ListedComponent,
+    TargetBuild,
     extension_bill,
     package_components,
     target_bill,
 )
 from trainworks.attestation.options import ProveRequest
 from trainworks.attestation.provenance import (
-    Builder,
     Checkout,
-    Documents,
+    RunDetails,
     extension_provenance,
     provenance,
 )
@@ -36,7 +37,6 @@ from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
 from trainworks.inspect.targets import build_command, find_image
-from trainworks.plan.model import ImagePlan
 from trainworks.plan.names import unknown
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
@@ -73,14 +73,14 @@ class ProvableImage:
         list_contents: Runs the image and returns its bill of materials; raises
             ``ProofError`` if that fails.
         provenance: Returns the predicate of its provenance, given its bill of materials, the
-            builder, and the files beside it as by-products.
+            builder, and the files beside it.
     """
 
     name: str
     engine: Engine
     image: BuiltImage
     list_contents: Callable[[], BillOfMaterials]
-    provenance: Callable[[BillOfMaterials, Builder, Documents], dict[str, object]]
+    provenance: Callable[[BillOfMaterials, RunDetails], dict[str, object]]
 
 
 def target_image(request: ProveRequest, root: Path) -> ProvableImage:
@@ -114,25 +114,16 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         build_request, plan = image_request, make_plan(image_request, facts)
     rendering = render(plan, facts)
     image = _find_image(engine, plan.tags[0], rendering, f"`{build_command(build_request)}`")
+    build = TargetBuild(request=build_request, plan=plan, rendering=rendering)
 
     def list_contents() -> BillOfMaterials:
         packages = _list_packages(engine, plan.tags[0])
-        return _target_bill(plan, rendering, image, packages, engine, root)
+        return _target_bill(build, image, packages, engine, root)
 
-    def predicate(
-        bill: BillOfMaterials, builder: Builder, documents: Documents
-    ) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         locks = (plan.target.name, "artifacts", "base-images")
         checkout = read_checkout(root, [f"images/lock/{name}.toml" for name in locks])
-        return provenance(
-            plan,
-            build_request,
-            rendering,
-            bill,
-            checkout=checkout,
-            builder=builder,
-            documents=documents,
-        )
+        return provenance(build, bill, checkout=checkout, run=run)
 
     return ProvableImage(
         name=plan.target.name,
@@ -163,13 +154,9 @@ def extended_image(
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
         return extension_bill(plan, image, _list_packages(engine, plan.tag), inherited)
 
-    def predicate(
-        bill: BillOfMaterials, builder: Builder, documents: Documents
-    ) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
-        return extension_provenance(
-            plan, rendering, bill, checkout=checkout, builder=builder, documents=documents
-        )
+        return extension_provenance(plan, rendering, bill, checkout=checkout, run=run)
 
     return ProvableImage(
         name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate
@@ -202,24 +189,13 @@ def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
 
 
 def _target_bill(
-    plan: ImagePlan,
-    rendering: Rendering,
-    image: BuiltImage,
-    packages: PackagesAnswer,
-    engine: Engine,
-    root: Path,
+    build: TargetBuild, image: BuiltImage, packages: PackagesAnswer, engine: Engine, root: Path
 ) -> BillOfMaterials:
-    launcher = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
-    base = engine.inspect(plan.image)
-    return target_bill(
-        plan,
-        rendering,
-        image,
-        packages,
-        base_identifier=base.identifier if base else "",
-        launcher_version=launcher["version"],
-        launcher_license=launcher["license"],
-    )
+    project = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
+    launcher = LauncherRelease(version=project["version"], license=project["license"])
+    base = engine.inspect(build.plan.image)
+    base_identifier = base.identifier if base else ""
+    return target_bill(build, image, packages, base_identifier=base_identifier, launcher=launcher)
 
 
 def _base_components(
@@ -239,7 +215,8 @@ def _base_components(
         plan = make_plan(request, facts)
         rendering = render(plan, facts)
         if image.labels.get(INPUTS_LABEL) == rendering.digest:
-            return _target_bill(plan, rendering, image, packages, engine, root).components
+            build = TargetBuild(request=request, plan=plan, rendering=rendering)
+            return _target_bill(build, image, packages, engine, root).components
     say(
         f"  {reference} was not built from this checkout as it is now: the bill of materials has no"
         " hashes of its files"

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import requests
 
-from trainworks.build.base import OwnBase, ensure_base, own_base, pull_base
+from trainworks.build.base import ensure_base, pull_base
 from trainworks.engine import read_files
 from trainworks.engine.protocol import BuildRequest, Engine, Secret
 from trainworks.engine.temporary_folders import private_folder
@@ -26,6 +26,7 @@ from trainworks.errors import CompatibilityError, HostError, LockError
 from trainworks.facts.rows import MACHINES, Facts
 from trainworks.host.foreign_apt import FOLDER, ForeignDebian
 from trainworks.host.settings import HostSettings
+from trainworks.plan.own_base import OwnBase, own_base
 from trainworks.plan.resolve import plan_row, without_pulled_bases
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.progress import DISPLAY

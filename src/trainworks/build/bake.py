@@ -15,7 +15,7 @@ from trainworks.build.matrix import PlannedTarget
 from trainworks.build.session import BuildSession
 from trainworks.build.target import image_spec
 from trainworks.errors import LockError, OutputError
-from trainworks.inputs.source_code import download_missing
+from trainworks.inputs.source_code import SourceSupply, download_missing
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan
 from trainworks.render.bake import SECRET, bake, bake_name
@@ -74,8 +74,9 @@ def write_bake(
         chosen.append((target.plan, spec))
     if not chosen:
         raise LockError("no target is left: all of them have inputs that are not locked")
+    supply = SourceSupply(places=session.places, settings=session.settings, mirror=mirror)
     for plan, _ in chosen:
-        download_missing(plan, session.places, session.settings, session.facts, mirror=mirror)
+        download_missing(plan, session.facts, supply)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _, spec in chosen:

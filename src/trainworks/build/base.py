@@ -9,44 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
 from trainworks.build.context import one_at_a_time
 from trainworks.engine.protocol import Engine
 from trainworks.engine.temporary_folders import private_folder
-from trainworks.facts.rows import Base, LockedArchive
 from trainworks.host.settings import HostSettings
-from trainworks.plan.model import ImagePlan, Origin
+from trainworks.plan.own_base import OwnBase
 from trainworks.terminal.build_progress import BuildProgress
 
 PULL_SECONDS = 300.0
 """How long a pull of a base image may take before it is bootstrapped instead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnBase:
-    """A base image that has its name from this project.
-
-    Attributes:
-        row: Its row; with the digest, where it is pulled by one.
-        name: Its name in the engine.
-        origin: Where it comes from.
-        states: The locked states of the archive that it, and what is installed on it, comes from.
-    """
-
-    row: Base
-    name: str
-    origin: Origin
-    states: tuple[LockedArchive, ...] = ()
-
-
-def own_base(plan: ImagePlan) -> OwnBase | None:
-    """Return the base of a plan, ``None`` for one that the engine itself pulls
-    by the digest in its FROM.
-    """
-    if not plan.origin:
-        return None
-    return OwnBase(row=plan.base, name=plan.image, origin=plan.origin, states=plan.archives)
 
 
 def pull_base(
@@ -120,6 +92,6 @@ def _bootstrap(
             if progress.verbose:
                 progress.line(f"  {'base':<20} {line}")
 
-        bootstrap(base.row, base.name, archive, settings, note, states=base.states)
+        bootstrap(base, archive, settings, note)
         engine.load(archive)
     progress.line(f"  {'base':<20} {time.monotonic() - started:6.1f} s  {base.name}")

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from trainworks.build.base import OwnBase, ensure_base
+from trainworks.build.base import ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
 from trainworks.build.layer_audit import layers_of
 from trainworks.build.options import BuildOptions
@@ -36,6 +36,7 @@ from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
+from trainworks.plan.own_base import OwnBase
 from trainworks.render.dockerfile import (
     ARCHIVES_LABEL,
     BASE_LABEL,
@@ -161,6 +162,19 @@ class ImageResult:
         return values
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """The report of an image's checks, besides the lines of those that fail.
+
+    Attributes:
+        junit: The file for the results as JUnit XML; ``None`` for no file.
+        every_line: Whether checks that pass get a line, too.
+    """
+
+    junit: Path | None
+    every_line: bool
+
+
 def build_image(
     spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress | None = None
 ) -> ImageResult:
@@ -206,9 +220,8 @@ def build_image(
     if options.until == "test":
         if not options.test_again:
             checked = _passed_before(spec, image, engine)
-        checked = checked or test_image(
-            spec, image, engine, junit=options.junit, every_line=options.verbose, whole=True
-        )
+        report = CheckReport(junit=options.junit, every_line=options.verbose)
+        checked = checked or test_image(spec, image, engine, report=report, whole=True)
     return ImageResult(
         image=image,
         engine=engine,
@@ -391,13 +404,7 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
 
 
 def test_image(
-    spec: ImageSpec,
-    image: BuiltImage,
-    engine: Engine,
-    *,
-    junit: Path | None,
-    every_line: bool,
-    whole: bool,
+    spec: ImageSpec, image: BuiltImage, engine: Engine, *, report: CheckReport, whole: bool
 ) -> PassedChecks:
     """Run the checks of an image: a line for each failure at once, and a line with the numbers.
 
@@ -405,34 +412,33 @@ def test_image(
         spec: The specification of the image.
         image: The image.
         engine: The engine that has it.
-        junit: File that gets the results as JUnit XML; ``None`` for no file.
-        every_line: Whether checks that pass get a line, too.
+        report: The lines and the file for the results.
         whole: Whether these are all checks of the image: if they pass, later builds skip them
             for this image's identifier.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
+    from trainworks.imagetest.test_promises import ImageUnderTest
 
+    subject = ImageUnderTest(
+        engine=engine,
+        image=image,
+        checks=spec.checks,
+        forbidden=spec.forbidden,
+        base=spec.extends,
+        isolated=spec.isolated,
+        makers=spec.makers,
+    )
     width = component_width(spec.checks)
     with DISPLAY.task("checking", len(set(spec.checks)), "checks", log=False) as task:
 
-        def report(outcome: CheckResult) -> None:
-            if every_line or not outcome.passed:
+        def show(outcome: CheckResult) -> None:
+            if report.every_line or not outcome.passed:
                 say(line(outcome, width=width))
             task.note = outcome.component
             task.advance()
 
-        results = run_checks(
-            engine,
-            image,
-            spec.checks,
-            forbidden=spec.forbidden,
-            base=spec.extends,
-            isolated=spec.isolated,
-            makers=spec.makers,
-            report=report,
-            junit=junit,
-        )
+        results = run_checks(subject, report=show, junit=report.junit)
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
     passed = PassedChecks(results=results, when=now())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainworks.build.image import ImageResult, test_image
+from trainworks.build.image import CheckReport, ImageResult, test_image
 from trainworks.build.layer_audit import compare_layers
 from trainworks.build.passed_checks import now
 from trainworks.build.session import BuildSession
@@ -28,15 +28,27 @@ from trainworks.render.dockerfile import INPUTS_LABEL, render
 from trainworks.terminal.output import say
 
 
-def check_image(
-    name: str,
-    session: BuildSession,
-    *,
-    engine_name: str | None,
-    junit: Path | None,
-    static: bool = False,
-    without_plan: bool = False,
-) -> ImageResult:
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """An image to check, and how.
+
+    Attributes:
+        name: A target, or an image under any name.
+        engine: The name of the engine, or ``None`` for the first that answers.
+        junit: The file for the results as JUnit XML; ``None`` for no file.
+        static: Whether to run only the checks that start no program of the image.
+        without_plan: Whether to check an image that is made from one of ours like
+            one of another maker.
+    """
+
+    name: str
+    engine: str | None
+    junit: Path | None
+    static: bool = False
+    without_plan: bool = False
+
+
+def check_image(check: CheckRequest, session: BuildSession) -> ImageResult:
     """Compare an image with its digests and with its build, and run the image tests on it.
 
     A person who asks wants the bytes to be asked: only a build remembers what an image of one
@@ -48,13 +60,8 @@ def check_image(
     asked without a plan.
 
     Args:
-        name: A target, or an image under any name.
+        check: The image, and how to check it.
         session: The checkout whose recipes say what is promised.
-        engine_name: The engine, or ``None`` for the first that answers.
-        junit: Where to write the results as JUnit XML.
-        static: Whether to ask only what starts no program of the image.
-        without_plan: Whether to ask an image that is made from one of ours like
-            one of another maker.
 
     Raises:
         UnknownNameError: The engine has no such image, or what it should have cannot be known.
@@ -62,16 +69,16 @@ def check_image(
         EngineError, EngineUnavailableError, OutputError: See ``trainworks.errors``.
     """
     facts = session.facts
-    engine = choose(engine_name, report=say)
-    reference = find_image(name, engine, facts)
+    engine = choose(check.engine, report=say)
+    reference = find_image(check.name, engine, facts)
     image = image_in(engine, reference)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
     if named is None and image.labels.get(INPUTS_LABEL):
         named = image_named(_name_inside(image, engine), facts)
     request = request_of(named.row, named.variant, facts) if named else None
-    if named is None or without_plan:
-        if junit is not None:
+    if named is None or check.without_plan:
+        if check.junit is not None:
             raise UnknownNameError(
                 f"{reference} is no image of build.py: it has no promises for JUnit XML",
                 hint="`--format json` has what was found",
@@ -107,7 +114,7 @@ def check_image(
             " what changed since may fail"
         )
     # Labels can be forged, so an image that is ours by its labels runs isolated, or not at all.
-    obstacle = engine.isolates()
+    static, obstacle = check.static, engine.isolates()
     if obstacle and not static:
         say(
             "only its files are checked, no program of it is run:"
@@ -116,9 +123,10 @@ def check_image(
         static = True
     spec = replace(image_spec(plan, rendering, session), isolated="job")
     if static:
-        static_checks = [check for check in spec.checks if not isinstance(check, PROGRAMS)]
+        static_checks = [row for row in spec.checks if not isinstance(row, PROGRAMS)]
         spec = replace(spec, checks=tuple(static_checks))
-    test_run = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
+    report = CheckReport(junit=check.junit, every_line=True)
+    test_run = test_image(spec, image, engine, report=report, whole=not static)
     return ImageResult(
         image=image,
         engine=engine,

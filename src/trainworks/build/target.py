@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainworks.build.base import own_base, pull_base
+from trainworks.build.base import pull_base
 from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
 from trainworks.build.image import ImageResult, ImageSpec, build_image, unchanged_image
 from trainworks.build.options import BuildOrder, PushOrder
@@ -18,11 +18,12 @@ from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.makers import MakersLists
 from trainworks.inputs.mirror import check_mirror
-from trainworks.inputs.source_code import describe_left_out, reachable_plan
+from trainworks.inputs.source_code import SourceSupply, describe_left_out, reachable_plan
 from trainworks.inputs.sources import Unreachable
 from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.own_base import own_base
 from trainworks.plan.resolve import make_plan, without_pulled_bases
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.build_progress import BuildProgress
@@ -107,17 +108,11 @@ def _with_sources(
 
     Return the plan of the possible image, and the sources that were left out.
     """
+    supply = SourceSupply(places=session.places, settings=session.settings, mirror=order.mirror)
+    strict = order.strict or order.record or order.push is not None
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
-        plan, left_out = reachable_plan(
-            request,
-            plan,
-            session.facts,
-            session.places,
-            session.settings,
-            strict=order.strict or order.record or order.push is not None,
-            mirror=order.mirror,
-        )
+        plan, left_out = reachable_plan(request, plan, session.facts, supply, strict=strict)
     if left_out:
         say(describe_left_out(plan, left_out))
     return plan, left_out
@@ -165,13 +160,12 @@ def _push(
     reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
 ) -> tuple[list[dict[str, object]], str]:
     from trainworks.registry.names import tags_for
-    from trainworks.registry.push import push_image, report_of, say_tags, text_of
+    from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
 
     tags = tags_for(reference, order.fixed_tags, order.moving_tags)
+    request = PushRequest(reference=reference, repositories=order.repositories, tags=tags)
     with Registries(settings, report=say) as registries:
-        pushed = push_image(
-            result.engine, reference, order.repositories, tags, registries, os.environ
-        )
+        pushed = push_image(result.engine, request, registries, os.environ)
     say_tags(pushed)
     return report_of(pushed), text_of(pushed)

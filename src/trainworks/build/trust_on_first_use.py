@@ -11,7 +11,7 @@ from trainworks.facts.data import writable_root
 from trainworks.facts.load import load
 from trainworks.host.cache import cache_folder
 from trainworks.host.downloads import Client
-from trainworks.inputs.lock_artifacts import lock_artifacts, lock_base_images
+from trainworks.inputs.lock_artifacts import LockRun, lock_artifacts, lock_base_images
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import row_named
@@ -49,15 +49,12 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
         return replace(session, mirror=mirror) if folder.is_dir() else session
     writable_root(session.root, "`--trust-first-use`")
     rows = (row_named(plan.target.name, session.facts),)
+    run = LockRun(rows=rows, facts=session.facts, root=session.root, report=say)
     fetching = Fetching()
     with Client(session.settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems = lock_artifacts(
-            rows, session.facts, client, session.root, mirror=folder, report=say, missing=True
-        )
+        problems = lock_artifacts(run, client, mirror=folder, missing=True)
     with Registries(session.settings, report=say, patience=Patience(attempts=3)) as registries:
-        problems += lock_base_images(
-            rows, session.facts, registries, session.root, report=say, missing=True
-        )
+        problems += lock_base_images(run, registries, missing=True)
     facts = load(session.root)
     for url, row in facts.locked_artifact_by_url.items():
         if url not in session.facts.locked_artifact_by_url:

@@ -1,7 +1,7 @@
 """Describe a command: its options, and a help with examples, exit statuses and the next command.
 
-A ``Grammar`` is an ``argparse`` parser that keeps this description as data, for ``--help``,
-``build.py help --format json`` and the tests that run the examples.
+A ``Grammar`` is an ``argparse`` parser with the command's ``Manual``, for ``--help``, ``build.py
+help --format json`` and the tests that run the examples.
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ unknown names.
 """
 
 
-class Grammar(argparse.ArgumentParser):
-    """The command line of one command.
+@dataclass(frozen=True, kw_only=True)
+class Manual:
+    """The manual of one command, besides its options.
 
-    Args:
+    Attributes:
         command: The command's name.
         summary: The effect in one line of a list, in the imperative.
         details: The effect in a few sentences.
@@ -118,43 +119,50 @@ class Grammar(argparse.ArgumentParser):
         see_also: Commands (``push``) and pages (``docs/ship.md``).
         usage: The usage line; default: the required words and ``[options]``.
         program: The program in the usage line; default: ``build.py COMMAND``.
-        check: Checks the values of the words.
     """
 
-    def __init__(
-        self,
-        command: str,
-        *,
-        summary: str,
-        details: str,
-        examples: Sequence[Example],
-        result: str,
-        done: str = "done",
-        fails: Sequence[type[TrainworksError]] = (),
-        reads: Sequence[Source] = (),
-        see_also: Sequence[str] = (),
-        usage: str | None = None,
-        program: str = "",
-        check: Check = lambda _options, _root: (),
-    ) -> None:
-        """Make a grammar with ``--help`` and ``--root``."""
+    command: str
+    summary: str
+    details: str
+    examples: tuple[Example, ...]
+    result: str
+    done: str = "done"
+    fails: tuple[type[TrainworksError], ...] = ()
+    reads: tuple[Source, ...] = ()
+    see_also: tuple[str, ...] = ()
+    usage: str | None = None
+    program: str = ""
+
+    @property
+    def exit_statuses(self) -> tuple[tuple[int, str], ...]:
+        """The exit statuses of the command with their meanings, the lowest first."""
+        return _exit_statuses(self.done, self.fails)
+
+
+class Grammar(argparse.ArgumentParser):
+    """The command line of one command.
+
+    Attributes:
+        manual: The manual of the command.
+    """
+
+    def __init__(self, manual: Manual, *, check: Check = lambda _options, _root: ()) -> None:
+        """Make a grammar with ``--help`` and ``--root``.
+
+        Args:
+            manual: The manual of the command.
+            check: Checks the values of the words; default: every value is right.
+        """
         super().__init__(
-            prog=program or f"build.py {command}",
-            usage=usage,
+            prog=manual.program or f"build.py {manual.command}",
+            usage=manual.usage,
             formatter_class=_Formatter,
             allow_abbrev=False,
             add_help=False,
         )
         # From Python 3.14 on argparse writes colours, which are codes of a terminal.
         self.color = False
-        self.command = command
-        self.summary = summary
-        self.details = details
-        self.examples = tuple(examples)
-        self.result = result
-        self.exit_statuses = _exit_statuses(done, fails)
-        self.reads = tuple(reads)
-        self.see_also = tuple(see_also)
+        self.manual = manual
         self._check = check
         self._problems: list[str] = []
         self._parsed: argparse.Namespace | None = None
@@ -196,46 +204,48 @@ class Grammar(argparse.ArgumentParser):
 
     def as_values(self) -> dict[str, Any]:
         """Return everything in the help as values that JSON can write."""
+        manual = self.manual
         return {
-            "command": self.command,
-            "summary": self.summary,
-            "details": self.details,
+            "command": manual.command,
+            "summary": manual.summary,
+            "details": manual.details,
             "usage": self.usage_line(),
             "arguments": self.arguments(),
             "examples": [
                 {"line": example.line, "does": example.does, "needs": example.needs}
-                for example in self.examples
+                for example in manual.examples
             ],
-            "result": self.result,
+            "result": manual.result,
             "exit_statuses": [
-                {"status": status, "meaning": meaning} for status, meaning in self.exit_statuses
+                {"status": status, "meaning": meaning} for status, meaning in manual.exit_statuses
             ],
-            "reads": [asdict(source) for source in self.reads],
-            "see_also": list(self.see_also),
+            "reads": [asdict(source) for source in manual.reads],
+            "see_also": list(manual.see_also),
         }
 
     def format_help(self) -> str:
         """Return the help, as wide as the terminal but at most ``WIDTH`` columns."""
+        manual = self.manual
         width = _width()
         self.usage = self.usage_line()
         examples = [
             f"  {_shell_lines(example.line, width)}\n      {example.does}"
-            for example in self.examples
+            for example in manual.examples
         ]
-        details = _fill(self.details, width)
+        details = _fill(manual.details, width)
         self.description = "\n".join([f"{details}\n\nexamples:", *examples])
 
-        parts = [_fill(f"result: {self.result}", width)]
-        if self.reads:
+        parts = [_fill(f"result: {manual.result}", width)]
+        if manual.reads:
             lines = ["reads:"]
-            for source in self.reads:
+            for source in manual.reads:
                 text = f"  {source.name}: {source.meaning}"
                 lines.append(_fill(text, width, indent="    "))
             parts.append("\n".join(lines))
-        statuses = ", ".join(f"{status} {meaning}" for status, meaning in self.exit_statuses)
+        statuses = ", ".join(f"{status} {meaning}" for status, meaning in manual.exit_statuses)
         parts.append(_fill(f"exit status: {statuses}", width, indent="  "))
-        if self.see_also:
-            parts.append(_fill(f"see also: {', '.join(self.see_also)}", width, indent="  "))
+        if manual.see_also:
+            parts.append(_fill(f"see also: {', '.join(manual.see_also)}", width, indent="  "))
         self.epilog = "\n\n".join(parts)
         return super().format_help()
 
@@ -309,7 +319,7 @@ class Grammar(argparse.ArgumentParser):
     def _fail(self) -> NoReturn:
         problems, self._problems = tuple(dict.fromkeys(self._problems)), []
         raise CommandLineError(
-            problems, hint=f"`python build.py {self.command} --help` shows examples"
+            problems, hint=f"`python build.py {self.manual.command} --help` shows examples"
         )
 
     def _with_known_options(self, words: Sequence[str]) -> list[str]:

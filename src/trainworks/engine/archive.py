@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -29,28 +29,37 @@ _GZIP: Final = b"\x1f\x8b"
 _CAPABILITY: Final = "security.capability"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageConfiguration:
+    """The configuration of an image that is written from a folder.
+
+    Attributes:
+        created: Seconds since 1970, the time of the image and the latest time of a file.
+        environment: The image's environment.
+        command: The image's default command.
+        architecture: The architecture of the image's programs.
+    """
+
+    created: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    architecture: Architecture = "amd64"
+
+
 def write_archive(
-    rootfs: Path,
-    destination: Path,
-    *,
-    name: str,
-    environment: Mapping[str, str],
-    command: tuple[str, ...],
-    created: int,
-    architecture: Architecture = "amd64",
+    rootfs: Path, destination: Path, *, name: str, configuration: ImageConfiguration
 ) -> str:
     """Write an image of one layer from a root file system, byte for byte the
     same for the same files.
 
-    Owners go in as numbers, names are sorted, and times after ``created`` are set to it, so that
-    two bootstraps of one distribution give one image.
+    Owners go in as numbers, names are sorted, and times after the image's own are set to it, so
+    that two bootstraps of one distribution give one image.
 
     Args:
         rootfs: A folder with the files of ``/``; sockets are left out.
         destination: The archive to write; replaced only when the new one is complete.
-        command: The image's default command.
-        created: Seconds since 1970, the time of the image and the latest time of a file.
-        architecture: What its programs run on.
+        name: The image's name, ``REPOSITORY:TAG``.
+        configuration: The image's configuration.
 
     Returns:
         The image's identifier, ``sha256:`` and the hash of its configuration.
@@ -58,6 +67,7 @@ def write_archive(
     Raises:
         OutputError: The folder cannot be read or the archive not written.
     """
+    created = configuration.created
     partial = destination.with_name(f".{destination.name}.{uuid.uuid4().hex[:12]}")
     try:
         try:
@@ -72,20 +82,19 @@ def write_archive(
                 layer.seek(0)
                 difference = hashlib.file_digest(layer, "sha256").hexdigest()
                 moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                configuration = {
-                    "architecture": architecture,
+                variables = [f"{key}={value}" for key, value in configuration.environment.items()]
+                document = {
+                    "architecture": configuration.architecture,
                     "os": "linux",
                     "created": moment,
                     "config": {
-                        "Env": [f"{key}={value}" for key, value in environment.items()],
-                        "Cmd": list(command),
+                        "Env": variables,
+                        "Cmd": list(configuration.command),
                     },
                     "history": [{"created": moment, "created_by": "trainworks: root file system"}],
                     "rootfs": {"type": "layers", "diff_ids": [f"sha256:{difference}"]},
                 }
-                described = json.dumps(
-                    configuration, sort_keys=True, separators=(",", ":")
-                ).encode()
+                described = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
                 identifier = hashlib.sha256(described).hexdigest()
                 layer_name = f"{difference}.tar"
                 manifest = [

@@ -29,7 +29,7 @@ from typing import IO, Any, Final
 from trainworks.engine import isolation, progress, subprocesses
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
-from trainworks.engine.common import PROXIES, build_arguments, run_build
+from trainworks.engine.common import PROXIES, BuildCommand, build_arguments, run_build
 from trainworks.engine.exec_status import MarkedCommand
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.mount_cache_keys import with_content_keys
@@ -41,14 +41,15 @@ from trainworks.engine.protocol import (
     EngineInformation,
     HistoryEntry,
     Isolation,
+    Job,
     Layer,
-    Mount,
     Network,
     Progress,
     Report,
     ignore,
 )
 from trainworks.engine.retry import retry
+from trainworks.engine.subprocesses import Capture
 from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
@@ -102,14 +103,25 @@ class _Store:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ExecutionOptions:
-    """Options of a command in a working container; fields as the arguments of ``execute``."""
+class _Execution:
+    """A command in a working container.
 
-    options: tuple[str, ...]
+    Attributes:
+        command: The program and its arguments.
+        timeout: Seconds after which the command is stopped.
+        split: Whether stdout and stderr are separate; else both are in stdout.
+        isolated: The isolation of the command (``Engine.container``).
+        options: Options of ``buildah run``: mounts and variables.
+        once: Whether a command that has started is never run again, as a job; if buildah loses the
+            end of its output, a line reports that.
+    """
+
+    command: tuple[str, ...]
     timeout: float
-    split: bool
-    job: bool
-    isolated: Isolation
+    split: bool = False
+    isolated: Isolation = ""
+    options: tuple[str, ...] = ()
+    once: bool = False
 
 
 class BuildahEngine:
@@ -315,7 +327,10 @@ class BuildahEngine:
                 argv += _isolation_options(runtime, folder, "asked")
                 argv += [name, "--", "/bin/sh", "-c", ":"]
                 result = subprocesses.run(
-                    self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True
+                    self._argv(*argv),
+                    timeout=_SHORT_CALL,
+                    environment=environment,
+                    capture=Capture(merge=True),
                 )
             if result.status == 0:
                 return ""
@@ -369,45 +384,36 @@ class BuildahEngine:
                 identifier, functools.partial(self.execute, identifier, isolated=isolated)
             )
 
-    def run(
-        self,
-        reference: str,
-        command: tuple[str, ...],
-        *,
-        mounts: tuple[Mount, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-        isolated: Isolation = "",
-    ) -> Completed:
-        """Run the image like a job.
+    def run(self, reference: str, job: Job) -> Completed:
+        """Run a job of an image.
 
         ``buildah run`` ignores the entry point, so it is added to the command.
         """
-        if isolated:
+        if job.isolated:
             self._check_isolation()
         options: list[str] = []
-        for mount in mounts:
+        for mount in job.mounts:
             mode = ":ro" if mount.read_only else ""
             options += ["--volume", f"{mount.source.resolve()}:{mount.target}{mode}"]
-        for name, value in (environment or {}).items():
+        for name, value in job.environment.items():
             options += ["--env", f"{name}={value}"]
         with self._working_container(reference) as (identifier, description):
             configuration = description["OCIv1"].get("config") or {}
             entry_point = configuration.get("Entrypoint") or ()
-            arguments = command or configuration.get("Cmd") or ()
+            arguments = job.command or configuration.get("Cmd") or ()
             full_command = (*entry_point, *arguments)
             if not full_command:
                 raise BuildError(
                     f"{reference} has neither an entry point nor a command, and none was given"
                 )
-            status, output, _ = self.execute(
-                identifier,
-                full_command,
+            execution = _Execution(
+                command=full_command,
+                timeout=job.timeout,
+                isolated=job.isolated,
                 options=tuple(options),
-                timeout=timeout,
-                job=True,
-                isolated=isolated,
+                once=True,
             )
+            status, output, _ = self._execute(identifier, execution)
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def remove(self, reference: str) -> None:
@@ -421,76 +427,74 @@ class BuildahEngine:
         container: str,
         command: tuple[str, ...],
         *,
-        options: tuple[str, ...] = (),
         timeout: float,
         split: bool = False,
-        job: bool = False,
         isolated: Isolation = "",
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr.
 
-        A ``job`` is never run twice; if buildah loses the end of its output, a line reports that.
-
         Args:
+            container: The name of the container.
+            command: The program and its arguments.
+            timeout: Seconds.
             split: Whether stdout and stderr are separate; else both are in stdout.
+            isolated: The isolation of the command (``Engine.container``).
 
         Raises:
             EngineError: buildah could not start the command, or lost its output, three times.
         """
-        how = _ExecutionOptions(
-            options=options, timeout=timeout, split=split, job=job, isolated=isolated
-        )
-        return retry(lambda: self._execute(container, command, how))
+        execution = _Execution(command=command, timeout=timeout, split=split, isolated=isolated)
+        return self._execute(container, execution)
 
-    def _execute(
-        self, container: str, command: tuple[str, ...], how: _ExecutionOptions
-    ) -> tuple[int, bytes, bytes]:
-        marked = MarkedCommand(command=command, job=how.job)
-        limit = isolation.OUTPUT_BYTES if how.isolated else 0
+    def _execute(self, container: str, execution: _Execution) -> tuple[int, bytes, bytes]:
+        return retry(lambda: self._execute_once(container, execution))
+
+    def _execute_once(self, container: str, execution: _Execution) -> tuple[int, bytes, bytes]:
+        marked = MarkedCommand(command=execution.command, job=execution.once)
+        limit = isolation.OUTPUT_BYTES if execution.isolated else 0
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
             options = ["--isolation=chroot"]
-            if how.isolated:
-                options = _isolation_options(self._runtime, folder, how.isolated)
+            if execution.isolated:
+                options = _isolation_options(self._runtime, folder, execution.isolated)
             for name, value in subprocesses.emulation().items():
                 options.append(f"--env={name}={value}")
-            options += how.options
-            execution = subprocesses.run(
+            options += execution.options
+            finished = subprocesses.run(
                 self._argv("run", *options, container, "--", *marked.argv),
-                timeout=how.timeout,
+                timeout=execution.timeout,
                 environment=environment,
-                merge=not how.split,
+                capture=Capture(merge=not execution.split, limit=limit),
                 strays=_with_mounts_of,
-                limit=limit,
             )
-        if execution.over(limit):
-            output = execution.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
+        if finished.over(limit):
+            output = finished.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
             return subprocesses.TOO_MUCH, output, b""
 
-        result = marked.read(execution, split=how.split)
+        result = marked.read(finished, split=execution.split)
         note = b""
-        if execution.timed_out:
-            note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
+        if finished.timed_out:
+            note = f"\n(stopped after {execution.timeout:g} seconds)\n".encode()
         elif not result.is_complete:
-            has_printed = bool(execution.words)
-            has_failed_to_start = result.status is None and execution.status != 0 and has_printed
-            if not how.job or has_failed_to_start:
+            has_printed = bool(finished.words)
+            has_failed_to_start = result.status is None and finished.status != 0 and has_printed
+            if not execution.once or has_failed_to_start:
                 reason = ""
                 if result.status is None:
-                    reason = _first_line(execution)
+                    reason = _first_line(finished)
                 reason = reason or "the end of what it printed was lost"
-                raise self._fault(f"running {command[0]} in a container", reason)
+                raise self._fault(f"running {execution.command[0]} in a container", reason)
             note = b"\n(buildah lost the end of this output)\n"
         output = _EXITS.sub(b"", result.output)
         errors = _EXITS.sub(b"", result.errors)
-        if how.split:
+        if execution.split:
             errors += note
         else:
             output += note
         status = result.status
         if status is None:
-            status = execution.status
+            status = finished.status
         return status, output, errors
 
     def _run_build(
@@ -500,14 +504,10 @@ class BuildahEngine:
         request: BuildRequest,
         receive: Progress,
     ) -> None:
-        built = run_build(
-            argv,
-            progress.BuildahParser(request.stage_components),
-            receive,
-            environment=environment,
-            hint=_HINT,
-            strays=_with_mounts_of,
+        command = BuildCommand(
+            argv=argv, environment=environment, hint=_HINT, strays=_with_mounts_of
         )
+        built = run_build(command, progress.BuildahParser(request.stage_components), receive)
         if built.status == 0:
             return
         last_line = built.lines[-1] if built.lines else ""

@@ -55,16 +55,32 @@ class BuildResult:
     lines: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildCommand:
+    """The command line of an engine that builds an image.
+
+    Attributes:
+        argv: The program and its arguments.
+        environment: The complete environment.
+        hint: What to do if there is no such program.
+        strays: Finds processes of the build's steps that are not in the program's group.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    hint: str
+    strays: subprocesses.Strays = subprocesses.no_strays
+
+
 def run_build(
-    argv: tuple[str, ...],
-    parser: BuildKitParser | BuildahParser,
-    receive: Progress,
-    *,
-    environment: Mapping[str, str],
-    hint: str,
-    strays: subprocesses.Strays = subprocesses.no_strays,
+    command: BuildCommand, parser: BuildKitParser | BuildahParser, receive: Progress
 ) -> BuildResult:
     """Run the engine's program to its end, and hand on each event.
+
+    Args:
+        command: The engine's command line.
+        parser: Reads events from the lines of the program.
+        receive: Takes the events.
 
     Raises:
         EngineUnavailableError: There is no such program; with the hint.
@@ -84,10 +100,12 @@ def run_build(
 
     end_left_children()
     try:
-        status = subprocesses.stream(argv, take, environment=environment, strays=strays)
+        status = subprocesses.stream(
+            command.argv, take, environment=command.environment, strays=command.strays
+        )
     except OSError as error:
         raise EngineUnavailableError(
-            f"cannot run {argv[0]}: {error.strerror}", hint=hint
+            f"cannot run {command.argv[0]}: {error.strerror}", hint=command.hint
         ) from error
     if status == 0:
         hand_on(parser.finish())

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from trainworks.engine import isolation, progress, subprocesses
-from trainworks.engine.archive import layers_of, write_archive
+from trainworks.engine.archive import ImageConfiguration, layers_of, write_archive
 from trainworks.engine.backend import MAKERS, IdleContainer, image_of
-from trainworks.engine.common import PROXIES, build_arguments, run_build
+from trainworks.engine.common import PROXIES, BuildCommand, build_arguments, run_build
 from trainworks.engine.exec_status import MarkedCommand
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.orphans import OWNER, PREFIX, container_name, owner, remove_left_containers
@@ -37,13 +37,14 @@ from trainworks.engine.protocol import (
     EngineInformation,
     HistoryEntry,
     Isolation,
+    Job,
     Layer,
-    Mount,
     Progress,
     Report,
     ignore,
 )
 from trainworks.engine.retry import retry
+from trainworks.engine.subprocesses import SEPARATE, Capture
 from trainworks.engine.temporary_folders import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
@@ -349,7 +350,7 @@ class DockerEngine:
         with private_folder() as folder:
             root, archive = folder / "root", folder / "image.tar"
             root.mkdir()
-            write_archive(root, archive, name=name, environment={}, command=(), created=0)
+            write_archive(root, archive, name=name, configuration=ImageConfiguration(created=0))
             self.load(archive)
         try:
             result = subprocesses.run(
@@ -431,9 +432,8 @@ class DockerEngine:
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int
     ) -> tuple[int, bytes, bytes]:
         marked = MarkedCommand(command=command)
-        execution = self._call(
-            "exec", container, *marked.argv, timeout=timeout, merge=not split, limit=limit
-        )
+        capture = Capture(merge=not split, limit=limit)
+        execution = self._call("exec", container, *marked.argv, timeout=timeout, capture=capture)
         if execution.over(limit):
             self._call("restart", "--time", "0", container)
             output = execution.output[-_SHOWN_BYTES:] + subprocesses.stopped_after_bytes(limit)
@@ -453,42 +453,33 @@ class DockerEngine:
             reason = "the end of what it printed was lost"
         raise self._fault(f"running {command[0]} in a container", reason)
 
-    def run(
-        self,
-        reference: str,
-        command: tuple[str, ...],
-        *,
-        mounts: tuple[Mount, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-        isolated: Isolation = "",
-    ) -> Completed:
-        """Run the image like a job: its entry point, with ``command`` as arguments."""
+    def run(self, reference: str, job: Job) -> Completed:
+        """Run a job of an image: the image's entry point, with the command as arguments."""
         # The daemon's default log driver may not be readable.
         options = ["--log-driver", "json-file"]
-        if isolated:
+        if job.isolated:
             # The log of an endless output would fill the disk.
             options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}"]
-            options += isolation.docker_options(isolated)
-        for mount in mounts:
+            options += isolation.docker_options(job.isolated)
+        for mount in job.mounts:
             mode = ",readonly" if mount.read_only else ""
             source = mount.source.resolve()
             options += ["--mount", f"type=bind,source={source},target={mount.target}{mode}"]
-        for variable, value in (environment or {}).items():
+        for variable, value in job.environment.items():
             options += ["--env", f"{variable}={value}"]
         with self._temporary(reference) as name:
-            error = self._start(name, *options, reference, *command)
+            error = self._start(name, *options, reference, *job.command)
             if error:
                 return Completed(status=127, output=f"{error}\n")
-            waited = self._call("wait", name, timeout=timeout)
+            waited = self._call("wait", name, timeout=job.timeout)
             if waited.timed_out:
                 self._call("kill", name)
             elif waited.status:
                 raise self._fault(f"running {reference}", waited.words)
-            logs = self._call("logs", name, merge=True)
+            logs = self._call("logs", name, capture=Capture(merge=True))
         output = logs.output.decode(errors="replace")
         if waited.timed_out:
-            note = f"\n(stopped after {timeout:g} seconds)\n"
+            note = f"\n(stopped after {job.timeout:g} seconds)\n"
             return Completed(status=waited.status, output=output + note)
         return Completed(status=int(waited.output), output=output)
 
@@ -500,13 +491,9 @@ class DockerEngine:
             self._client().images.remove(reference)
 
     def _run_build(self, argv: tuple[str, ...], request: BuildRequest, receive: Progress) -> None:
-        built = run_build(
-            argv,
-            progress.BuildKitParser(request.stage_components),
-            receive,
-            environment=self._environment(request.arguments),
-            hint=_HINT,
-        )
+        environment = self._environment(request.arguments)
+        command = BuildCommand(argv=argv, environment=environment, hint=_HINT)
+        built = run_build(command, progress.BuildKitParser(request.stage_components), receive)
         if built.status == 0:
             return
         step = built.log.failed
@@ -696,12 +683,12 @@ class DockerEngine:
         return image
 
     def _call(
-        self, *words: str, timeout: float = _SHORT_CALL, merge: bool = False, limit: int = 0
+        self, *words: str, timeout: float = _SHORT_CALL, capture: Capture = SEPARATE
     ) -> subprocesses.Finished:
         """Run the command line."""
         argv = (self.probe().program, *words)
         return subprocesses.run(
-            argv, timeout=timeout, environment=self._environment({}), merge=merge, limit=limit
+            argv, timeout=timeout, environment=self._environment({}), capture=capture
         )
 
     def _fault(self, doing: str, words: str) -> EngineError | EngineUnavailableError | OutputError:

@@ -183,6 +183,25 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run of an image: its command, and the things that the run sees besides the image.
+
+    Attributes:
+        command: Arguments of the image's entry point; ``()``: those that the image has.
+        mounts: Folders and files of this machine.
+        environment: Variables, besides those of the image.
+        timeout: Seconds after which the run is killed.
+        isolated: Whether the programs are another maker's, as of ``Engine.container``.
+    """
+
+    command: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 600.0
+    isolated: Isolation = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completed:
     """The result of a command: exit status, and stdout and stderr in order of arrival."""
 
@@ -341,23 +360,11 @@ class Engine(Protocol):
                 ``isolates`` says why that cannot be.
         """
 
-    def run(
-        self,
-        reference: str,
-        command: tuple[str, ...],
-        *,
-        mounts: tuple[Mount, ...] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float = 600.0,
-        isolated: Isolation = "",
-    ) -> Completed:
-        """Run the image like a job: its entry point, with ``command`` as arguments.
+    def run(self, reference: str, job: Job) -> Completed:
+        """Run a job of an image: the image's entry point, with the command as arguments.
 
         After a time-out the job is killed: its status is 124, and the last line
         of its output names the time-out.
-
-        Args:
-            isolated: As of ``container``.
         """
 
     def remove(self, reference: str) -> None:

@@ -410,28 +410,48 @@ class Child:
             os.killpg(process.pid, number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """The capture of a command's output.
+
+    Attributes:
+        merge: Whether stdout and stderr are one stream, so that the order of lines is kept.
+        limit: Bytes of each stream after which reading ends, so that the command fails writing;
+            0: no limit.
+    """
+
+    merge: bool = False
+    limit: int = 0
+
+
+SEPARATE: Final = Capture()
+"""Reads all of stdout and of stderr."""
+
+
 def run(
     argv: tuple[str, ...],
     *,
     timeout: float,
     environment: Mapping[str, str] | None = None,
-    merge: bool = False,
+    capture: Capture = SEPARATE,
     strays: Strays = no_strays,
-    limit: int = 0,
 ) -> Finished:
     """Run a command to its end, or stop it after a time-out, and return its output.
 
     Args:
-        limit: Bytes of each stream after which reading ends, so that the command fails writing;
-            0: no limit.
+        argv: The program and its arguments.
+        timeout: Seconds.
+        environment: The complete environment; ``None`` is this process's own.
+        capture: The streams that are read, and their limit.
+        strays: As of ``Child``.
 
     Raises:
         OSError: There is no such program.
     """
     texts = [bytearray(), bytearray()]
-    with Child(argv, environment=environment, merge=merge, strays=strays) as child:
+    with Child(argv, environment=environment, merge=capture.merge, strays=strays) as child:
         deadline = time.monotonic() + timeout
-        for number, chunk in child.chunks(timeout, limit):
+        for number, chunk in child.chunks(timeout, capture.limit):
             texts[number] += chunk
         status = child.wait(max(0.0, deadline - time.monotonic()))
         if status is None:

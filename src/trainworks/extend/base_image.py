@@ -20,7 +20,7 @@ from trainworks.facts.rows import Facts
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.imagetest import interpreter
 from trainworks.imagetest.job_files import READ, JobFiles
-from trainworks.imagetest.probe_request import ask_program
+from trainworks.imagetest.probe_request import ProbeProgram, ask_program
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
@@ -28,6 +28,9 @@ PULL_SECONDS = 3600.0
 """Limit for the pull of a base image: those of AWS have many gigabytes."""
 
 INTERPRETER_SECONDS = 300.0
+
+_DESCRIBE_PYTHON = ProbeProgram(modules=("interpreter",), shape=interpreter.Interpreter)
+"""The program that describes the Python of a base."""
 
 _WORD = re.compile(r"[\w./+!~<>=,;* @:\[\]-]*")
 """A valid name, version or path in an answer."""
@@ -139,12 +142,7 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
     try:
         with engine.container(image.reference, isolated=closed(engine)) as container:
             answer = ask_program(
-                container,
-                (python, "-I"),
-                ("interpreter",),
-                {},
-                interpreter.Interpreter,
-                timeout=INTERPRETER_SECONDS,
+                container, (python, "-I"), _DESCRIBE_PYTHON, {}, timeout=INTERPRETER_SECONDS
             )
     except ImageTestError as error:
         raise ExtendError(

@@ -37,7 +37,7 @@ from trainworks.extend.lock import (
     read_lock,
     write_lock,
 )
-from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
+from trainworks.extend.plan import ExtensionPlan, WheelSource
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock, holds
@@ -223,25 +223,25 @@ def plan_extension(
         programs=_programs(),
         uv=b"" if base.uv else Path(uv_program()).read_bytes(),
     )
-    plan = make_extension(
+    plan = ExtensionPlan(
         tag=request.tag,
         base=base,
-        files=inputs.source.files,
+        files=tuple(inputs.source.files),
         entry_point=inputs.entry_point,
-        sources=sources,
-        inputs=inputs.requested.files.values(),
-        apt=inputs.apt,
-        installed=inputs.installed,
+        sources=tuple(sources),
+        inputs=tuple(inputs.requested.files.values()),
+        apt=tuple(inputs.apt),
+        installed=tuple(inputs.installed),
     )
     packages = packages_for(inputs.apt, image, settings, facts, engine)
     sandbox = Sandbox(
-        plan,
-        recipes,
-        bench,
-        engine,
-        settings,
-        request,
-        stack.enter_context(private_folder()),
+        plan=plan,
+        recipes=recipes,
+        bench=bench,
+        engine=engine,
+        settings=settings,
+        options=request,
+        folder=stack.enter_context(private_folder()),
         packages=packages,
         network=request.build_network,
     )

@@ -25,6 +25,7 @@ from trainworks.extend.requirement_inputs import (
     PROJECT,
     PYLOCK,
     UV_LOCK,
+    OptionalDependencies,
     RequestedRequirements,
     is_for_uv,
     is_lock,
@@ -122,8 +123,7 @@ def read_inputs(
     requested = read_requirements(
         file,
         environment,
-        extras=request.extras,
-        groups=request.groups,
+        optional=OptionalDependencies(extras=request.extras, groups=request.groups),
         project=folder / PROJECT if folder is not None and has_pyproject else None,
         forbidden=forbidden,
     )

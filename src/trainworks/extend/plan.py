@@ -127,25 +127,50 @@ class ExtensionPlan:
         lock: The distributions that are installed.
         sources: Sources of wheels.
         inputs: Files of this machine that are installed, such as wheels.
-        apt: Debian packages.
-        files: The code, at paths below the code directory.
+        apt: Debian packages; sorted, each once.
+        files: The code, at paths below the code directory; sorted by them.
         installed: The code's own files that are installed: its requirements, its project file.
         entry_point: ``None`` where the job names it.
-        environment: Variables of the image's environment, besides PATH.
-        labels: Labels of the image.
     """
 
     tag: str
     base: ExtendedBase
-    lock: ExtensionLock
-    sources: tuple[WheelSource, ...]
-    inputs: tuple[SourceFile, ...]
-    apt: tuple[str, ...]
-    files: tuple[SourceFile, ...]
-    installed: tuple[str, ...]
-    entry_point: EntryPoint | None
-    environment: Mapping[str, str]
-    labels: Mapping[str, str]
+    lock: ExtensionLock = NO_LOCK
+    sources: tuple[WheelSource, ...] = ()
+    inputs: tuple[SourceFile, ...] = ()
+    apt: tuple[str, ...] = ()
+    files: tuple[SourceFile, ...] = ()
+    installed: tuple[str, ...] = ()
+    entry_point: EntryPoint | None = None
+
+    def __post_init__(self) -> None:
+        """Sort the packages and the files: their order decides nothing."""
+        object.__setattr__(self, "apt", tuple(sorted(set(self.apt))))
+        files = sorted(self.files, key=lambda file: file.path)
+        object.__setattr__(self, "files", tuple(files))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the image's environment, besides PATH, that the base does not have."""
+        variables = {}
+        if self.base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
+            variables[SUBMIT_DIRECTORY] = CODE_FOLDER
+        program = self.entry_point.name if self.entry_point is not None else None
+        if program is not None and self.base.environment.get(PROGRAM) != program:
+            variables[PROGRAM] = program
+        return variables
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of the image."""
+        base = self.base
+        labels = {BASE_NAME_LABEL: base.reference}
+        if self.apt:
+            labels[APT_LABEL] = " ".join(self.apt)
+        if base.digest or BASE_DIGEST_LABEL in base.labels:
+            # The base's own label, which would be inherited, names what the base was made from.
+            labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
+        return labels
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -247,46 +272,6 @@ def _missing(program: str, files: Mapping[str, bool]) -> str:
     if near:
         return f"no such file: {program}; did you mean {near}?"
     return f"no such file: {program}"
-
-
-def make_extension(
-    *,
-    tag: str,
-    base: ExtendedBase,
-    lock: ExtensionLock = NO_LOCK,
-    files: Iterable[SourceFile] = (),
-    entry_point: EntryPoint | None = None,
-    sources: Iterable[WheelSource] = (),
-    inputs: Iterable[SourceFile] = (),
-    apt: Iterable[str] = (),
-    installed: Iterable[str] = (),
-) -> ExtensionPlan:
-    """Return the plan of an extension; its parts were checked before."""
-    apt = tuple(sorted(set(apt)))
-    environment = {}
-    if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
-        environment[SUBMIT_DIRECTORY] = CODE_FOLDER
-    if entry_point is not None and base.environment.get(PROGRAM) != entry_point.name:
-        environment[PROGRAM] = entry_point.name
-    labels = {BASE_NAME_LABEL: base.reference}
-    if apt:
-        labels[APT_LABEL] = " ".join(apt)
-    if base.digest or BASE_DIGEST_LABEL in base.labels:
-        # The base's own label, which would be inherited, names what the base was made from.
-        labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
-    return ExtensionPlan(
-        tag=tag,
-        base=base,
-        lock=lock,
-        sources=tuple(sources),
-        inputs=tuple(inputs),
-        apt=apt,
-        files=tuple(sorted(files, key=lambda file: file.path)),
-        installed=tuple(installed),
-        entry_point=entry_point,
-        environment=environment,
-        labels=labels,
-    )
 
 
 _INSTALLED = """\

@@ -77,6 +77,22 @@ class Folder:
     marker: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptionalDependencies:
+    """Parts of a project's dependencies that are installed only when they are named.
+
+    Attributes:
+        extras: Extras of the project, or of the lock.
+        groups: Dependency groups of the project, or of the lock.
+    """
+
+    extras: Sequence[str] = ()
+    groups: Sequence[str] = ()
+
+
+NOTHING_OPTIONAL = OptionalDependencies()
+
+
 @dataclass(kw_only=True)
 class RequestedRequirements:
     """The requirements of an extension.
@@ -146,8 +162,7 @@ def read_requirements(
     file: Path | None,
     environment: Mapping[str, str],
     *,
-    extras: Sequence[str] = (),
-    groups: Sequence[str] = (),
+    optional: OptionalDependencies = NOTHING_OPTIONAL,
     project: Path | None = None,
     forbidden: tuple[str, ...] = (),
 ) -> RequestedRequirements:
@@ -156,15 +171,15 @@ def read_requirements(
     Args:
         file: The file; ``None`` for none.
         environment: The process's environment.
-        extras: Extras of the project, or of the lock.
-        groups: Dependency groups of the project, or of the lock.
+        optional: The extras and groups that are installed, too.
         project: The project file of the code, which has the groups where ``file`` is a plain one.
         forbidden: Texts of this machine that must not be in an image.
     """
     requested = RequestedRequirements()
+    groups = optional.groups
     try:
         if file is not None and is_for_uv(file):
-            _give_to_uv(file, extras, groups, requested)
+            _give_to_uv(file, optional, requested)
         elif file is not None:
             _refuse_others(file)
             _read_lines(file, requested, environment, forbidden)
@@ -203,7 +218,7 @@ def _refuse_others(file: Path) -> None:
 
 
 def _give_to_uv(
-    file: Path, extras: Sequence[str], groups: Sequence[str], requested: RequestedRequirements
+    file: Path, optional: OptionalDependencies, requested: RequestedRequirements
 ) -> None:
     """Note a project, a lock or a script. Raises ValueError for a file that uv cannot read."""
     requested.read[file.name] = _text_for_uv(file, requested)
@@ -213,9 +228,9 @@ def _give_to_uv(
         if settings_file.is_file():
             requested.read[settings_file.name] = _text_for_uv(settings_file, requested)
     requested.file = file
-    for name in extras:
+    for name in optional.extras:
         requested.chosen += ["--extra", name]
-    for name in groups:
+    for name in optional.groups:
         requested.chosen += ["--group", name]
 
 

@@ -12,7 +12,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
@@ -82,75 +82,67 @@ class _Project:
     backend_path: list[str]
 
 
+@dataclass(kw_only=True)
 class Sandbox:
-    """The base image as a sandbox for third-party code."""
+    """The base image as a sandbox for third-party code.
 
-    def __init__(
-        self,
-        plan: ExtensionPlan,
-        recipes: Recipes,
-        bench: Workbench,
-        engine: Engine,
-        settings: HostSettings,
-        options: BuildOptions,
-        folder: Path,
-        *,
-        packages: AddFiles,
-        network: bool,
-    ) -> None:
-        """Keep the parts of later builds.
+    Attributes:
+        plan: The extension: its base and Debian packages.
+        recipes: Templates and programs of contexts.
+        bench: The compiler, and the environment of builds.
+        engine: The engine that builds.
+        settings: This machine's settings: steps with a network get the proxies.
+        options: Options of builds; the sandbox writes no context for the user.
+        folder: A private folder.
+        packages: Puts the files of the Debian packages into a context.
+        network: Whether builds of wheels have a network.
+        supply: Gives the wheels that a build requires; default: none.
+    """
 
-        Args:
-            plan: The extension: its base and Debian packages.
-            recipes: Templates and programs of contexts.
-            bench: The compiler, and the environment of builds.
-            engine: The engine that builds.
-            settings: This machine's settings: steps with a network get the proxies.
-            options: Options of builds.
-            folder: A private folder.
-            packages: Puts the files of the Debian packages into a context.
-            network: Whether builds of wheels have a network.
-        """
-        self._plan = plan
-        self._recipes = recipes
-        self._bench = bench
-        self._engine = engine
-        self._settings = settings
-        self._options = replace(options, output=None)
-        self._folder = folder
-        self._packages = packages
-        self._network = network
-        self._progress = BuildProgress(verbose=options.verbose)
-        self._started = False
-        self._built: dict[str, Path] = {}
-        self._building: list[str] = []
-        self.supply: Supply = lambda _requires, _options: []
+    plan: ExtensionPlan
+    recipes: Recipes
+    bench: Workbench
+    engine: Engine
+    settings: HostSettings
+    options: BuildOptions
+    folder: Path
+    packages: AddFiles
+    network: bool
+    supply: Supply = lambda _requires, _options: []
+    _started: bool = field(default=False, init=False)
+    _built: dict[str, Path] = field(default_factory=dict, init=False)
+    _building: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the display of builds."""
+        self.options = replace(self.options, output=None)
+        self._progress = BuildProgress(verbose=self.options.verbose)
 
     @property
     def start(self) -> str:
         """The image that steps begin with; with Debian packages, it is built on first use."""
-        plan = self._plan
-        name = packages_image(plan, self._recipes)
+        plan = self.plan
+        name = packages_image(plan, self.recipes)
         if plan.apt and not self._started:
             spec = ImageSpec(
                 name=plan.tag,
                 tags=(name,),
-                rendering=render_packages(plan, self._recipes),
-                settings=replace(self._settings, proxies={}),
+                rendering=render_packages(plan, self.recipes),
+                settings=replace(self.settings, proxies={}),
                 secrets={},
-                add_files=self._packages,
+                add_files=self.packages,
                 architecture=plan.base.architecture,
                 network="none",
             )
-            build_context(spec, {}, self._engine, self._options, self._progress)
+            build_context(spec, {}, self.engine, self.options, self._progress)
         self._started = True
         return name
 
     def close(self) -> None:
         """Remove the name of the image with Debian packages; the extension has its layers."""
-        name = packages_image(self._plan, self._recipes)
-        if self._plan.apt and self._started:
-            self._engine.remove(name)
+        name = packages_image(self.plan, self.recipes)
+        if self.plan.apt and self._started:
+            self.engine.remove(name)
         self._started = False
 
     def metadata_of(self, folder: Path) -> Message:
@@ -166,8 +158,8 @@ class Sandbox:
         key = self._key_of(source)
         if key in self._built:
             return self._built[key]
-        if self._options.no_cache:
-            folder = self._folder / "built" / key
+        if self.options.no_cache:
+            folder = self.folder / "built" / key
         else:
             folder = cache_folder(os.environ, "built") / key
         wheels = list(folder.glob("*.whl"))
@@ -186,17 +178,17 @@ class Sandbox:
         """Return a digest of everything that a wheel depends on."""
         parts = (
             source.digest,
-            self._plan.base.identifier,
-            self._bench.lines,
-            self._plan.apt,
-            self._network,
+            self.plan.base.identifier,
+            self.bench.lines,
+            self.plan.apt,
+            self.network,
             self._is_whole(source),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _is_whole(self, source: WheelSource) -> bool:
         """Whether a build of a source sees the base's packages."""
-        return not set(_names_of(source)).isdisjoint(self._bench.whole)
+        return not set(_names_of(source)).isdisjoint(self.bench.whole)
 
     def error_of(self, modules: Sequence[str], wheels: Sequence[Path]) -> str:
         """Import modules with these wheels on the base; return the error, or ``""``."""
@@ -218,7 +210,7 @@ class Sandbox:
         is_whole = self._is_whole(source)
         requires = project.requires
         if is_whole:
-            installed = {canonicalize_name(row.name) for row in self._plan.base.distributions}
+            installed = {canonicalize_name(row.name) for row in self.plan.base.distributions}
             requires = [line for line in requires if not _is_installed(line, installed)]
         order = {
             "name": project.name,
@@ -227,9 +219,9 @@ class Sandbox:
             "backend_path": project.backend_path,
             "subdirectory": source.subdirectory,
             "whole": is_whole,
-            "environment": dict(self._bench.variables),
+            "environment": dict(self.bench.variables),
         }
-        locked_tools = self._bench.requirements.splitlines()
+        locked_tools = self.bench.requirements.splitlines()
         tools: list[Path] = []
         if locked_tools:
             tools = self.supply(locked_tools, ("--no-deps",))
@@ -242,7 +234,7 @@ class Sandbox:
                 SourceFile(path="source/source.tar", content=source.archive),
                 SourceFile(path="source/order.json", content=json.dumps(order).encode()),
             ],
-            bench=self._bench,
+            bench=self.bench,
             tools=bool(tools),
             isolated=isolated,
         )
@@ -271,32 +263,32 @@ class Sandbox:
         """Run a step in the base image, and return the files that it wrote, by their names."""
         _ = self.start
         tag = f"trainworks/question:{uuid4().hex[:12]}"
-        settings = replace(self._settings, proxies=_without_logins(self._settings.proxies))
+        settings = replace(self.settings, proxies=_without_logins(self.settings.proxies))
         # Never the host's own network: programs that listen on its loopback trust every local
         # process.
-        has_network = self._network and not step.modules
+        has_network = self.network and not step.modules
         spec = ImageSpec(
-            name=self._plan.tag,
+            name=self.plan.tag,
             tags=(tag,),
-            rendering=render_sandbox_step(self._plan, self._recipes, step),
+            rendering=render_sandbox_step(self.plan, self.recipes, step),
             settings=settings,
             secrets={},
             add_files=add,
-            architecture=self._plan.base.architecture,
+            architecture=self.plan.base.architecture,
             network="default" if has_network else "none",
         )
         try:
-            build_context(spec, {}, self._engine, self._options, self._progress)
+            build_context(spec, {}, self.engine, self.options, self._progress)
             return self._read_output(tag)
         except BuildError as error:
             raise BuildError(error.message, hint=self._advice(step.isolated)) from error
         finally:
-            self._engine.remove(tag)
+            self.engine.remove(tag)
 
     def _read_output(self, tag: str) -> dict[str, bytes]:
         """Return the files of an image's layers by their names."""
         contents = {}
-        with self._engine.layers(tag) as layers:
+        with self.engine.layers(tag) as layers:
             for layer in layers:
                 for member in layer.archive:
                     if not member.isfile():
@@ -316,7 +308,7 @@ class Sandbox:
             isolated: The name of a project that was built without the base's packages; ``""`` for
                 another step.
         """
-        base = self._plan.base
+        base = self.plan.base
         sentences = []
         if isolated:
             sentences.append(
@@ -326,7 +318,7 @@ class Sandbox:
         if not base.compiler:
             advice = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
             sentences.append(f"{base.reference} has no C compiler. If a build needs one: {advice}.")
-        if not self._network:
+        if not self.network:
             sentences.append(
                 "Builds have no network. If a build downloads something: --build-network"
             )

@@ -5,7 +5,8 @@ Failures become our errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainworks.errors import TrainworksError
@@ -13,45 +14,52 @@ from trainworks.errors import TrainworksError
 INSTALL = "pip install 'trainworks[ecr]'"
 
 
-def call(
-    service: str,
-    operation: str,
-    *,
-    region: str | None,
-    place: str,
-    refuse: Callable[[str, str], TrainworksError],
-    missing: str = "",
-    hints: Mapping[str, str] | None = None,
-    **arguments: Any,
-) -> Any:
-    """Return what an operation answers, ``None`` where that is the error ``missing``.
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service of AWS in a region.
+
+    Attributes:
+        name: The name in boto3: ``ecr``.
+        region: The region; ``None``: that of AWS's own configuration.
+        place: The service in messages.
+        refuse: Makes the error of a message and a hint.
+    """
+
+    name: str
+    region: str | None
+    place: str
+    refuse: Callable[[str, str], TrainworksError]
+
+
+def call(service: Service, operation: str, *, missing: str = "", **arguments: Any) -> Any:
+    """Return the answer of an operation, ``None`` where that is the error ``missing``.
 
     Args:
-        service: As boto3 names it: ``ecr``.
-        operation: As boto3 names it: ``describe_repositories``.
-        region: Default: the region of AWS's own configuration.
-        refuse: Makes the error of a message and a hint.
-        missing: The code of an error that is an answer.
-        hints: What to do about other errors, by their codes; default: what they
-            mostly come from, a missing permission.
+        service: The service.
+        operation: The operation in boto3: ``describe_repositories``.
+        missing: The code of an error that is an answer; ``""``: none is.
+        arguments: The arguments of the operation.
+
+    Raises:
+        TrainworksError: AWS refuses, or cannot be asked; as ``service.refuse`` makes it.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, ParamValidationError
 
+    place, refuse = service.place, service.refuse
     action = "".join(word.title() for word in operation.split("_"))
     try:
-        client = boto3.client(service, region_name=region)
+        client = boto3.client(service.name, region_name=service.region)
         return getattr(client, operation)(**arguments)
     except ClientError as error:
         code = str(error.response["Error"]["Code"])
         if missing and code == missing:
             return None
         words = str(error.response["Error"].get("Message", ""))
-        needed = (
-            f"the IAM identity needs {service}:{action};"
+        hint = (
+            f"the IAM identity needs {service.name}:{action};"
             " `aws sts get-caller-identity` says who it is"
         )
-        hint = (hints or {}).get(code, needed)
         if "expired" in f"{code} {words}".lower():
             hint = (
                 "AWS's session has ended: log in again (`aws sso login`,"

@@ -12,17 +12,18 @@ import contextlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from trainworks.engine.archive import write_archive
+from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.subprocesses import own_environment, stream
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import HostError
-from trainworks.facts.rows import MACHINES, Base, LockedArchive
+from trainworks.facts.rows import MACHINES
 from trainworks.host.apt import apt_configuration, sources_for
 from trainworks.host.archives import RECORD, line_of, state_of
 from trainworks.host.settings import HostSettings
+from trainworks.plan.own_base import OwnBase
 
 TOOL = "mmdebstrap"
 
@@ -82,19 +83,15 @@ defaults, and removes logs.
 
 
 def bootstrap(
-    base: Base,
-    name: str,
-    archive: Path,
-    settings: HostSettings,
-    on_line: Callable[[str], None],
-    states: Iterable[LockedArchive] = (),
+    base: OwnBase, archive: Path, settings: HostSettings, on_line: Callable[[str], None]
 ) -> str:
     """Make a base image and write it as a ``docker save`` archive.
 
     Args:
+        base: The base image, with the locked states of the package archive.
+        archive: The file to write.
         settings: This machine's settings: its mirror, proxies and CA are used.
         on_line: Receives each line that the tool prints.
-        states: Locked states of the archive.
 
     Returns:
         The image's identifier.
@@ -103,11 +100,11 @@ def bootstrap(
         HostError: The tool is not installed, or fails; has its last lines.
         OutputError: The archive cannot be written.
     """
+    row = base.row
     tool = shutil.which(TOOL)
     if tool is None:
         raise HostError(
-            f"no registry gives the base image {base.image},"
-            f" and {TOOL} is not installed to make it",
+            f"no registry gives the base image {row.image}, and {TOOL} is not installed to make it",
             hint=(
                 "where a registry answers,"
                 " `build.py lock --upgrade system` records the digest to pull; else install"
@@ -115,8 +112,8 @@ def bootstrap(
             ),
         )
     release = [source for source in settings.apt.sources if source.suite == settings.suite]
-    sources = sources_for(base.suite, release, settings.suite) or (
-        f"deb {base.archive} {base.suite} main",
+    sources = sources_for(row.suite, release, settings.suite) or (
+        f"deb {row.archive} {row.suite} main",
     )
     last: deque[str] = deque(maxlen=15)
 
@@ -140,10 +137,10 @@ def bootstrap(
         configuration.write_text(apt_configuration(settings.apt, ca_path=ca_path), encoding="utf-8")
         argv = [tool, "--variant=minbase", f"--aptopt={configuration}", f"--customize-hook={hook}"]
         argv += [f"--dpkgopt={option}" for option in SLIM]
-        argv += ["--include=usr-is-merged", f"--architectures={base.architecture}"]
+        argv += ["--include=usr-is-merged", f"--architectures={row.architecture}"]
         if MERGED_USR_HOOKS.is_dir():
             argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
-        argv += [base.suite, str(root), *sources]
+        argv += [row.suite, str(root), *sources]
         environment = {
             **own_environment(),
             **settings.proxies,
@@ -153,14 +150,14 @@ def bootstrap(
         try:
             status = stream(tuple(argv), note, environment=environment)
             if status != 0:
-                foreign = MACHINES[base.architecture] != os.uname().machine
+                foreign = MACHINES[row.architecture] != os.uname().machine
                 emulated = (
-                    f", and qemu to run {base.architecture} programs (tools/set-up-emulation)"
+                    f", and qemu to run {row.architecture} programs (tools/set-up-emulation)"
                     if foreign
                     else ""
                 )
                 raise HostError(
-                    f"{TOOL} {base.suite} ended with status {status}:\n  " + "\n  ".join(last),
+                    f"{TOOL} {row.suite} ended with status {status}:\n  " + "\n  ".join(last),
                     hint=(
                         "it needs root (or unprivileged user namespaces) and the archive that this"
                         " machine's apt uses"
@@ -173,19 +170,17 @@ def bootstrap(
                 path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release")
             )
             record.write_text(
-                "".join(sorted({line_of(state_of(text, states)) for text in releases})),
+                "".join(sorted({line_of(state_of(text, base.states)) for text in releases})),
                 encoding="utf-8",
             )
             record.chmod(0o644)
-            return write_archive(
-                root,
-                archive,
-                name=name,
+            image = ImageConfiguration(
+                created=EPOCH,
                 environment={"PATH": IMAGE_PATH},
                 command=("bash",),
-                created=EPOCH,
-                architecture=base.architecture,
+                architecture=row.architecture,
             )
+            return write_archive(root, archive, name=base.name, configuration=image)
         finally:
             # A killed tool may leave mounts of /dev; removing files through one
             # would remove this machine's.

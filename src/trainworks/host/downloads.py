@@ -116,9 +116,8 @@ class Client:
 
     def get(self, address: str, headers: Mapping[str, str] | None = None) -> requests.Response:
         """Return the answer to a GET request, whatever its status; raises ``UnreachableError``."""
-        host = urlsplit(address).netloc
         try:
-            return self._open(address, headers or {}, host)
+            return self._open(address, headers or {})
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(address, error) from error
 
@@ -128,14 +127,14 @@ class Client:
         Raises ``UnreachableError``.
         """
         try:
-            return self._open(address, {}, urlsplit(address).netloc, method="POST", content=content)
+            return self._open(address, {}, method="POST", content=content)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(address, error) from error
 
     def size(self, address: str) -> int:
         """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
         try:
-            response = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
+            response = self._open(address, {}, method="HEAD")
             if not response.ok:
                 return 0
             return int(response.headers.get("Content-Length") or 0)
@@ -211,7 +210,7 @@ class Client:
             headers["Range"] = f"bytes={start}-"
             if validator:
                 headers["If-Range"] = validator
-        with self._open(address, headers, urlsplit(address).netloc, stream=True) as response:
+        with self._open(address, headers, stream=True) as response:
             status = response.status_code
             if status == 416:
                 part.unlink()
@@ -265,12 +264,12 @@ class Client:
         self,
         address: str,
         headers: Mapping[str, str],
-        host: str,
         *,
         method: str = "GET",
         stream: bool = False,
         content: object = None,
     ) -> requests.Response:
+        host = urlsplit(address).netloc
         if host in self._dead:
             raise UnreachableError(
                 f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}"

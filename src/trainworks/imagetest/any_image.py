@@ -255,11 +255,13 @@ class Frameworks(TypedDict):
     error: str
 
 
+FRAMEWORKS = probe_request.ProbeProgram(modules=("probe.frameworks",), shape=Frameworks)
+"""The program that reads the versions of Python and of its frameworks."""
+
+
 def _frameworks(container: Container, python: str, *, torch: bool) -> Frameworks:
-    program, request = ("probe.frameworks",), {"torch": torch}
-    return probe_request.ask_program(
-        container, (python,), program, request, Frameworks, timeout=_LIMIT
-    )
+    request = {"torch": torch}
+    return probe_request.ask_program(container, (python,), FRAMEWORKS, request, timeout=_LIMIT)
 
 
 def _version_of(container: Container, python: str) -> tuple[int, ...]:

@@ -11,15 +11,16 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import resources
 from secrets import token_hex
-from typing import TypedDict, TypeVar, cast
+from typing import Generic, TypedDict, TypeVar, cast
 
 from trainworks import imagetest
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.engine.retry import ATTEMPTS
 from trainworks.errors import ImageTestError
+from trainworks.imagetest.imports import ImportFailures
 from trainworks.imagetest.probe.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.probe.files import IMPORT_TIMEOUT, ImageContents
 from trainworks.imagetest.probe.packages import PackagesAnswer
@@ -34,18 +35,6 @@ broken environment can be checked.
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-PROBE_MODULES = (
-    "probe.packages",
-    "probe.files",
-    "probe.libraries",
-    "probe.bytecode",
-    "probe.settings",
-    "probe.delivered",
-    "probe.lists",
-    "probe.answers",
-)
-"""The modules of the program that answers checks, each after those that it imports."""
-
 _HINT = (
     "every image needs the distribution's python3 with its standard library (packages"
     " python3-minimal and libpython3-stdlib)"
@@ -54,6 +43,39 @@ _SHOWN = 2000
 """Characters of an output that an error shows."""
 
 Shape = TypeVar("Shape")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeProgram(Generic[Shape]):
+    """A program for the image's own Python.
+
+    Attributes:
+        modules: Modules of this package, each after those that it imports; the last one has a
+            function ``answer``.
+        shape: The form of the answer.
+    """
+
+    modules: tuple[str, ...]
+    shape: type[Shape]
+
+
+PROBE = ProbeProgram(
+    modules=(
+        "probe.packages",
+        "probe.files",
+        "probe.libraries",
+        "probe.bytecode",
+        "probe.settings",
+        "probe.delivered",
+        "probe.lists",
+        "probe.answers",
+    ),
+    shape=Answer,
+)
+"""The program that answers checks."""
+
+IMPORTS = ProbeProgram(modules=("imports",), shape=ImportFailures)
+"""The program that imports the modules of distributions."""
 
 _START = """
 import base64, json, sys, types, zlib
@@ -135,7 +157,7 @@ def new_mark() -> str:
 
 
 def command_of(
-    interpreter: Sequence[str], program: Sequence[str], request: object, mark: str
+    interpreter: Sequence[str], program: ProbeProgram[Shape], request: object, mark: str
 ) -> tuple[str, ...]:
     """Return the command that runs a program: modules and request are arguments, nothing is copied.
 
@@ -143,14 +165,13 @@ def command_of(
 
     Args:
         interpreter: The image's Python, with its options.
-        program: Modules of this package, each after those that it imports; the last
-            one has a function ``answer``.
+        program: The program.
         request: The argument of ``answer``.
         mark: The mark before and behind the answer.
     """
     sources = resources.files(imagetest)
     modules = []
-    for name in program:
+    for name in program.modules:
         file = sources.joinpath(*name.split(".")).with_suffix(".py")  # type: ignore[attr-defined]
         modules.append((f"{imagetest.__name__}.{name}", file.read_text(encoding="utf-8")))
     return (*interpreter, "-c", _START, mark, _pack(modules), _pack(request))
@@ -198,19 +219,20 @@ def _refuse(constant: str) -> object:
 def ask_program(
     container: Container,
     interpreter: Sequence[str],
-    program: Sequence[str],
+    program: ProbeProgram[Shape],
     request: object,
-    shape: type[Shape],
     *,
     timeout: float,
 ) -> Shape:
     """Run a program in an image, and return its answer.
 
-    The program runs again if there is no output: the engine may have lost the output. The
-    arguments are those of ``command_of`` and ``answer_in``.
+    The program runs again if there is no output: the engine may have lost the output.
 
     Args:
         container: A container of the image.
+        interpreter: The image's Python, with its options.
+        program: The program.
+        request: The argument of ``answer``.
         timeout: Seconds.
 
     Raises:
@@ -219,7 +241,7 @@ def ask_program(
     """
     mark = new_mark()
     command = command_of(interpreter, program, request, mark)
-    return answer_in(run_printing(container, command, timeout=timeout), mark, shape)
+    return answer_in(run_printing(container, command, timeout=timeout), mark, program.shape)
 
 
 def run_printing(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
@@ -251,9 +273,7 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
     children = 1 + sum(check["kind"] in kinds_with_child for check in checks)
     timeout = _BASE_TIMEOUT + IMPORT_TIMEOUT * children
     try:
-        answer = ask_program(
-            container, (interpreter, "-I"), PROBE_MODULES, request, Answer, timeout=timeout
-        )
+        answer = ask_program(container, (interpreter, "-I"), PROBE, request, timeout=timeout)
     except ImageTestError as error:
         raise ImageTestError(
             f"cannot run the checks inside the image: {error.message}", hint=_HINT
@@ -273,17 +293,14 @@ class Imported(TypedDict):
     imported: str
 
 
+IMPORTING = ProbeProgram(modules=("probe.importing",), shape=Imported)
+"""The program that imports one module."""
+
+
 def can_import(container: Container, python: str, module: str, *, timeout: float) -> str:
     """Return why a module cannot be imported, in the image's own words; ``""`` where it can."""
     try:
-        ask_program(
-            container,
-            (python,),
-            ("probe.importing",),
-            {"module": module},
-            Imported,
-            timeout=timeout,
-        )
+        ask_program(container, (python,), IMPORTING, {"module": module}, timeout=timeout)
     except ImageTestError as error:
         return error.message
     return ""

@@ -12,16 +12,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from trainworks.engine.protocol import BuiltImage, Engine, Isolation
 from trainworks.engine.subprocesses import wait_for
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
-from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, title_of
 from trainworks.plan.checks import Check
 
@@ -33,31 +32,17 @@ FAULTS: Final = (EngineError, EngineUnavailableError, OutputError)
 
 
 def run_checks(
-    engine: Engine,
-    image: BuiltImage,
-    checks: tuple[Check, ...],
+    subject: test_promises.ImageUnderTest,
     *,
-    forbidden: tuple[str, ...] = (),
-    base: BuiltImage | None = None,
-    isolated: Isolation = "",
-    makers: Makers | None = None,
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:
     """Run the checks of a plan against an image.
 
     Args:
-        engine: The engine that has the image.
-        checks: The checks, in the order of the report; equal ones run once.
-        forbidden: Literal strings of the build host that must not occur in the
-            image (its proxy, its index).
-        base: The image that this one extends, if it is of another maker: its
-            own secrets are not reported.
-        isolated: The isolation of programs in the image (``Engine.container``).
-        makers: Gives the lists of files of packages' makers; ``None``: only the image's own lists
-            are read.
+        subject: The image with its checks.
         report: Called with each result at once, in order; must not raise.
-        junit: The file for the results as JUnit XML.
+        junit: The file for the results as JUnit XML; default: none.
 
     Returns:
         One result for each check. A check that the image does not let run has not passed, and the
@@ -70,21 +55,10 @@ def run_checks(
         OutputError: The engine's disk is full; likewise.
         KeyboardInterrupt: Ctrl-C was pressed; the container is gone by then.
     """
-    distinct = tuple(dict.fromkeys(checks))
+    distinct = tuple(dict.fromkeys(subject.checks))
     if not distinct:
         return ()
-    plugin = _Plugin(
-        test_promises.ImageUnderTest(
-            engine=engine,
-            image=image,
-            checks=distinct,
-            forbidden=forbidden,
-            base=base,
-            isolated=isolated,
-            makers=makers,
-        ),
-        report,
-    )
+    plugin = _Plugin(replace(subject, checks=distinct), report)
     module = Path(test_promises.__file__)
     arguments = [
         str(module),

@@ -31,6 +31,7 @@ from trainworks.engine.protocol import (
     Engine,
     HistoryEntry,
     Isolation,
+    Job,
 )
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, probe_request, secrets
@@ -86,16 +87,25 @@ _OUTPUT_LIMIT = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageUnderTest:
-    """An image in an engine's store, with its checks, forbidden strings, and its base image.
+    """An image in an engine's store, and the facts that its checks need.
 
-    ``isolated`` says how programs of another maker in the image run; ``makers`` gives the lists of
-    packages' makers.
+    Attributes:
+        engine: The engine that has the image.
+        image: The image.
+        checks: The checks, in the order of the report; equal ones run once.
+        forbidden: Literal strings of the build host that must not occur in the
+            image (its proxy, its index).
+        base: The image that this one extends, if it is of another maker: its
+            own secrets are not reported.
+        isolated: The isolation of programs in the image (``Engine.container``).
+        makers: Gives the lists of files of packages' makers; ``None``: only the image's own lists
+            are read.
     """
 
     engine: Engine
     image: BuiltImage
     checks: tuple[kinds.Check, ...]
-    forbidden: tuple[str, ...]
+    forbidden: tuple[str, ...] = ()
     base: BuiltImage | None = None
     isolated: Isolation = ""
     makers: Makers | None = None
@@ -218,9 +228,8 @@ def _program(
             isolated = subject.isolated
             if check.alone and not subject.engine.isolates():
                 isolated = "job"
-            return lambda _: subject.engine.run(
-                subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT, isolated=isolated
-            )
+            job = Job(command=check.arguments, timeout=COMMAND_TIMEOUT, isolated=isolated)
+            return lambda _: subject.engine.run(subject.image.reference, job)
         case _:
             return None
 
@@ -248,9 +257,8 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
                 failures = probe_request.ask_program(
                     container,
                     (check.python,),
-                    ("imports",),
+                    probe_request.IMPORTS,
                     check.distributions,
-                    imports.ImportFailures,
                     timeout=timeout,
                 )
                 if failures["asked"] != len(check.distributions):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ from trainworks.host.downloads import Client, UnreachableError, content_of
 from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.lock_artifacts import Report
 from trainworks.inputs.mirror import INDEX
 from trainworks.inputs.sources import Places, archives_of, fetch_source, holds
 from trainworks.plan.resolve import downloads_of
 from trainworks.terminal.download_progress import Fetching
 from trainworks.terminal.formatting import megabytes
-from trainworks.terminal.progress import BYTES, DISPLAY
+from trainworks.terminal.output import say
+from trainworks.terminal.progress import BYTES, DISPLAY, Task
 
 SUMS = "SHA256SUMS"
 PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
@@ -51,14 +51,7 @@ class _MirrorFile:
 
 
 def fill_mirror(
-    rows: Iterable[TargetRow],
-    facts: Facts,
-    folder: Path,
-    client: Client,
-    settings: HostSettings,
-    *,
-    report: Report,
-    fetching: Fetching,
+    rows: Iterable[TargetRow], facts: Facts, folder: Path, settings: HostSettings
 ) -> None:
     """Download all files of targets into a folder.
 
@@ -68,41 +61,48 @@ def fill_mirror(
         rows: The targets, with all files of their locks and components, optional ones included.
         folder: The mirror; created if missing.
         settings: This machine's settings; its pip finds Python files.
-        report: Receives a line for each download.
-        fetching: Shows the progress of ``client``.
 
     Raises:
         LockError: Lists the files that cannot be downloaded; the others are in the folder.
         OutputError: The folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files, problems = _files_of_targets(rows, facts, client, settings)
-        with fetching.shown("mirroring", sum(file.size for file in files)) as task:
-            task.about = not all(file.size for file in files)
-            for file in files:
-                path, done_before = folder / file.file, task.done
-                try:
-                    if path.exists() and file.fits(path):
-                        task.skip(file.size)
-                        continue
-                    file.get(path)
-                    report(f"  {file.file}  {megabytes(path.stat().st_size)}")
-                except LockError as error:
-                    hint = f"; {error.hint}" if error.hint else ""
-                    problems.append(f"{file.label}: {error.message}{hint}")
-                task.reach(done_before + file.size)
-        _write_listings(folder)
-    except OSError as error:
-        raise OutputError(
-            f"{error.filename or folder} cannot be written: {error.strerror}"
-        ) from error
+    fetching = Fetching()
+    with Client(settings, watch=fetching) as client:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files, problems = _files_of_targets(rows, facts, client, settings)
+            with fetching.shown("mirroring", sum(file.size for file in files)) as task:
+                problems += _download(files, folder, task)
+            _write_listings(folder)
+        except OSError as error:
+            raise OutputError(
+                f"{error.filename or folder} cannot be written: {error.strerror}"
+            ) from error
     if problems:
         verb = "files are" if len(problems) > 1 else "file is"
         raise LockError(
             f"{len(problems)} {verb} not in {folder}:\n  " + "\n  ".join(problems),
             hint="the others are; the same command goes on where this one ended",
         )
+
+
+def _download(files: Sequence[_MirrorFile], folder: Path, task: Task) -> list[str]:
+    """Download the files that the folder does not have; return a line for each failure."""
+    problems = []
+    task.about = not all(file.size for file in files)
+    for file in files:
+        path, done_before = folder / file.file, task.done
+        try:
+            if path.exists() and file.fits(path):
+                task.skip(file.size)
+                continue
+            file.get(path)
+            say(f"  {file.file}  {megabytes(path.stat().st_size)}")
+        except LockError as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            problems.append(f"{file.label}: {error.message}{hint}")
+        task.reach(done_before + file.size)
+    return problems
 
 
 def _files_of_targets(

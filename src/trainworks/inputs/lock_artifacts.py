@@ -42,35 +42,46 @@ Report = Callable[[str], None]
 """Takes a line for people."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LockRun:
+    """A run that records hashes and digests for targets.
+
+    Attributes:
+        rows: The targets.
+        facts: All rows and locks as they are before the run.
+        root: The checkout; files of its ``images/lock`` are written.
+        report: Receives a line of text for each download, and for each record that changed.
+    """
+
+    rows: Sequence[TargetRow]
+    facts: Facts
+    root: Path
+    report: Report
+
+
 def lock_artifacts(
-    rows: Iterable[TargetRow],
-    facts: Facts,
-    client: Client,
-    root: Path,
-    *,
-    mirror: Path | None,
-    report: Report,
-    missing: bool = False,
+    run: LockRun, client: Client, *, mirror: Path | None, missing: bool = False
 ) -> list[str]:
     """Record hash and size of every file that targets download.
 
     Records that exist already stay as they are.
 
     Args:
-        missing: Whether to read only files without any hash.
-        root: The checkout; its ``images/lock/artifacts.toml`` is written.
-        mirror: Folder with files that are not downloaded, and for downloads; default: downloads
+        run: The targets; ``images/lock/artifacts.toml`` is written.
+        client: Downloads the files.
+        mirror: Folder with files that are not downloaded, and for downloads; ``None``: downloads
             are not kept.
-        report: Receives a line for each download.
+        missing: Whether to read only files without any hash.
 
     Returns:
         The problems: files that could not be recorded, or differ from the
         published ones; one line each, with name and version.
     """
+    facts, report = run.facts, run.report
     locked = dict(facts.locked_artifact_by_url)
     problems: list[str] = []
     try:
-        for artifact in _artifacts(rows, facts):
+        for artifact in _artifacts(run.rows, facts):
             label = f"{artifact.name} {artifact.version}"
             if missing and (artifact.git or artifact.sha256 or artifact.url in locked):
                 continue
@@ -92,7 +103,7 @@ def lock_artifacts(
     finally:
         # Files that were read before an interrupt are recorded.
         if locked != facts.locked_artifact_by_url:
-            _write(root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
+            _write(run.root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
     return problems
 
 
@@ -224,12 +235,9 @@ def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
 
 
 def lock_base_images(
-    rows: Iterable[TargetRow],
-    facts: Facts,
+    run: LockRun,
     registries: Registries,
-    root: Path,
     *,
-    report: Report,
     missing: bool = False,
     upgrade: bool = False,
     system: frozenset[str] | None = None,
@@ -241,9 +249,8 @@ def lock_base_images(
     ``alternatives`` that exists is recorded.
 
     Args:
+        run: The targets; ``images/lock/base-images.toml`` is written.
         registries: Connections and logins. A registry that does not answer is not asked again.
-        root: The checkout; its ``images/lock/base-images.toml`` is written.
-        report: Receives a line of text for each digest that changed.
         missing: Whether to look up only images without a digest.
         upgrade: Whether tags with a recorded digest are looked up again.
         system: If only the package archives are locked: the suites that moved. A base image is
@@ -253,10 +260,11 @@ def lock_base_images(
     Returns:
         The tags that could not be recorded, one line each.
     """
+    facts, report = run.facts, run.report
     locked = {row.name: row for row in facts.locked_base_images}
     before = dict(locked)
     problems: list[str] = []
-    targets = [context_of(row, facts) for row in rows]
+    targets = [context_of(row, facts) for row in run.rows]
     # Without a registry, these base images are made of their archives; CI's tools come from
     # packages.
     own_bases = [target.base for target in targets if not target.row.image]
@@ -306,9 +314,8 @@ def lock_base_images(
         elif name in before and before[name] != image:
             report(f"  base image {name} moved from {before[name].digest} to {image.digest}")
     if locked != before:
-        _write(
-            root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked))
-        )
+        images = [locked[name] for name in sorted(locked)]
+        _write(run.root, lockfile.BASE_IMAGES, LockedBaseImage, images)
     return problems
 
 
@@ -376,31 +383,25 @@ def _alternatives_of(name: str, facts: Facts) -> tuple[str, ...]:
 
 
 def lock_archives(
-    rows: Iterable[TargetRow],
-    facts: Facts,
-    settings: HostSettings,
-    root: Path,
-    *,
-    report: Report,
-    upgrade: bool,
+    run: LockRun, settings: HostSettings, *, upgrade: bool
 ) -> tuple[list[str], frozenset[str]]:
     """Record the states of the package archives of the targets' bases.
 
     Recorded states stay, unless ``upgrade``.
 
     Args:
+        run: The targets; ``images/lock/archives.toml`` is written.
         settings: This machine's settings, with its archives.
-        root: The checkout; its ``images/lock/archives.toml`` is written.
-        report: Receives a line of text for each state that moved.
         upgrade: Whether states that are recorded move; those of the same packages stay.
 
     Returns:
         The archives that could not be asked, one line each; and the suites that moved.
     """
+    facts, report = run.facts, run.report
     locked = {row.suite: row for row in facts.locked_archives}
     problems: list[str] = []
     base_by_suite = {}
-    for row in rows:
+    for row in run.rows:
         base = context_of(row, facts).base
         if base.archives:
             base_by_suite[base.suite] = base
@@ -422,7 +423,8 @@ def lock_archives(
             locked[state.suite] = state
     before = {row.suite: row for row in facts.locked_archives}
     if locked != before:
-        _write(root, lockfile.ARCHIVES, LockedArchive, (locked[suite] for suite in sorted(locked)))
+        archives = [locked[suite] for suite in sorted(locked)]
+        _write(run.root, lockfile.ARCHIVES, LockedArchive, archives)
     moved_suites = [suite for suite, state in locked.items() if before.get(suite) != state]
     return problems, frozenset(moved_suites)
 

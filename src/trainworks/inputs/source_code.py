@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from trainworks.errors import HostError, UnknownNameError
@@ -28,24 +28,34 @@ TO_GET_IT = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceSupply:
+    """The supply of source code: the places to look for it, and the way to get it.
+
+    Attributes:
+        places: The places to look for sources.
+        settings: This machine's settings, with which servers are asked.
+        mirror: The value of ``--mirror``, for an error; ``None`` without the option.
+    """
+
+    places: Places
+    settings: HostSettings
+    mirror: str | None = None
+
+
 def reachable_plan(
-    request: Request,
-    plan: ImagePlan,
-    facts: Facts,
-    places: Places,
-    settings: HostSettings,
-    *,
-    strict: bool,
-    mirror: str | None = None,
+    request: Request, plan: ImagePlan, facts: Facts, supply: SourceSupply, *, strict: bool
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan.
 
     Return a plan of the components that can be built with them, and the sources that are missing.
 
     Args:
-        places: The places to look for sources.
+        request: The request for the image.
+        plan: The plan of that request.
+        facts: All facts.
+        supply: The supply of sources.
         strict: Whether a source that cannot be downloaded is an error.
-        mirror: The value of ``--mirror``, for the error.
 
     Raises:
         HostError: A source cannot be downloaded, and the image cannot or must
@@ -55,7 +65,7 @@ def reachable_plan(
     row = select_row(request, facts)
     target = context_of(row, facts)
     needed = set(target.fitting) if strict else _needed(request, target)
-    left_out = download_missing(plan, places, settings, facts, needed=needed, mirror=mirror)
+    left_out = download_missing(plan, facts, supply, needed=needed)
     if not left_out:
         return plan, ()
     names = dict.fromkeys(source.component for source in left_out)
@@ -109,34 +119,33 @@ def _needed(request: Request, target: TargetContext) -> set[str]:
 
 def download_missing(
     plan: ImagePlan,
-    places: Places,
-    settings: HostSettings,
     facts: Facts,
+    supply: SourceSupply,
     *,
     needed: Container[str] | None = None,
-    mirror: str | None = None,
 ) -> tuple[Unreachable, ...]:
     """Download the sources of a plan that are not on this machine.
 
     Return those that cannot be downloaded.
 
     Args:
-        places: The places to look for sources.
+        plan: The plan of the image.
         facts: All facts; they say which components can be left out.
+        supply: The supply of sources.
         needed: Components that the image cannot be built without; default: all.
-        mirror: The value of ``--mirror``, for the error.
 
     Raises:
         HostError: Lists every source of a needed component that cannot be downloaded.
         LockError: A source does not have the hash of its row.
     """
+    places, mirror = supply.places, supply.mirror
     drop_spoiled(plan, places)
     missing = missing_sources(plan, places)
     if not missing:
         return ()
     from trainworks.host.downloads import Client, Limits
 
-    with Client(settings, limits=Limits(attempts=2)) as client:
+    with Client(supply.settings, limits=Limits(attempts=2)) as client:
         unreachable = download_sources(missing, places, client, say)
     problems = list(unreachable)
     if needed is not None:

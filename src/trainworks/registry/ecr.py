@@ -107,12 +107,10 @@ def ensure_repository(registry: Registry, name: str) -> bool:
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:
     """Call ECR; ``None`` if it answers with the error ``missing``."""
-    return aws.call(
-        "ecr",
-        operation,
+    service = aws.Service(
+        name="ecr",
         region=registry.region,
         place=f"ECR of {registry.account} in {registry.region}",
         refuse=lambda message, hint: RegistryError(message, hint=hint),
-        missing=missing,
-        **arguments,
     )
+    return aws.call(service, operation, missing=missing, **arguments)

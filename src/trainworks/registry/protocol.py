@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -123,6 +123,23 @@ class Patience:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpRequest:
+    """A request to a registry, or to its token service.
+
+    Attributes:
+        path: The path after ``/v2/NAME/``, or an address that the registry gave.
+        method: The HTTP method.
+        headers: The headers, besides those of every request.
+        body: The content.
+    """
+
+    path: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Response:
     """A registry's response."""
 
@@ -193,11 +210,8 @@ class Client:
         self,
         doing: str,
         repository: str,
-        path: str,
+        request: HttpRequest,
         *,
-        method: str = "GET",
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
         attempts: int = 0,
         absent: bool = False,
     ) -> Response:
@@ -205,7 +219,8 @@ class Client:
 
         Args:
             doing: The work, for messages: ``reading HOST/NAME:TAG``.
-            path: The path after ``/v2/NAME/``, or an address that the registry gave.
+            repository: The repository, ``HOST/NAME``.
+            request: The request.
             attempts: The number of attempts; default: as patience has it.
             absent: Whether a response with the status 404 is returned, too: the
                 registry does not know the path.
@@ -220,17 +235,17 @@ class Client:
             RegistryError: Every other response.
         """
         host, _, name = repository.partition("/")
-        rights = "pull" if method == "GET" else "pull,push"
+        rights = "pull" if request.method == "GET" else "pull,push"
         scope = f"repository:{name}:{rights}"
-        is_address = path.startswith("/") or "://" in path
-        absolute_path = path if is_address else f"/v2/{name}/{path}"
+        is_address = request.path.startswith("/") or "://" in request.path
+        absolute_path = request.path if is_address else f"/v2/{name}/{request.path}"
 
         def send(url: str) -> Response:
-            all_headers = dict(headers or {})
+            headers = dict(request.headers)
             authorization = self._authorizations.get((host, scope), "")
             if authorization:
-                all_headers["Authorization"] = authorization
-            return self._send(doing, host, method, url, all_headers, body)
+                headers["Authorization"] = authorization
+            return self._send(doing, host, replace(request, path=url, headers=headers))
 
         def attempt() -> Response:
             url = urljoin(self._base(host), absolute_path)
@@ -272,7 +287,8 @@ class Client:
         ``None`` without an answer: the caller's own request reports that.
         """
         try:
-            self._request("GET", urlunsplit(("https", host, "/v2/", "", "")), host).close()
+            url = urlunsplit(("https", host, "/v2/", "", ""))
+            self._request(HttpRequest(path=url), host).close()
         except (requests.RequestException, OSError) as error:
             causes = causes_of(error)
             if not any(isinstance(cause, ssl.SSLError) for cause in causes):
@@ -458,8 +474,13 @@ class Client:
         else:
             prepared = requests.Request("GET", url, params=values).prepare()
             headers = {"Authorization": basic} if basic else {}
-        body = str(prepared.body or "").encode()
-        response = self._send(doing, host, str(prepared.method), str(prepared.url), headers, body)
+        request = HttpRequest(
+            path=str(prepared.url),
+            method=str(prepared.method),
+            headers=headers,
+            body=str(prepared.body or "").encode(),
+        )
+        response = self._send(doing, host, request)
         # A missing token service does not mean that the repository is missing.
         response = replace(response, redirected_host=service.netloc)
         response = self._check_status(doing, host, response)
@@ -469,20 +490,14 @@ class Client:
             raise RegistryError(f"{doing}: {service.netloc} gives no token for {host}")
         return f"Bearer {token}"
 
-    def _send(
-        self,
-        doing: str,
-        host: str,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-    ) -> Response:
+    def _send(self, doing: str, host: str, request: HttpRequest) -> Response:
+        """Send a request whose path is an address, and read the response."""
+        url = request.path
         started = time.monotonic()
         parts = []
         size = 0
         try:
-            with self._request(method, url, host, headers, body) as response:
+            with self._request(request, host) as response:
                 for part in response.iter_content(1 << 16):
                     size += len(part)
                     if size > LARGEST:
@@ -501,26 +516,19 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._no_response(doing, host, url, error) from error
 
-    def _request(
-        self,
-        method: str,
-        url: str,
-        host: str,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-    ) -> requests.Response:
-        address = urlsplit(url)
+    def _request(self, request: HttpRequest, host: str) -> requests.Response:
+        address = urlsplit(request.path)
         proxies = {}
         if _is_loopback(address.netloc):
             # Go's programs use no proxy for loopback addresses either.
             proxies["no_proxy"] = address.hostname or ""
         return self._session.request(
-            method,
-            url,
-            headers={"Accept-Encoding": "identity", **(headers or {})},
-            data=body,
+            request.method,
+            request.path,
+            headers={"Accept-Encoding": "identity", **request.headers},
+            data=request.body,
             auth=as_given,
-            allow_redirects=method == "GET",
+            allow_redirects=request.method == "GET",
             stream=True,
             timeout=min(self._patience.silence, self._patience.seconds),
             verify=self.trust([host]),

@@ -76,20 +76,33 @@ class _FixedTags:
     existing: Manifest | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PushRequest:
+    """An image to push, and the names that it gets.
+
+    Attributes:
+        reference: The image in the engine.
+        repositories: The repositories: ``HOST/NAME`` each.
+        tags: The tags in each repository.
+        today: The date of the dated tag; ``None``: now, UTC.
+    """
+
+    reference: str
+    repositories: Sequence[str]
+    tags: Tags
+    today: datetime | None = None
+
+
 def push_image(
-    engine: Engine,
-    reference: str,
-    repositories: Sequence[str],
-    tags: Tags,
-    registries: Registries,
-    environment: Mapping[str, str],
-    *,
-    today: datetime | None = None,
+    engine: Engine, request: PushRequest, registries: Registries, environment: Mapping[str, str]
 ) -> list[Pushed]:
     """Push an image to each repository; layers that a repository has are not sent.
 
     Args:
-        today: The date of the dated tag; default: now, UTC.
+        engine: The engine that has the image.
+        request: The image, its repositories and tags.
+        registries: The connections to registries.
+        environment: The process's environment: it names the user's cache folder.
 
     Raises:
         HostError: oras is not installed.
@@ -97,9 +110,10 @@ def push_image(
         RegistryError: A registry refuses, or another image has a tag that never moves. The failing
             repository and those after it got no tag; the command can be repeated.
     """
+    reference, repositories, tags = request.reference, request.repositories, request.tags
     oras()
     image = image_in(engine, reference, hint="build it first, or choose another --engine")
-    day = f"{today or datetime.now(UTC):%Y%m%d}"
+    day = f"{request.today or datetime.now(UTC):%Y%m%d}"
     for repository in map(check_repository, repositories):
         prepare(repository)
     # Every tag is read before anything is sent: a tag that cannot be set is an error at once.

@@ -35,6 +35,7 @@ from trainworks.registry.protocol import (
     BUNDLES,
     AbsentError,
     Client,
+    HttpRequest,
     PassingError,
     Patience,
     RegistryUnreachableError,
@@ -121,6 +122,29 @@ def _is_descriptor(row: object) -> bool:
     return has_digest and isinstance(row.get("annotations") or {}, dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Transfer:
+    """A transfer of an image to a repository, by a program.
+
+    Attributes:
+        doing: The work, for messages: ``pushing to HOST/NAME``.
+        target: The repository that gets the image.
+        argv: The program and its arguments.
+        source: The repository of a copy's original; ``""``: the image is not a copy.
+        digest: The digest of a copy's original.
+        show: Receives each line of the program, cleaned, as it comes.
+        check_image: As of ``Registries.push``.
+    """
+
+    doing: str
+    target: str
+    argv: tuple[str, ...]
+    source: str = ""
+    digest: str = ""
+    show: Report = ignore
+    check_image: Callable[[], None] = lambda: None
+
+
 class Registries:
     """The registries that one command talks to.
 
@@ -161,12 +185,8 @@ class Registries:
         """
         where = image_name(repository, reference)
         try:
-            response = self._client.ask(
-                f"reading {where}",
-                repository,
-                f"manifests/{reference}",
-                headers={"Accept": MANIFESTS},
-            )
+            request = HttpRequest(path=f"manifests/{reference}", headers={"Accept": MANIFESTS})
+            response = self._client.ask(f"reading {where}", repository, request)
         except AbsentError as error:
             if error.certain:
                 return None
@@ -207,7 +227,8 @@ class Registries:
     def blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob; raises ``RegistryError`` if its bytes have another digest."""
         doing = f"reading {image_name(repository, digest)}"
-        content = self._client.ask(doing, repository, f"blobs/{digest}").content
+        request = HttpRequest(path=f"blobs/{digest}")
+        content = self._client.ask(doing, repository, request).content
         if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
@@ -238,7 +259,8 @@ class Registries:
         read_paths = set()
         while path and path not in read_paths:
             read_paths.add(path)
-            response = self._client.ask(doing, repository, path, absent=absent)
+            request = HttpRequest(path=path)
+            response = self._client.ask(doing, repository, request, absent=absent)
             yield response
             links = parse_header_links(response.headers.get("Link", ""))
             next_page = next((link["url"] for link in links if link.get("rel") == "next"), "")
@@ -251,8 +273,9 @@ class Registries:
     def remove(self, repository: str, digest: str) -> bool:
         """Remove a manifest and its tags; return whether the registry has removed them."""
         doing = f"removing {image_name(repository, digest)}"
+        request = HttpRequest(path=f"manifests/{digest}", method="DELETE")
         with contextlib.suppress(RegistryError):
-            self._client.ask(doing, repository, f"manifests/{digest}", method="DELETE", attempts=1)
+            self._client.ask(doing, repository, request, attempts=1)
             return True
         return False
 
@@ -273,7 +296,14 @@ class Registries:
         original = image_name(source, digest)
         copy = f"{target}:{tag}" if tag else target
         argv = (oras(), "cp", *options, original, copy)
-        self._send(f"copying {original} to {copy}", target, argv, source=(source, digest))
+        transfer = _Transfer(
+            doing=f"copying {original} to {copy}",
+            target=target,
+            argv=argv,
+            source=source,
+            digest=digest,
+        )
+        self._send(transfer)
 
     def push(
         self,
@@ -290,7 +320,14 @@ class Registries:
             check_image: Called when the push fails for the first time: raises ``EngineError`` if
                 the image on this machine is damaged, so that no registry is blamed.
         """
-        self._send(f"pushing to {repository}", repository, argv, show=show, check_image=check_image)
+        transfer = _Transfer(
+            doing=f"pushing to {repository}",
+            target=repository,
+            argv=argv,
+            show=show,
+            check_image=check_image,
+        )
+        self._send(transfer)
 
     def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str) -> str:
         """Put a manifest into a repository under a tag; return its digest."""
@@ -321,7 +358,8 @@ class Registries:
         """
         doing = f"sending to {repository}"
         host = _host_of(repository)
-        response = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
+        request = HttpRequest(path="blobs/uploads/", method="POST")
+        response = self._client.ask(doing, repository, request)
         address = response.headers.get("Location", "")
         if urlsplit(address).scheme == "http" and not self.plain(host):
             raise without_tls(doing, host)
@@ -341,54 +379,43 @@ class Registries:
             # Another host takes the bytes of this registry. The registry's logins are not for that
             # host.
             return
-        # One attempt: an address of an upload cannot be used again after a failure.
-        response = self._client.ask(
-            doing,
-            repository,
-            address,
+        request = HttpRequest(
+            path=address,
             method="PATCH",
             headers={"Content-Type": "application/octet-stream"},
             body=bytes(TRIAL_BYTES),
-            attempts=1,
         )
+        # One attempt: an address of an upload cannot be used again after a failure.
+        response = self._client.ask(doing, repository, request, attempts=1)
         with contextlib.suppress(RegistryError):
             address = response.headers.get("Location", "") or address
-            self._client.ask(doing, repository, address, method="DELETE", attempts=1)
+            cancellation = HttpRequest(path=address, method="DELETE")
+            self._client.ask(doing, repository, cancellation, attempts=1)
 
     def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
-        headers = {"Content-Type": kind}
-        self._client.ask(
-            doing, repository, f"manifests/{reference}", method="PUT", headers=headers, body=content
+        request = HttpRequest(
+            path=f"manifests/{reference}",
+            method="PUT",
+            headers={"Content-Type": kind},
+            body=content,
         )
+        self._client.ask(doing, repository, request)
 
-    def _send(
-        self,
-        doing: str,
-        target: str,
-        argv: tuple[str, ...],
-        *,
-        source: tuple[str, str] | None = None,
-        show: Report = ignore,
-        check_image: Callable[[], None] = lambda: None,
-    ) -> None:
+    def _send(self, transfer: _Transfer) -> None:
         """Run a program that sends an image to a repository.
 
         The program is run again after a failure that the registries do not explain.
 
-        Args:
-            source: The repository and the digest of a copy's original.
-            check_image: As of ``push``.
-
         Raises:
-            EngineError: ``check_image`` raises it.
+            EngineError: ``transfer.check_image`` raises it.
             RegistryUnreachableError: A registry cannot be resolved, or did not
                 answer in any attempt.
             RegistryError: A registry refuses, or the program failed in each attempt.
         """
-        self._check_uploads(target)
-        hosts = [_host_of(target)]
-        if source:
-            hosts.insert(0, _host_of(source[0]))
+        self._check_uploads(transfer.target)
+        hosts = [_host_of(transfer.target)]
+        if transfer.source:
+            hosts.insert(0, _host_of(transfer.source))
         environment = self._environment(hosts)
         image_is_checked = False
 
@@ -400,31 +427,31 @@ class Registries:
                 line = self._client.clean(line)
                 if line:
                     lines.append(line)
-                    show(line)
+                    transfer.show(line)
 
-            status = subprocesses.stream(argv, add_line, environment=environment)
+            status = subprocesses.stream(transfer.argv, add_line, environment=environment)
             if status == 0:
                 return
             # Requests to the registries, and a look at the image, may explain the failure: they
             # raise an error then.
             if not image_is_checked:
                 image_is_checked = True
-                check_image()
-            if source:
-                self.existing(*source)
+                transfer.check_image()
+            if transfer.source:
+                self.existing(transfer.source, transfer.digest)
             try:
-                self._try_upload(target)
+                self._try_upload(transfer.target)
             except RegistryUnreachableError as error:
                 raise PassingError(error.message, error) from error
-            raise self._unexplained(doing, argv, first_error(lines))
+            raise self._unexplained(transfer, first_error(lines))
 
-        self._client.retry(doing, hosts[-1], attempt)
+        self._client.retry(transfer.doing, hosts[-1], attempt)
 
-    def _unexplained(self, doing: str, argv: tuple[str, ...], words: str) -> PassingError:
+    def _unexplained(self, transfer: _Transfer, words: str) -> PassingError:
         reason = self._client.clean(words)
-        program = Path(argv[0]).name
+        program = Path(transfer.argv[0]).name
         last = RegistryError(
-            f"{doing}: {program} failed, although the registry answers: {reason}",
+            f"{transfer.doing}: {program} failed, although the registry answers: {reason}",
             hint="repeat the command; what the registry already has is not sent again",
         )
         return PassingError(reason, last)

@@ -30,6 +30,7 @@ from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
     Engine,
+    Job,
     Mount,
     Progress,
     Secret,
@@ -418,13 +419,15 @@ def test_run_passes_entry_point_mounts_environment_and_status(
 ) -> None:
     (tmp_path / "text").write_text("given text\n")
     mounts = (Mount(source=tmp_path, target="/given", read_only=True),)
-    done = engine.run(image[0], ("train", "it"), mounts=mounts, environment={"MODE": "a b"})
+    done = engine.run(
+        image[0], Job(command=("train", "it"), mounts=mounts, environment={"MODE": "a b"})
+    )
     assert done.status == 0
     assert done.output == "arguments: train it\nanswer 42 mode a b\ngiven text\n"
-    assert engine.run(image[0], ()).output.startswith("arguments: by default\n")
-    assert engine.run(image[0], ("fail",)).status == 5
-    assert engine.run(BASE, ("no-such-program",)).status == 127
-    late = engine.run(image[0], ("wait",), timeout=2)
+    assert engine.run(image[0], Job(command=())).output.startswith("arguments: by default\n")
+    assert engine.run(image[0], Job(command=("fail",))).status == 5
+    assert engine.run(BASE, Job(command=("no-such-program",))).status == 127
+    late = engine.run(image[0], Job(command=("wait",), timeout=2))
     assert late.status == 124
     assert late.output.startswith("arguments: wait\n")
 
@@ -440,15 +443,23 @@ def test_containers_and_jobs_get_the_processor_that_qemu_is_told(
             Host(container.testinfra_backend()).check_output('echo "$QEMU_CPU"')
             == "neoverse-n2,pauth=off"
         )
-    assert engine.run(BASE, ask).output.split() == ["neoverse-n2,pauth=off"]
-    assert engine.run(BASE, ask, environment={"QEMU_CPU": "max"}).output.split() == ["max"]
+    assert engine.run(BASE, Job(command=ask)).output.split() == ["neoverse-n2,pauth=off"]
+    assert engine.run(BASE, Job(command=ask, environment={"QEMU_CPU": "max"})).output.split() == [
+        "max"
+    ]
     monkeypatch.delenv("QEMU_CPU")
-    assert engine.run(BASE, ("sh", "-c", 'echo "${QEMU_CPU-unset}"')).output.split() == ["unset"]
+    assert engine.run(
+        BASE, Job(command=("sh", "-c", 'echo "${QEMU_CPU-unset}"'))
+    ).output.split() == ["unset"]
 
 
 def test_run_may_write_to_a_mount(engine: Engine, tmp_path: Path) -> None:
     done = engine.run(
-        BASE, ("sh", "-c", "echo hi > /out/file"), mounts=(Mount(source=tmp_path, target="/out"),)
+        BASE,
+        Job(
+            command=("sh", "-c", "echo hi > /out/file"),
+            mounts=(Mount(source=tmp_path, target="/out"),),
+        ),
     )
     assert done.status == 0
     assert (tmp_path / "file").read_text() == "hi\n"
@@ -467,7 +478,9 @@ def test_two_builds_at_once(engine: Engine, tmp_path: Path, tag: str) -> None:
     try:
         assert len(set(identifiers)) == 2
         for number in (1, 2):
-            assert engine.run(f"{tag}-{number}", ("cat", "/number")).output.startswith(f"{number} ")
+            assert engine.run(f"{tag}-{number}", Job(command=("cat", "/number"))).output.startswith(
+                f"{number} "
+            )
     finally:
         for number in (1, 2):
             engine.remove(f"{tag}-{number}")
@@ -579,7 +592,7 @@ def test_nothing_is_left_of_containers_and_runs(
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    engine.run(image[0], ("x",))
+    engine.run(image[0], Job(command=("x",)))
     assert leftovers(engine) <= before
 
 
@@ -723,7 +736,7 @@ def test_a_job_that_is_isolated_may_change_its_own_files_and_users(closing: Engi
 def test_an_isolated_run_starts_the_entry_point(
     closing: Engine, image: tuple[str, list[StepEvent]]
 ) -> None:
-    done = closing.run(image[0], ("a", "b"), isolated="asked")
+    done = closing.run(image[0], Job(command=("a", "b"), isolated="asked"))
     assert (done.status, done.output.splitlines()[0]) == (0, "arguments: a b")
 
 

@@ -17,6 +17,7 @@ from trainworks.cli.grammar import (
     PLANNING_ERRORS,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import (
     add_artifact,
@@ -55,8 +56,8 @@ def _count(text: str) -> int:
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py``."""
-    grammar = Grammar(
-        "build",
+    manual = Manual(
+        command="build",
         program="build.py",
         usage=(
             "build.py [build] TARGET [options]\n"
@@ -98,8 +99,8 @@ def parser() -> Grammar:
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, BuildError, HostError, RegistryError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
         see_also=("check", "extend", "push", "docs/targets.md"),
-        check=check,
     )
+    grammar = Grammar(manual, check=check)
     what = grammar.add_argument_group("what to build")
     what.add_argument(
         "target",

@@ -13,6 +13,7 @@ from trainworks.cli.grammar import (
     TARGET,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format, add_junit, add_only
 from trainworks.terminal.output import put, put_result
@@ -20,8 +21,8 @@ from trainworks.terminal.output import put, put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py check``."""
-    grammar = Grammar(
-        "check",
+    manual = Manual(
+        command="check",
         summary="check targets, or an image against its promises",
         details=(
             "Plans targets without building anything, and shows which parts are incompatible, and"
@@ -53,9 +54,9 @@ def parser() -> Grammar:
         done="all fit, or every check of the image passed",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
-        check=_check,
         see_also=("lock --check", "docs/compatibility.md"),
     )
+    grammar = Grammar(manual, check=_check)
     add_only(grammar)
     grammar.add_argument(
         "--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target"
@@ -95,18 +96,18 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _check_image(options: Namespace, root: Path) -> int:
-    from trainworks.build.image_check import check_image
+    from trainworks.build.image_check import CheckRequest, check_image
     from trainworks.build.session import BuildSession
     from trainworks.facts.load import load
 
-    result = check_image(
-        options.image,
-        BuildSession(root=root, facts=load(root)),
-        engine_name=options.engine,
+    check = CheckRequest(
+        name=options.image,
+        engine=options.engine,
         junit=options.junit,
         static=bool(options.only),
         without_plan=options.any,
     )
+    result = check_image(check, BuildSession(root=root, facts=load(root)))
     put_result(options.format, result.as_values(), f"{result.image.reference}\n")
     if result.broken is not None:
         raise result.broken

@@ -13,6 +13,7 @@ from trainworks.cli.grammar import (
     TARGET,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format
 from trainworks.terminal.output import put_result, say
@@ -20,8 +21,8 @@ from trainworks.terminal.output import put_result, say
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py diff``."""
-    grammar = Grammar(
-        "diff",
+    manual = Manual(
+        command="diff",
         summary="show what differs between two images",
         details=(
             "Shows what differs between two images: components, Python and Debian packages,"
@@ -46,6 +47,7 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST),
         see_also=("report",),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name"
     )

@@ -17,6 +17,7 @@ from trainworks.cli.grammar import (
     IMAGE_ERRORS,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_build_options, add_engine, add_format, add_until
 from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
@@ -31,8 +32,8 @@ STAGES = ("plan", "render", "build", "test")
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py extend``."""
-    grammar = Grammar(
-        "extend",
+    manual = Manual(
+        command="extend",
         summary="make a tested image from a base image, requirements and your code",
         details=(
             "Makes an image from a base image, requirements and code, and tests it."
@@ -57,8 +58,8 @@ def parser() -> Grammar:
         fails=(*IMAGE_ERRORS, UnknownNameError, BuildError, HostError, LockError, ExtendError),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("push", "prove", "report"),
-        check=check,
     )
+    grammar = Grammar(manual, check=check)
     grammar.add_argument(
         "--base",
         required=True,

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
-from trainworks.cli.grammar import Example, Grammar
+from trainworks.cli.grammar import Example, Grammar, Manual
 from trainworks.cli.options import add_format
 from trainworks.terminal.output import put, put_json
 
@@ -29,8 +29,8 @@ Every command has `--format json` for programs. Errors are JSON too.
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py help``."""
-    grammar = Grammar(
-        "help",
+    manual = Manual(
+        command="help",
         summary="list the commands, or explain one",
         details="Lists all commands by purpose, or explains one of them.",
         examples=(
@@ -43,6 +43,7 @@ def parser() -> Grammar:
         result="text for people, or all of its data as JSON.",
         done="shown",
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "command",
         nargs="?",
@@ -71,7 +72,7 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     groups = (
         f"\n{title}:\n"
-        + "".join(f"  {name:<{width}}  {grammar_of(name).summary}\n" for name in names)
+        + "".join(f"  {name:<{width}}  {grammar_of(name).manual.summary}\n" for name in names)
         for title, names in GROUPS.items()
     )
     return START + "".join(groups) + END

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, Manual
 from trainworks.cli.options import add_format, add_only
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py lock``."""
-    grammar = Grammar(
-        "lock",
+    manual = Manual(
+        command="lock",
         summary="record the hash, size and digest of every input of targets",
         details=(
             "Records the inputs of targets in images/lock: Python files, resolved and pinned by"
@@ -56,9 +56,9 @@ def parser() -> Grammar:
         done="locked, or every lock fits",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),
-        check=_check,
         see_also=("mirror", "check", "docs/lock.md"),
     )
+    grammar = Grammar(manual, check=_check)
     add_only(grammar)
     grammar.add_argument(
         "--upgrade",
@@ -139,6 +139,7 @@ def _lock(
     """Lock rows; return the written files, the moved packages by target, and the failures."""
     from trainworks.host.downloads import Client
     from trainworks.inputs.lock_artifacts import (
+        LockRun,
         lock_archives,
         lock_artifacts,
         lock_base_images,
@@ -194,18 +195,16 @@ def _lock(
             newer_tags(rows, facts, client, report=report)
         return files, moved, problems
     upgrade = bool(options.upgrade)
-    unread, suites = lock_archives(rows, facts, settings, folder, report=report, upgrade=upgrade)
+    shared = LockRun(rows=rows, facts=facts, root=folder, report=report)
+    unread, suites = lock_archives(shared, settings, upgrade=upgrade)
     problems += unread
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems += lock_artifacts(
-            resolved, facts, client, folder, mirror=options.mirror, report=say
-        )
+        artifacts = LockRun(rows=resolved, facts=facts, root=folder, report=say)
+        problems += lock_artifacts(artifacts, client, mirror=options.mirror)
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
         system = suites if options.upgrade == "system" else None
-        problems += lock_base_images(
-            rows, facts, registries, folder, report=report, upgrade=upgrade, system=system
-        )
+        problems += lock_base_images(shared, registries, upgrade=upgrade, system=system)
     return files, moved, problems
 
 

@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, Manual
 from trainworks.cli.options import add_format, add_only
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
@@ -14,8 +14,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py mirror``."""
-    grammar = Grammar(
-        "mirror",
+    manual = Manual(
+        command="mirror",
         summary="fill a folder with everything that targets download",
         details=(
             "Fills a folder with everything that targets download: files of components, git commits"
@@ -40,6 +40,7 @@ def parser() -> Grammar:
         reads=(FACTS, HOST_SETTINGS),
         see_also=("lock", "docs/lock.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "folder",
         type=Path,
@@ -54,19 +55,13 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
     from trainworks.facts.load import load
-    from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.fill_mirror import fill_mirror
     from trainworks.plan.select import rows_like
-    from trainworks.terminal.download_progress import Fetching
-    from trainworks.terminal.output import say
 
     facts = load(root)
     rows = rows_like(options.only, facts)
-    settings = read_host_settings(os.environ)
-    fetching = Fetching()
-    with Client(settings, watch=fetching) as client:
-        fill_mirror(rows, facts, options.folder, client, settings, report=say, fetching=fetching)
+    fill_mirror(rows, facts, options.folder, read_host_settings(os.environ))
     content = {"folder": str(options.folder), "targets": [facts.name_of(row) for row in rows]}
     put_result(options.format, content, f"{options.folder}\n")
     return 0

@@ -17,6 +17,7 @@ from trainworks.cli.grammar import (
     PLANNING_ERRORS,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format
 from trainworks.errors import BuildError, HostError, OutdatedError
@@ -25,8 +26,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py outdated``."""
-    grammar = Grammar(
-        "outdated",
+    manual = Manual(
+        command="outdated",
         summary="list what an image lacks: security updates, patches, newer versions",
         details=(
             "Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image,"
@@ -56,6 +57,7 @@ def parser() -> Grammar:
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, OSV_SERVICE),
         see_also=("prove", "docs/ship.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "image",
         metavar="IMAGE|TARGET",

@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar
+from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar, Manual
 from trainworks.cli.options import add_format, add_tags
 from trainworks.errors import HostError, RegistryError
 from trainworks.terminal.output import put_result
@@ -14,8 +14,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py promote``."""
-    grammar = Grammar(
-        "promote",
+    manual = Manual(
+        command="promote",
         summary="copy an image by digest to other repositories, without a rebuild",
         details=(
             "Copies an image by its digest, with everything attached to it, to other repositories."
@@ -40,6 +40,7 @@ def parser() -> Grammar:
         reads=(LOGINS, HOST_SETTINGS),
         see_also=("push", "prove", "docs/ship.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "source", metavar="ADDRESS", help="copy this image: HOST/NAME@sha256:... or HOST/NAME:TAG"
     )

@@ -18,6 +18,7 @@ from trainworks.cli.grammar import (
     PLANNING_ERRORS,
     Example,
     Grammar,
+    Manual,
     Source,
 )
 from trainworks.cli.options import add_artifact, add_components, add_engine, add_format
@@ -34,8 +35,8 @@ from trainworks.terminal.output import put_result, say
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py prove``."""
-    grammar = Grammar(
-        "prove",
+    manual = Manual(
+        command="prove",
         summary="write what is in an image and what it was built from",
         details=(
             "Writes the bill of materials of a target's image, or of an extended one (CycloneDX),"
@@ -81,6 +82,7 @@ def parser() -> Grammar:
         ),
         see_also=("verify", "push", "docs/ship.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "target",
         metavar="TARGET|IMAGE",

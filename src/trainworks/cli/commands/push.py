@@ -14,6 +14,7 @@ from trainworks.cli.grammar import (
     TARGET,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format, add_repositories
 from trainworks.errors import (
@@ -30,8 +31,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py push``."""
-    grammar = Grammar(
-        "push",
+    manual = Manual(
+        command="push",
         summary="push a built image to ECR or another registry",
         details=(
             "Pushes a built image to one or several repositories. Layers that a registry has are"
@@ -69,6 +70,7 @@ def parser() -> Grammar:
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
         see_also=("promote", "prove", "docs/ship.md"),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target"
     )
@@ -95,7 +97,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.plan.names import unknown
     from trainworks.plan.variants import image_named
     from trainworks.registry.names import check_tags, tags_for
-    from trainworks.registry.push import push_image, report_of, say_tags, text_of
+    from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
@@ -107,8 +109,9 @@ def run(options: Namespace, root: Path) -> int:
     engine = choose(options.engine, report=say)
     reference = find_image(options.image, engine, facts)
     tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
+    request = PushRequest(reference=reference, repositories=options.repository, tags=tags)
     with Registries(read_host_settings(os.environ), report=say) as registries:
-        done = push_image(engine, reference, options.repository, tags, registries, os.environ)
+        done = push_image(engine, request, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}
     say_tags(done)
     put_result(options.format, report, text_of(done))

@@ -14,6 +14,7 @@ from trainworks.cli.grammar import (
     TARGET,
     Example,
     Grammar,
+    Manual,
 )
 from trainworks.cli.options import add_engine, add_format
 from trainworks.terminal.output import put_result, say
@@ -21,8 +22,8 @@ from trainworks.terminal.output import put_result, say
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py report``."""
-    grammar = Grammar(
-        "report",
+    manual = Manual(
+        command="report",
         summary="show image size by component",
         details=(
             "Shows where the bytes of an image are: components, packages and largest files, and the"
@@ -40,6 +41,7 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST),
         see_also=("diff",),
     )
+    grammar = Grammar(manual)
     grammar.add_argument(
         "image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target"
     )

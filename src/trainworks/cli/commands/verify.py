@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainworks.cli.grammar import Example, Grammar
+from trainworks.cli.grammar import Example, Grammar, Manual
 from trainworks.cli.options import add_format
 from trainworks.errors import ProofError
 from trainworks.terminal.output import put_result
@@ -15,8 +15,8 @@ from trainworks.terminal.output import put_result
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py verify``."""
-    grammar = Grammar(
-        "verify",
+    manual = Manual(
+        command="verify",
         summary="check cosign's verified attestations of an image against a policy",
         details=(
             "Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and"
@@ -44,9 +44,9 @@ def parser() -> Grammar:
         done="it holds",
         fails=(ProofError,),
         reads=(),
-        check=_check,
         see_also=("prove", "docs/ship.md"),
     )
+    grammar = Grammar(manual, check=_check)
     grammar.add_argument(
         "image", metavar="ADDRESS", help="the image that cosign checked: HOST/NAME@sha256:..."
     )

@@ -1,0 +1,34 @@
+"""The base image of a plan, if that image has its name from this project."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks.facts.rows import Base, LockedArchive
+from trainworks.plan.model import ImagePlan, Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnBase:
+    """A base image that has its name from this project.
+
+    Attributes:
+        row: Its row; with the digest, where it is pulled by one.
+        name: Its name in the engine.
+        origin: Where it comes from.
+        states: The locked states of the archive that it, and what is installed on it, comes from.
+    """
+
+    row: Base
+    name: str
+    origin: Origin
+    states: tuple[LockedArchive, ...] = ()
+
+
+def own_base(plan: ImagePlan) -> OwnBase | None:
+    """Return the base of a plan, ``None`` for one that the engine itself pulls
+    by the digest in its FROM.
+    """
+    if not plan.origin:
+        return None
+    return OwnBase(row=plan.base, name=plan.image, origin=plan.origin, states=plan.archives)
