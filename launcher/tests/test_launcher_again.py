@@ -353,7 +353,7 @@ def test_a_failure_whose_message_differs_is_the_same_one(tmp_path: Path, message
     assert made.text.count("a try\n") == 2, made.text
 
 
-def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) -> None:
+def test_three_restarts_that_end_in_the_same_kill_are_enough(tmp_path: Path) -> None:
     write_inputs(
         tmp_path,
         "import os, signal\nprint('a try', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",

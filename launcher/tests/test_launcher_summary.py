@@ -113,6 +113,23 @@ def test_every_job_has_one(tmp_path: Path, script: str, status: int) -> None:
     assert last.startswith("trainworks: job ")
 
 
+def test_the_time_is_that_of_all_attempts(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, time\n"
+        "time.sleep(1)\n"
+        "if os.environ['TRAINWORKS_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    write_inputs(tmp_path, script, {}, {})
+    variables = {
+        "TRAINWORKS_MAX_RESTARTS": "1",
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
+    }
+    with Launcher(tmp_path, variables=variables) as made:
+        assert made.wait() == 0, made.text
+    (summary,) = re.findall(r"summary: ([\d.]+) s on 1 host, .*1 restart", made.text)
+    assert float(summary) >= 2, "each attempt took a second"
+
+
 def test_the_leader_gathers_what_the_hosts_know(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     for host in hosts:

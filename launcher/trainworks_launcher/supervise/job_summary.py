@@ -245,8 +245,11 @@ class JobSummary:
         self._figures[self._member] = own
         return {**own._asdict(), "gpus": list(gpus)}
 
-    def write(self) -> None:
-        """Log the summary, on the leader, which has the figures of all hosts."""
-        took = time.monotonic() - self._started
+    def write(self, job_began: float) -> None:
+        """Log the summary, on the leader, which has the figures of all hosts.
+
+        job_began: when the job's program was started for the first time (monotonic clock).
+        """
+        took = time.monotonic() - job_began
         hosts = {host: self._figures.get(host) for host in self._hosts}
         self._log(line(took, hosts))

@@ -40,7 +40,7 @@ that joins, and back from it.
 _CAUSES = 20
 _CAUSE_CHARACTERS = 500
 _KILLS = 3
-"""Tries in a row that were killed without a step further: the next one would be, too."""
+"""Restarts in a row that ended in the same kill without a step further: no further restart."""
 
 _LONGEST_PAUSE = 60.0
 _CLEAN_UP_SECONDS = 5.0
@@ -61,6 +61,8 @@ class Tries:
         lost: Steps that were done and are done again; None where a step was not known.
         prepared: The plan with which this host has been prepared; None: it was not.
         pause: Seconds before the next try starts.
+        program_began: When the program was started for the first time (monotonic clock); 0.0:
+            it was not.
     """
 
     def __init__(self, plan: NodePlan, heartbeat: str = "") -> None:
@@ -69,6 +71,7 @@ class Tries:
         ``""`` if there is none.
         """
         self.restarts = 0
+        self.program_began = 0.0
         self.causes: tuple[str, ...] = ()
         self.lost: int | None = 0
         self._step = -1
@@ -112,8 +115,8 @@ class Tries:
         self.pause = min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1))
         is_same = None not in state and self._last == last and bool(outcome.place)
         self._same = self._same + 1 if is_same else 0
-        # A kill from outside may be a preemption, which says nothing of the next one; three in a
-        # row do.
+        # A kill from outside may be a preemption, which says nothing about the next try; the same
+        # kill after three restarts does.
         most = _KILLS if outcome.retry else 1
         return outcome._replace(again=self._same < most)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Sequence
 
 from trainworks_launcher.supervise import job_summary
@@ -21,6 +22,8 @@ class Summary(Part):
         member = plan.member or plan.host
         hosts = plan.control.hosts if plan.control is not None else (member,)
         self._account = job_summary.JobSummary(attempt.loop, member, hosts, attempt.log)
+        # The job began with the first attempt, and this may be a later one.
+        attempt.tries.program_began = attempt.tries.program_began or time.monotonic()
         attempt.handlers[job_summary.MESSAGE] = self._account.receive
 
         devices = environment.devices
@@ -53,4 +56,4 @@ class Summary(Part):
         attempt = self._attempt
         again = attempt.outcome is not None and attempt.outcome.again
         if attempt.plan.role != "worker" and not again:
-            self._account.write()
+            self._account.write(attempt.tries.program_began)
