@@ -48,6 +48,19 @@ fi
 exec {program} "$@"
 """
 
+FORGETFUL = """\
+#!/bin/sh
+# Runs the real buildah. Its next lists of images end as they do where another program removes an
+# image meanwhile.
+number=$(cat {left})
+if [ "$1" = images ] && [ "$number" -gt 0 ]; then
+    echo $((number - 1)) >{left}
+    echo "Error: 0123abcd: image not known" >&2
+    exit 125
+fi
+exec {program} "$@"
+"""
+
 RUNTIME = """\
 #!/bin/sh
 # Runs the real runtime; it is ended before that a few times.

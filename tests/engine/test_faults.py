@@ -14,7 +14,7 @@ import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]
 
 from engine.daemons import own_daemon
-from engine.faults import ALWAYS, BUILDAH, LOSING, RUNTIME, Faulty
+from engine.faults import ALWAYS, BUILDAH, FORGETFUL, LOSING, RUNTIME, Faulty
 from engine.helpers import BASE, request
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
@@ -189,6 +189,17 @@ def test_a_step_is_tried_again(
         "buildah itself failed during the build of tiny, torch: RUN echo"
     )
     assert WORDS["buildah"] in caught.value.message
+
+
+@pytest.mark.parametrize("buildah", [FORGETFUL], indirect=True)
+def test_a_list_of_images_is_asked_for_again(buildah: tuple[Engine, Faulty]) -> None:
+    engine, faulty = buildah
+    faulty.times = ATTEMPTS - 1
+    assert BASE.removeprefix("localhost/") in engine.names()
+    assert faulty.times == 0
+    faulty.times = ALWAYS
+    with pytest.raises(EngineError, match=r"buildah failed listing images: .* image not known"):
+        engine.names()
 
 
 @pytest.mark.parametrize("buildah", [LOSING], indirect=True)

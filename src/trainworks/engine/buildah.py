@@ -160,11 +160,22 @@ class BuildahEngine:
     def names(self) -> tuple[str, ...]:
         """Return the names of all images in the store."""
         # buildah prints null for an empty store, and for an image without a name.
-        images = json.loads(self._run_command("listing images", "images", "--json")) or ()
+        images = json.loads(retry(self._list_images)) or ()
         names: list[str] = []
         for image in images:
             names += image["names"] or ()
         return tuple(name.removeprefix("localhost/") for name in names)
+
+    def _list_images(self) -> str:
+        """Return the list of images, as JSON.
+
+        Raises:
+            EngineError: buildah failed, mostly because another program removed an image meanwhile.
+        """
+        listing = subprocesses.run(self._argv("images", "--json"), timeout=_SHORT_CALL)
+        if listing.status != 0:
+            raise self._fault("listing images", listing.words)
+        return listing.output.decode(errors="replace")
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
