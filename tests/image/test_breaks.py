@@ -245,11 +245,14 @@ def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
     """
     tag = f"trainworks-test/breaks:{uuid.uuid4().hex[:12]}"
     text = "\n".join((f"FROM {built.reference}", *lines))
+    # By BuildKit: Docker's older builder drops extended attributes. The first docker on PATH may
+    # have none.
     subprocess.run(
-        ("docker", "build", "-q", "-t", tag, "-"),
+        (built.engine.probe().program, "build", "-q", "-t", tag, "-"),
         input=text.encode(),
         check=True,
         stdout=subprocess.PIPE,
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
     )
     try:
         command = (
