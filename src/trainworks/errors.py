@@ -211,7 +211,7 @@ class OutdatedError(TrainworksError):
     """An image lacks security updates of its distribution."""
 
     exit_status = 18
-    meaning = "security updates are missing"
+    meaning = "security updates are missing, an advisory is published, or the framework has ended"
 
 
 class EngineError(TrainworksError):

@@ -61,8 +61,10 @@ This file, and those below, are in the directory of the job's output.
 FAILURE_JSON = "failure.json"
 """The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``,
 ``mode``, ``host`` and ``rank`` of the beginning (rank null if not known), ``cause`` (one line),
-``text`` (as in FAILURE_FILE), ``retry`` (whether another attempt makes sense), ``versions`` of
-``launcher`` and ``smdistributed`` (null if the image has none).
+``text`` (as in FAILURE_FILE), ``retry`` (whether the platform may start the job again),
+``restarts`` (of all hosts), ``lost_steps`` (steps that were done twice; null if not known),
+``earlier`` (the cause of each earlier attempt's end), ``versions`` of ``launcher`` and
+``smdistributed`` (null if the image has none).
 """
 
 TERMINATION_LOG = "/dev/termination-log"
