@@ -241,7 +241,7 @@ def read_environment(
     platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
     job_secret, secret_problems = secret.read_secret(variables)
     platform = platforms.describe(
-        platforms.Given(
+        platforms.Sources(
             variables=variables,
             resource_config=platform_file,
             hostname=hostname,
@@ -599,7 +599,9 @@ def report_directory(variables: Mapping[str, str], has_program: bool) -> str:
     """Return ``Environment.refusals`` of a job that is not read yet."""
     base = base_directory(variables, has_program)
     config = _Documents(base, are_needed=False).read(names.RESOURCE_CONFIG_FILE)
-    return _results(base, variables, platforms.describe(platforms.Given(variables, config)), "")[1]
+    return _results(base, variables, platforms.describe(platforms.Sources(variables, config)), "")[
+        1
+    ]
 
 
 def _own_address() -> str:

@@ -7,7 +7,7 @@ distribution.
 
 from __future__ import annotations
 
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     RENDEZVOUS,
     Reader,
@@ -23,16 +23,16 @@ _ADVICE = (
 )
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the nodes, called by their numbers."""
-    reader = Reader(given.variables, "Azure Machine Learning", _ADVICE)
+    reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
     count = reader.whole("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")
-    elsewhere = others(given.variables) or (world and f"WORLD_SIZE={world}")
+    elsewhere = others(sources.variables) or (world and f"WORLD_SIZE={world}")
     if elsewhere and world != str(count):
         return Description(where="AZUREML_NODE_COUNT", ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
     if count == 1 and not reader.problems:
-        return Description(where="AZUREML_NODE_COUNT", kept=given_rendezvous(given.variables))
+        return Description(where="AZUREML_NODE_COUNT", kept=given_rendezvous(sources.variables))
     index = reader.index("NODE_RANK", count=count)
     address = reader.address("MASTER_ADDR")
     if reader.problems:
@@ -43,5 +43,5 @@ def describe(given: Given) -> Description:
         where="AZUREML_NODE_COUNT",
         leader_address=address,
         names_resolve=False,
-        kept=given_rendezvous(given.variables),
+        kept=given_rendezvous(sources.variables),
     )

@@ -8,22 +8,22 @@ there. Source: AWS Batch user guide, mnp-env-vars.html.
 
 from __future__ import annotations
 
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, numbered
 
 _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _ADVICE = "Batch sets them in every node of a multi-node parallel job: do not set or unset them"
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the nodes, the main node first."""
-    reader = Reader(given.variables, "AWS Batch", _ADVICE)
+    reader = Reader(sources.variables, "AWS Batch", _ADVICE)
     count = reader.whole("AWS_BATCH_JOB_NUM_NODES", least=1)
     index = reader.index("AWS_BATCH_JOB_NODE_INDEX", count=count)
     main = reader.index("AWS_BATCH_JOB_MAIN_NODE_INDEX", count=count)
     known = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"}
     is_main = not known & {*reader.missing} and index == main
-    address = given.address() if is_main else reader.text(_ADDRESS)
+    address = sources.address() if is_main else reader.text(_ADDRESS)
     if is_main and not address and count > 1:
         reader.refuse(
             "this is the main node, and it has no IPv4 address on a default route",

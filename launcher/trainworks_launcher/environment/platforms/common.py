@@ -13,7 +13,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import Json, without_brackets
 from trainworks_launcher.environment.cluster_hosts import is_host_name
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 
 _SHOWN = 16
 """Hosts of a list in a message."""
@@ -243,7 +243,7 @@ class AddressVariables(NamedTuple):
 
 
 def described_by_addresses(
-    given: Given, title: str, advice: str, variables: AddressVariables
+    sources: Sources, title: str, advice: str, variables: AddressVariables
 ) -> Description:
     """Return the hosts of a platform that gives every node the addresses of all of them.
 
@@ -253,7 +253,7 @@ def described_by_addresses(
         advice: What to do if variables are missing.
         variables: The platform's variables.
     """
-    reader = Reader(given.variables, title, advice)
+    reader = Reader(sources.variables, title, advice)
     nodes = reader.whole(variables.nodes, least=1)
     index = reader.index(variables.rank, count=nodes)
     if nodes == 1 and not reader.problems:  # it may have no address that others could use

@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.environment.platforms import NONE, Description, Given
+from trainworks_launcher.environment.platforms import NONE, Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     Reader,
     config_of,
@@ -48,12 +48,12 @@ them WORLD_SIZE mostly counts processes.
 """
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the hosts.
 
     They are called by their numbers; only the leader's address has to lead to one.
     """
-    variables = given.variables
+    variables = sources.variables
     reader = Reader(variables, "the environment", _ADVICE)
     kept = given_rendezvous(variables)
     world, rank, node_rank = map(reader.optional, ("WORLD_SIZE", "RANK", "NODE_RANK"))

@@ -13,11 +13,11 @@ import re
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import nearest
 from trainworks_launcher.contract.json_values import without_brackets
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, expand_nodes
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the hosts.
 
     The host's own name may be left out where it follows from the index or the kernel's name.
@@ -26,7 +26,7 @@ def describe(given: Given) -> Description:
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE}"
         " to its own name"
     )
-    reader = Reader(given.variables, "plain hosts", advice)
+    reader = Reader(sources.variables, "plain hosts", advice)
     listed = re.sub(r"[,\s]+", ",", without_brackets(reader.text(names.HOSTS_VARIABLE))).strip(",")
     hosts: tuple[str, ...] = ()
     try:
@@ -36,8 +36,8 @@ def describe(given: Given) -> Description:
     own = without_brackets(reader.optional(names.HOST_VARIABLE))
     if not own and hosts and reader.optional(names.INDEX_VARIABLE):
         own = hosts[reader.whole(names.INDEX_VARIABLE, most=len(hosts) - 1)]
-    if not own and given.hostname in hosts:
-        own = given.hostname
+    if not own and sources.hostname in hosts:
+        own = sources.hostname
     elif not own:
         reader.missing.append(names.HOST_VARIABLE)
     elif hosts and own not in hosts:

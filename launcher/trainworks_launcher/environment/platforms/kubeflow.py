@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract.json_values import without_brackets
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, numbered
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
@@ -23,12 +23,12 @@ _ADVICE = "leave the variables PET_* to the operator; without it, set TRAINWORKS
 _ELASTIC = "let minReplicas and maxReplicas be the same, or leave elasticPolicy out"
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the pods.
 
     They are called by the operator's rule; only the leader's name has to resolve.
     """
-    reader = Reader(given.variables, "Kubeflow", _ADVICE)
+    reader = Reader(sources.variables, "Kubeflow", _ADVICE)
     number = reader.text("PET_NNODES")
     fewest, _, most = number.partition(":")
     if most and fewest != most:
@@ -39,8 +39,8 @@ def describe(given: Given) -> Description:
     if most and not reader.optional("PET_MASTER_ADDR"):
         address, _, port_text = reader.text("PET_RDZV_ENDPOINT").rpartition(":")
         port = reader.number(port_text, "PET_RDZV_ENDPOINT", least=1, most=65535)
-        place = re.search(r"-worker-(\d+)$", given.hostname)
-        index = place.group(1) if place else given.hostname
+        place = re.search(r"-worker-(\d+)$", sources.hostname)
+        index = place.group(1) if place else sources.hostname
         rank = reader.number(index, "HOSTNAME", most=count - 1) if count > 1 else 0
     else:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")

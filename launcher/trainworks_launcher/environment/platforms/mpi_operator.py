@@ -11,7 +11,7 @@ import re
 from types import MappingProxyType
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, numbers
 
 _ROLE = "K_MPI_JOB_ROLE"
@@ -30,16 +30,16 @@ _MPIRUN_READS = (
 """The operator's parameters of mpirun, which the plan gives by words."""
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the workers of the hostfile, and this pod, which may be one of them."""
-    reader = Reader(given.variables, "an MPIJob", _ADVICE)
+    reader = Reader(sources.variables, "an MPIJob", _ADVICE)
     if reader.optional(_ROLE) == "worker":
         reader.refuse("a worker serves ssh, and the launcher pod starts the job", _ROLE)
     path = reader.text(names.MPI_HOSTFILE_VARIABLE)
     if reader.problems:
         return Description(problems=reader.problems)
     default = numbers(reader.optional(_SLOTS))
-    lines = [line.split("#")[0].split() for line in given.read(path).splitlines()]
+    lines = [line.split("#")[0].split() for line in sources.read(path).splitlines()]
     counts: dict[str, int] = {}
     for words in filter(None, lines):
         # Open MPI adds up the slots of a host that is there more than once.
@@ -55,10 +55,12 @@ def describe(given: Given) -> Description:
         )
     if reader.problems:
         return Description(problems=reader.problems)
-    own = next((host for host in counts if host.split(".")[0] == given.hostname.split(".")[0]), "")
-    others = () if own else (given.hostname,)
+    own = next(
+        (host for host in counts if host.split(".")[0] == sources.hostname.split(".")[0]), ""
+    )
+    others = () if own else (sources.hostname,)
     return Description(
-        resource_config=config_of((*counts, *others), own or given.hostname),
+        resource_config=config_of((*counts, *others), own or sources.hostname),
         where=path,
         served=tuple(counts),
         processes_per_host=next(iter(counts.values())),
@@ -69,6 +71,6 @@ def describe(given: Given) -> Description:
 
 
 def _slots(words: list[str]) -> int:
-    """Return N of ``slots=N``; 0 if it is not given."""
+    """Return N of ``slots=N``; 0 if it is not sources."""
     match = re.search(r"(?:^| )slots\s*=\s*(\d+)", " ".join(words))
     return int(match.group(1)) if match else 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Mapping
 
 from trainworks_launcher.contract.json_values import decode, mapping
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import RENDEZVOUS
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
@@ -22,14 +22,14 @@ _TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_I
 _TENSORFLOW = "TF_CONFIG"
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return a job of this one process.
 
     With the reason why it must not start others, if there are more.
     """
     return Description(
-        where=_TENSORFLOW if _TENSORFLOW in given.variables else "the environment",
-        ranks_elsewhere=others(given.variables),
+        where=_TENSORFLOW if _TENSORFLOW in sources.variables else "the environment",
+        ranks_elsewhere=others(sources.variables),
         kept=RENDEZVOUS,
     )
 

@@ -24,7 +24,7 @@ from typing import Callable, Mapping
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.environment import cluster_hosts
-from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Description, Given, ranks
+from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Description, Sources, ranks
 from trainworks_launcher.environment.platforms.common import (
     AddressVariables,
     Reader,
@@ -37,9 +37,9 @@ from trainworks_launcher.environment.platforms.common import (
 _ON_EACH_HOST = "start train once on each host, for example with"
 
 
-def _dstack(given: Given) -> Description:
+def _dstack(sources: Sources) -> Description:
     return described_by_addresses(
-        given,
+        sources,
         "dstack",
         "dstack sets them for every node of a task: do not set or unset them",
         AddressVariables(
@@ -52,9 +52,9 @@ def _dstack(given: Given) -> Description:
     )
 
 
-def _skypilot(given: Given) -> Description:
+def _skypilot(sources: Sources) -> Description:
     return described_by_addresses(
-        given,
+        sources,
         "SkyPilot",
         "SkyPilot sets them in a task's run section:"
         " hand them on if it starts a container of its own",
@@ -67,12 +67,12 @@ def _skypilot(given: Given) -> Description:
     )
 
 
-def _lsf(given: Given) -> Description:
-    variables = given.variables
+def _lsf(sources: Sources) -> Description:
+    variables = sources.variables
     words = (
         variables.get("LSB_MCPU_HOSTS", "").split()[::2] or variables.get("LSB_HOSTS", "").split()
     )
-    words = words or given.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
+    words = words or sources.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
     parts = (variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX"))
     job = "_".join(word for word in parts if word not in ("", "0"))
     return on_one_host("LSF", "LSB_MCPU_HOSTS", words, f"{_ON_EACH_HOST} blaunch")._replace(
@@ -80,27 +80,27 @@ def _lsf(given: Given) -> Description:
     )
 
 
-def _pbs(given: Given) -> Description:
-    variables = given.variables
-    words = given.read(variables.get("PBS_NODEFILE", "")).split()
+def _pbs(sources: Sources) -> Description:
+    variables = sources.variables
+    words = sources.read(variables.get("PBS_NODEFILE", "")).split()
     if not words and variables.get("PBS_NUM_NODES", "").strip() == "1":
-        words = [given.hostname]
+        words = [sources.hostname]
     made = on_one_host("PBS", "PBS_NODEFILE", words, f"{_ON_EACH_HOST} pbsdsh")
     return made._replace(job_id=variables.get("PBS_JOBID", "").strip())
 
 
-def _oar(given: Given) -> Description:
-    variables = given.variables  # the file has a line for each core
-    words = given.read(
+def _oar(sources: Sources) -> Description:
+    variables = sources.variables  # the file has a line for each core
+    words = sources.read(
         variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
     ).split()
     made = on_one_host("OAR", "OAR_NODEFILE", words, f"{_ON_EACH_HOST} oarsh")
     return made._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
 
 
-def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]:
-    def describe(given: Given) -> Description:
-        reader = Reader(given.variables, title, advice)
+def _told_by_a_person(title: str, advice: str) -> Callable[[Sources], Description]:
+    def describe(sources: Sources) -> Description:
+        reader = Reader(sources.variables, title, advice)
         reader.text(names.HOSTS_VARIABLE)
         return Description(problems=reader.problems)
 
@@ -139,18 +139,18 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
 """Variable with the number, or with the names -> the scheduler that sets it, with its source."""
 
 
-def _counted(given: Given) -> Description:
-    found = [name for name in _COUNTS if name in given.variables]
-    more = [name for name in found if _number(name, given.variables[name]) != 1]
+def _counted(sources: Sources) -> Description:
+    found = [name for name in _COUNTS if name in sources.variables]
+    more = [name for name in found if _number(name, sources.variables[name]) != 1]
     if not more:
         return Description(where=found[0])
-    if given.pairs or given.lists:
-        made = _several(given)
+    if sources.pairs or sources.lists:
+        made = _several(sources)
         if made.resource_config:
             return made
     name = more[0]
     problem = (
-        f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
+        f"{name}={sources.variables[name]} says that the job has several hosts, and not which ones"
     )
     advice = (
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE}"
@@ -161,7 +161,7 @@ def _counted(given: Given) -> Description:
     )
 
 
-def _several(given: Given) -> Description:
+def _several(sources: Sources) -> Description:
     """Return the hosts of a scheduler that is recognised by the kind of its variables.
 
     Else what to set.
@@ -170,13 +170,13 @@ def _several(given: Given) -> Description:
     address. In a file of hosts a host looks for itself: the order is not that of the indices
     (Google Batch, BATCH_HOSTS_FILE).
     """
-    pair = next(iter(given.pairs), None)
-    for listed in given.lists:
-        made = _of_list(given, listed, pair)
+    pair = next(iter(sources.pairs), None)
+    for listed in sources.lists:
+        made = _of_list(sources, listed, pair)
         if made is not None:
             return made
     address = (
-        cluster_hosts.leader(given.variables, pair.vendor)
+        cluster_hosts.leader(sources.variables, pair.vendor)
         if pair is not None and pair.of_hosts
         else ("", "")
     )
@@ -201,7 +201,7 @@ def _several(given: Given) -> Description:
         return Description(
             where=pair.names[0], problems=(Problem(problem, f"variable {pair.names[0]}", advice),)
         )
-    listed = given.lists[0]
+    listed = sources.lists[0]
     shown = ",".join(listed.hosts[:_SHOWN])
     problem = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
@@ -220,19 +220,19 @@ _TO_ITSELF = f"{names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} to its name"
 
 
 def _of_list(
-    given: Given, listed: cluster_hosts.Listed, pair: cluster_hosts.Pair | None
+    sources: Sources, listed: cluster_hosts.Listed, pair: cluster_hosts.Pair | None
 ) -> Description | None:
     """Return the hosts of a list in which this one knows its place, None if it does not."""
     hosts = listed.hosts
-    own = given.hostname.partition(".")[0]
+    own = sources.hostname.partition(".")[0]
     here = next(
-        (host for host in hosts if host.partition(".")[0] == own or host == given.address()), ""
+        (host for host in hosts if host.partition(".")[0] == own or host == sources.address()), ""
     )
-    index_name = cluster_hosts.index_of(given.variables, listed)
+    index_name = cluster_hosts.index_of(sources.variables, listed)
     fits = pair is not None and pair.size == len(hosts) and pair.place < pair.size
     if not listed.in_file and (index_name or fits):
         index = (
-            int(given.variables[index_name])
+            int(sources.variables[index_name])
             if index_name
             else pair.place
             if pair is not None
@@ -261,9 +261,9 @@ def _number(name: str, value: str) -> int:
     return len({word.rpartition(":")[0] or word for word in words})
 
 
-ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
+ROWS: Mapping[str, Callable[[Sources], Description]] = MappingProxyType(
     {
-        "sagemaker": lambda given: Description(resource_config=given.resource_config),
+        "sagemaker": lambda sources: Description(resource_config=sources.resource_config),
         "hyperpod": lambda _: Description(where=HYPERPOD_AGENT),
         "mpirun": ranks.describe,
         "dstack": _dstack,

@@ -15,7 +15,7 @@ from typing import Mapping
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.environment.platforms import Description, Given, Tasks
+from trainworks_launcher.environment.platforms import Description, Sources, Tasks
 from trainworks_launcher.environment.platforms.common import Reader, config_of, expand_nodes
 
 _ADVICE = "start it in a job step: srun --ntasks-per-node=1 train ... (or one task per GPU)"
@@ -39,9 +39,9 @@ rank of srun; and its own ranks look for Slurm's server instead of mpirun's.
 """
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the nodes of the job step. A batch script of one node counts as a step of one task."""
-    reader = Reader(given.variables, "Slurm", _ADVICE)
+    reader = Reader(sources.variables, "Slurm", _ADVICE)
     job = reader.whole("SLURM_JOB_ID", "SLURM_JOBID")
     components = reader.optional("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if components not in ("", "0", "1"):
@@ -58,7 +58,7 @@ def describe(given: Given) -> Description:
         not reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
         and reader.optional("SLURM_JOB_NUM_NODES") == "1"
     ):
-        host = reader.optional("SLURMD_NODENAME") or given.hostname
+        host = reader.optional("SLURMD_NODENAME") or sources.hostname
         return _described(config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
     step = reader.whole("SLURM_STEP_ID", "SLURM_STEPID")
     listed = reader.text("SLURM_STEP_NODELIST")

@@ -7,7 +7,7 @@ leader. Source: Vertex AI, Use distributed training, Format of CLUSTER_SPEC.
 from __future__ import annotations
 
 from trainworks_launcher.contract.json_values import decode, mapping, text, texts, without_brackets
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, given_rendezvous
 
 _ADVICE = (
@@ -17,9 +17,9 @@ _POOLS = ("workerpool0", "workerpool1")
 """Pools whose hosts run one program; the others are for parameter servers and evaluators."""
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the hosts of the pools, without their ports."""
-    reader = Reader(given.variables, "Vertex AI", _ADVICE)
+    reader = Reader(sources.variables, "Vertex AI", _ADVICE)
     said = reader.text("CLUSTER_SPEC")
     if not said:
         return Description(problems=reader.problems)
@@ -47,7 +47,7 @@ def describe(given: Given) -> Description:
     return Description(
         resource_config=config_of(hosts, pools[pool][index]),
         where="CLUSTER_SPEC",
-        kept=given_rendezvous(given.variables),
+        kept=given_rendezvous(sources.variables),
     )
 
 

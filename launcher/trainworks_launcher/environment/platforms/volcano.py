@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Mapping, Sequence
 
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import Reader, config_of, given_rendezvous
 
 _ADVICE = (
@@ -21,9 +21,9 @@ _LEADER, _OTHERS = "MASTER", "WORKER"
 """Tasks whose pods run one program, as Volcano's plugin for PyTorch calls them."""
 
 
-def describe(given: Given) -> Description:
+def describe(sources: Sources) -> Description:
     """Return the pods. Which one this is, says its host name, else its index in the only task."""
-    variables = given.variables
+    variables = sources.variables
     reader = Reader(variables, "Volcano", _ADVICE)
     listed = _tasks(reader, variables)
     hosts = tuple(
@@ -31,12 +31,12 @@ def describe(given: Given) -> Description:
     )
     where = tuple(f"VC_{task}_HOSTS" for task in listed)
     _check_rendezvous(reader, hosts, where)
-    own = next((host for host in hosts if _pod(host) == _pod(given.hostname)), "")
+    own = next((host for host in hosts if _pod(host) == _pod(sources.hostname)), "")
     if not own and len(listed) == 1:
         index = reader.whole("VC_TASK_INDEX", "VK_TASK_INDEX", most=len(hosts) - 1)
         own = hosts[index]
     elif not own and hosts:
-        reader.refuse(f"the host name {given.hostname!r} is none of {', '.join(hosts)}", *where)
+        reader.refuse(f"the host name {sources.hostname!r} is none of {', '.join(hosts)}", *where)
     if reader.problems:
         return Description(problems=reader.problems)
     return Description(
