@@ -207,7 +207,7 @@ def choose_given_program(
     """Choose the entry point of a command line, which may be anywhere on the host.
 
     Args:
-        words: The program and its arguments, as ``source.look_at_program`` returns them.
+        words: The program and its arguments, as ``source.inspect_program`` returns them.
         code: The code, as that function returns it.
         programs: Programs that exist on this host.
 

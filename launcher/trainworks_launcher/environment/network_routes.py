@@ -25,7 +25,7 @@ class Network(NamedTuple):
     own_route: str = ""
 
 
-def look_at_network(
+def look_up_network(
     platform: platforms.Description, own_name: str, interfaces: Sequence[str]
 ) -> Network:
     """Look up how this host of several reaches the leader, and where its own name leads."""

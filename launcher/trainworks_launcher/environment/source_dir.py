@@ -28,7 +28,7 @@ _OBJECT = r"s3://[^/\s]+/.*[^/]"
 _SHOWN = 5
 
 
-def look_at_program(
+def inspect_program(
     directory: str, words: Sequence[str], path: str
 ) -> tuple[tuple[str, ...], Code]:
     """Look at a program of the command line.
@@ -125,7 +125,7 @@ def imports_mpi(code: Code, words: Sequence[str]) -> bool:
     return False
 
 
-def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
+def inspect_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
     """Look at the code at a location: a path, ``file://``, or an address at
     REMOTE, which is not fetched.
 
@@ -142,14 +142,14 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
     if separator and scheme == "file":
         location = _path_of(rest)
     elif location.startswith(REMOTE):
-        return _look_at_address(location, directory, program)
+        return _inspect_address(location, directory, program)
     elif separator:
         advice = f"use {REMOTE}, file://, or mount the code at {directory}"
         return Code(directory=directory), [
             Problem(f"code cannot be fetched from {scheme}://", location, advice)
         ]
     if Path(location).is_dir():
-        code = _look_at_directory(location, program)
+        code = _inspect_directory(location, program)
         code = code._replace(
             entries=tuple(sorted(code.entries)),
             executable=tuple(sorted(code.executable)),
@@ -159,12 +159,12 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
         return code, []
     if not Path(location).exists():
         return Code(directory=location), []
-    return _look_into_archive(location, directory, program)
+    return _inspect_archive(location, directory, program)
 
 
-def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
+def _inspect_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
     """Return what is known of code that is not fetched yet."""
-    baked = _look_at_directory(directory, program).entries
+    baked = _inspect_directory(directory, program).entries
     notes = []
     if baked:
         notes.append(
@@ -191,14 +191,14 @@ def _unused(location: str, directory: str) -> tuple[str, ...]:
     """Return a note, if the code comes from elsewhere and the image has some at the usual place."""
     if not Path(directory).is_dir() or Path(location).samefile(directory):
         return ()
-    count = len(_look_at_directory(directory, "").entries)
+    count = len(_inspect_directory(directory, "").entries)
     if not count:
         return ()
     note = f"the code is taken from {location}; the {count} file(s) in {directory} are not used"
     return (note,)
 
 
-def _look_at_directory(location: str, program: str) -> Code:
+def _inspect_directory(location: str, program: str) -> Code:
     """Return the files of a directory, unsorted: at most a bounded number of
     them, and those that matter.
     """
@@ -270,7 +270,7 @@ def _beginning(path: Path) -> bytes:
         return b""
 
 
-def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
+def _inspect_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
     """Return what will be in the directory when a local archive has been unpacked over it.
 
     Judged as unpack.py will.
@@ -294,7 +294,7 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
         problem = f"the code archive cannot be used: {str(error) or type(error).__name__}"
         advice = "pack a directory of plain files with: tar -czf"
         return Code(directory), [Problem(problem, archive, advice)]
-    baked = _look_at_directory(directory, program)
+    baked = _inspect_directory(directory, program)
     entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
     modes = {path: member.mode for path, member in contents.files.items()}
     modes.update({path: modes[source] for path, source in contents.hard_links.items()})
