@@ -12,7 +12,7 @@ from trainworks_launcher.environment.platforms.common import (
     RENDEZVOUS,
     Reader,
     config_of,
-    given_rendezvous,
+    find_rendezvous,
     numbered,
 )
 from trainworks_launcher.environment.platforms.ranks import others
@@ -26,13 +26,13 @@ _ADVICE = (
 def describe(sources: Sources) -> Description:
     """Return the nodes, called by their numbers."""
     reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
-    count = reader.whole("AZUREML_NODE_COUNT", least=1)
+    count = reader.integer("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")
     elsewhere = others(sources.variables) or (world and f"WORLD_SIZE={world}")
     if elsewhere and world != str(count):
         return Description(where="AZUREML_NODE_COUNT", ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
     if count == 1 and not reader.problems:
-        return Description(where="AZUREML_NODE_COUNT", kept=given_rendezvous(sources.variables))
+        return Description(where="AZUREML_NODE_COUNT", kept=find_rendezvous(sources.variables))
     index = reader.index("NODE_RANK", count=count)
     address = reader.address("MASTER_ADDR")
     if reader.problems:
@@ -43,5 +43,5 @@ def describe(sources: Sources) -> Description:
         where="AZUREML_NODE_COUNT",
         leader_address=address,
         names_resolve=False,
-        kept=given_rendezvous(sources.variables),
+        kept=find_rendezvous(sources.variables),
     )

@@ -18,7 +18,7 @@ _ADVICE = "Batch sets them in every node of a multi-node parallel job: do not se
 def describe(sources: Sources) -> Description:
     """Return the nodes, the main node first."""
     reader = Reader(sources.variables, "AWS Batch", _ADVICE)
-    count = reader.whole("AWS_BATCH_JOB_NUM_NODES", least=1)
+    count = reader.integer("AWS_BATCH_JOB_NUM_NODES", least=1)
     index = reader.index("AWS_BATCH_JOB_NODE_INDEX", count=count)
     main = reader.index("AWS_BATCH_JOB_MAIN_NODE_INDEX", count=count)
     known = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"}

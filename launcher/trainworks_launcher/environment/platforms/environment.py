@@ -19,10 +19,10 @@ from trainworks_launcher.environment.platforms import NONE, Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     Reader,
     config_of,
-    given_rendezvous,
+    find_rendezvous,
     is_loopback,
     numbered,
-    numbers,
+    read_number,
 )
 
 _ADVICE = (
@@ -55,7 +55,7 @@ def describe(sources: Sources) -> Description:
     """
     variables = sources.variables
     reader = Reader(variables, "the environment", _ADVICE)
-    kept = given_rendezvous(variables)
+    kept = find_rendezvous(variables)
     world, rank, node_rank = map(reader.optional, ("WORLD_SIZE", "RANK", "NODE_RANK"))
     by_ranks = {"WORLD_SIZE", "RANK"} <= {*variables} or "NODE_RANK" not in variables
     nodes = next((name for name in ("NNODES", "NUM_NODES") if name in variables), "NNODES")
@@ -72,11 +72,11 @@ def describe(sources: Sources) -> Description:
     per_host = next(filter(None, map(reader.optional, _PER_HOST)), "")
     if (
         where == "WORLD_SIZE"
-        and numbers(per_host) > 1
-        and numbers(world)
-        and numbers(world) % numbers(per_host) == 0
+        and read_number(per_host) > 1
+        and read_number(world)
+        and read_number(world) % read_number(per_host) == 0
     ):
-        fewer = numbers(world) // numbers(per_host)
+        fewer = read_number(world) // read_number(per_host)
         problem = (
             f"WORLD_SIZE={world} with {per_host} processes"
             " on each host may count processes, or hosts"
@@ -87,7 +87,7 @@ def describe(sources: Sources) -> Description:
         )
         reader.refuse(problem, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
-    count = reader.whole(where, least=1)
+    count = reader.integer(where, least=1)
     if (
         where == nodes
         and rank

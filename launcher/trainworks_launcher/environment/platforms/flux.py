@@ -16,8 +16,8 @@ _ADVICE = "start it with flux run, which sets them for every task: do not set or
 def describe(sources: Sources) -> Description:
     """Return the one node of a job with its tasks; a problem if it has more."""
     reader = Reader(sources.variables, "Flux", _ADVICE)
-    nodes = reader.whole("FLUX_JOB_NNODES", least=1)
-    size = reader.whole("FLUX_JOB_SIZE", least=1)
+    nodes = reader.integer("FLUX_JOB_NNODES", least=1)
+    size = reader.integer("FLUX_JOB_SIZE", least=1)
     job = reader.optional("FLUX_JOB_ID")
     if reader.problems:
         return Description(problems=reader.problems)

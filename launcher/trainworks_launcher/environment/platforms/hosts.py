@@ -35,7 +35,7 @@ def describe(sources: Sources) -> Description:
         reader.refuse(str(error), names.HOSTS_VARIABLE)
     own = without_brackets(reader.optional(names.HOST_VARIABLE))
     if not own and hosts and reader.optional(names.INDEX_VARIABLE):
-        own = hosts[reader.whole(names.INDEX_VARIABLE, most=len(hosts) - 1)]
+        own = hosts[reader.integer(names.INDEX_VARIABLE, most=len(hosts) - 1)]
     if not own and sources.hostname in hosts:
         own = sources.hostname
     elif not own:

@@ -44,7 +44,7 @@ def describe(sources: Sources) -> Description:
         rank = reader.number(index, "HOSTNAME", most=count - 1) if count > 1 else 0
     else:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
-        port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
+        port = reader.integer("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
         rank = reader.index("PET_NODE_RANK", count=count)
     address = without_brackets(address)
     per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"

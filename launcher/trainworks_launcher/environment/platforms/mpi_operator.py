@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, numbers
+from trainworks_launcher.environment.platforms.common import Reader, config_of, read_number
 
 _ROLE = "K_MPI_JOB_ROLE"
 _SLOTS = "OMPI_MCA_orte_set_default_slots"
@@ -38,7 +38,7 @@ def describe(sources: Sources) -> Description:
     path = reader.text(names.MPI_HOSTFILE_VARIABLE)
     if reader.problems:
         return Description(problems=reader.problems)
-    default = numbers(reader.optional(_SLOTS))
+    default = read_number(reader.optional(_SLOTS))
     lines = [line.split("#")[0].split() for line in sources.read(path).splitlines()]
     counts: dict[str, int] = {}
     for words in filter(None, lines):

@@ -42,7 +42,7 @@ rank of srun; and its own ranks look for Slurm's server instead of mpirun's.
 def describe(sources: Sources) -> Description:
     """Return the nodes of the job step. A batch script of one node counts as a step of one task."""
     reader = Reader(sources.variables, "Slurm", _ADVICE)
-    job = reader.whole("SLURM_JOB_ID", "SLURM_JOBID")
+    job = reader.integer("SLURM_JOB_ID", "SLURM_JOBID")
     components = reader.optional("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if components not in ("", "0", "1"):
         advice = (
@@ -60,13 +60,13 @@ def describe(sources: Sources) -> Description:
     ):
         host = reader.optional("SLURMD_NODENAME") or sources.hostname
         return _described(config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
-    step = reader.whole("SLURM_STEP_ID", "SLURM_STEPID")
+    step = reader.integer("SLURM_STEP_ID", "SLURM_STEPID")
     listed = reader.text("SLURM_STEP_NODELIST")
-    nodes = reader.whole("SLURM_STEP_NUM_NODES", least=1)
-    node = reader.whole("SLURM_NODEID")
-    tasks = reader.whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
+    nodes = reader.integer("SLURM_STEP_NUM_NODES", least=1)
+    node = reader.integer("SLURM_NODEID")
+    tasks = reader.integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", least=1)
     per_node = reader.text("SLURM_STEP_TASKS_PER_NODE")
-    rank, local_rank = reader.whole("SLURM_PROCID"), reader.whole("SLURM_LOCALID")
+    rank, local_rank = reader.integer("SLURM_PROCID"), reader.integer("SLURM_LOCALID")
     if reader.problems:
         return Description(problems=reader.problems)
     try:

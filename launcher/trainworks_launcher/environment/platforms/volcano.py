@@ -11,7 +11,7 @@ import re
 from typing import Mapping, Sequence
 
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, given_rendezvous
+from trainworks_launcher.environment.platforms.common import Reader, config_of, find_rendezvous
 
 _ADVICE = (
     "give the job Volcano's plugins svc and env,"
@@ -33,7 +33,7 @@ def describe(sources: Sources) -> Description:
     _check_rendezvous(reader, hosts, where)
     own = next((host for host in hosts if _pod(host) == _pod(sources.hostname)), "")
     if not own and len(listed) == 1:
-        index = reader.whole("VC_TASK_INDEX", "VK_TASK_INDEX", most=len(hosts) - 1)
+        index = reader.integer("VC_TASK_INDEX", "VK_TASK_INDEX", most=len(hosts) - 1)
         own = hosts[index]
     elif not own and hosts:
         reader.refuse(f"the host name {sources.hostname!r} is none of {', '.join(hosts)}", *where)
@@ -42,7 +42,7 @@ def describe(sources: Sources) -> Description:
     return Description(
         resource_config=config_of(hosts, own),
         where=", ".join(where),
-        kept=given_rendezvous(variables),
+        kept=find_rendezvous(variables),
     )
 
 
