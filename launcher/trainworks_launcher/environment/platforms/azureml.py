@@ -1,6 +1,6 @@
 """Azure Machine Learning: a job on several nodes, one process on each. Pure.
 
-Only the leader's address is known. With more processes on a node Azure starts every rank itself.
+Azure sets only the leader's address. With more processes on a node Azure starts every rank itself.
 Source: Azure Machine Learning, Distributed GPU training guide, environment variables of a PyTorch
 distribution.
 """
@@ -24,11 +24,14 @@ _ADVICE = (
 
 
 def describe(sources: Sources) -> Description:
-    """Return the nodes, called by their numbers."""
+    """Return the nodes by their labels ``node-0``, ``node-1``."""
     reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
     count = reader.integer("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")
-    elsewhere = others(sources.variables) or (world and f"WORLD_SIZE={world}")
+    elsewhere = others(sources.variables)
+    if world and not elsewhere:
+        elsewhere = f"WORLD_SIZE={world}"
+    # One process on each node: WORLD_SIZE counts the nodes, and train starts their ranks.
     if elsewhere and world != str(count):
         return Description(where="AZUREML_NODE_COUNT", ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
     if count == 1 and not reader.problems:
