@@ -1,7 +1,7 @@
 """Flux: ``flux run`` starts the launcher once on each node, or once for each rank. Pure.
 
 The variables do not name the nodes. So a job of one node is started, as one host or as its tasks,
-and one of several is refused. Source: flux-environment(7), TASK ENVIRONMENT.
+and a job of several nodes is refused. Source: flux-environment(7), TASK ENVIRONMENT.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ADVICE = "start it with flux run, which sets them for every task: do not set or
 
 
 def describe(sources: Sources) -> Description:
-    """Return the one node of a job with its tasks; a problem if it has more."""
+    """Return the node of the job, with its tasks; a problem if the job has several nodes."""
     reader = Reader(sources.variables, "Flux", _ADVICE)
     nodes = reader.integer("FLUX_JOB_NNODES", least=1)
     size = reader.integer("FLUX_JOB_SIZE", least=1)
