@@ -486,7 +486,7 @@ VOLUME = "0c1d" * 16
 def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
     table: str, path: str, kept: bool
 ) -> None:
-    assert directories.keeps(path, table) is kept
+    assert directories.is_kept(path, table) is kept
 
 
 @pytest.mark.parametrize(

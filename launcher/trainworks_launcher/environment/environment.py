@@ -211,7 +211,7 @@ class Environment(NamedTuple):
         For example ``SM_MODEL_DIR`` -> ``/opt/ml/model``.
         """
         return {
-            **directories.named(self.base_directory, self.checkpoint_directory),
+            **directories.paths_below(self.base_directory, self.checkpoint_directory),
             **self.results.paths,
         }
 
@@ -599,10 +599,10 @@ def _results(
             roots = (second_root,)
     settings: Mapping[str, str] = {} if is_of_sagemaker else variables
 
-    def keeps(path: str) -> bool:
-        return is_uploaded or directories.keeps(path, table)
+    def is_kept(path: str) -> bool:
+        return is_uploaded or directories.is_kept(path, table)
 
-    results = directories.choose(roots, settings, checkpoints, keeps)
+    results = directories.choose(roots, settings, checkpoints, is_kept)
     output = results.paths[directories.OUTPUT]
     # A job that is not started leaves nothing in the working directory.
     is_in_second_root = bool(second_root) and output == f"{second_root}/output"
