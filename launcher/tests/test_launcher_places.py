@@ -362,7 +362,7 @@ def test_a_checkpoint_directory_is_made_too(
     assert found.problems == ()
     assert found.places["TRAINWORKS_CHECKPOINT_DIRECTORY"] == str(tmp_path / "checkpoints")
     file = {**given, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "train.py")}
-    (problem,) = directories.problems_of(read_environment(file, Invocation(("train.py",))).places)
+    (problem,) = directories.find_problems(read_environment(file, Invocation(("train.py",))).places)
     assert "train.py is not a directory" in problem.what
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
 

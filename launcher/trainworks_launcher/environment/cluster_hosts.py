@@ -173,7 +173,7 @@ class Pair(NamedTuple):
         return f"{self.names[0]}={self.size}, {self.names[1]}={self.place}"
 
 
-class Listed(NamedTuple):
+class HostList(NamedTuple):
     """A list of hosts.
 
     Attributes:
@@ -201,7 +201,7 @@ class _Name(NamedTuple):
     role: str
 
 
-def pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
+def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
     """Return each count with its index, those of hosts first.
 
     The count is above one, so this process is one of several.
@@ -240,7 +240,7 @@ def _read_numbers(variables: Mapping[str, str]) -> dict[str, int]:
     return numbers
 
 
-def lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[Listed, ...]:
+def find_lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[HostList, ...]:
     """Return the lists of two hosts or more.
 
     Args:
@@ -263,7 +263,7 @@ def lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[Lis
         else:
             continue
         if len(hosts) > 1:
-            listed.append(Listed(name, hosts, in_file))
+            listed.append(HostList(name, hosts, in_file))
     return tuple(listed)
 
 
@@ -276,7 +276,7 @@ def _first_words(document: str) -> list[str]:
     return first_words
 
 
-def index_of(variables: Mapping[str, str], listed: Listed) -> str:
+def find_index(variables: Mapping[str, str], listed: HostList) -> str:
     """Return the variable with this host's index in a list, as X_NODE_RANK; ``""`` for none."""
     vendor = _words(listed.name)[:1]
     for name, number in _read_numbers(variables).items():
@@ -289,7 +289,7 @@ def index_of(variables: Mapping[str, str], listed: Listed) -> str:
     return ""
 
 
-def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, str]:
+def find_leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, str]:
     """Return the variable and the address of the leader: X_MASTER_ADDR and ``10.0.0.4``.
 
     ``("", "")`` if there is none.
@@ -312,7 +312,7 @@ def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, 
     return "", ""
 
 
-def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
+def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return counts above one and indices that may mean several hosts, as ``X_NODE_COUNT=2``.
 
     A count without an index, or an index without a count, is only a hint.

@@ -22,7 +22,7 @@ _IPC_LOCK = 14
 """Bit of CAP_IPC_LOCK (linux/capability.h). A process with it may lock memory without a limit."""
 
 
-def names_in(
+def list_names(
     directory: str | Path, is_wanted: Callable[[str], object] = lambda _: True
 ) -> tuple[str, ...]:
     """Return the sorted names in a directory; () if the directory does not exist."""
@@ -40,21 +40,21 @@ def efa_devices(
     """Return the names of the host's EFA devices: those that can be opened here, and the others.
 
     A program opens a device by its device node ``uverbsN``. The kernel says which device a node
-    belongs to (kernel documentation, sysfs-class-infiniband). If it does not, each node that can
-    be opened counts for one device.
+    belongs to (kernel documentation, sysfs-class-infiniband). If the kernel does not say so, each
+    node that can be opened counts for one device.
 
     Args:
         classes: Folder in which the kernel lists devices by class.
         nodes: Folder of the device nodes.
     """
     infiniband = f"{classes}/infiniband"
-    devices = tuple(name for name in names_in(infiniband) if _is_efa(f"{infiniband}/{name}"))
+    devices = tuple(name for name in list_names(infiniband) if _is_efa(f"{infiniband}/{name}"))
     if not devices:
         return (), ()
 
     node_of = _find_nodes(classes, devices)
     opened = []
-    for node in names_in(nodes, re.compile(r"uverbs\d+").fullmatch):
+    for node in list_names(nodes, re.compile(r"uverbs\d+").fullmatch):
         if _can_open(f"{nodes}/{node}"):
             opened.append(node)
     if not any(name in node_of for name in devices):
@@ -68,11 +68,11 @@ def _find_nodes(classes: str, devices: Sequence[str]) -> dict[str, str]:
     """Return device -> device node, for example ``rdmap0s6`` -> ``uverbs0``."""
     verbs = f"{classes}/infiniband_verbs"
     node_of = {}
-    for node in names_in(verbs):
+    for node in list_names(verbs):
         device = _read_line(f"{verbs}/{node}/ibdev")
         node_of[device] = node
     for device in devices:
-        for node in names_in(f"{classes}/infiniband/{device}/device/infiniband_verbs"):
+        for node in list_names(f"{classes}/infiniband/{device}/device/infiniband_verbs"):
             node_of[device] = node
     return node_of
 
@@ -89,7 +89,7 @@ def _is_efa(device: str) -> bool:
 def _can_open(node: str) -> bool:
     """Return whether a device node can be opened.
 
-    It is opened for that: the file's mode does not show the container's list of devices (cgroups).
+    Open the node: its mode does not show the container's list of devices (cgroups).
     """
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -127,10 +127,10 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     Count the device nodes, else the driver's list, else the lines of nvidia-smi. Device nodes come
     first: a container with two of eight GPUs has two nodes, while the driver may list eight.
     """
-    nodes = names_in("/dev", re.compile(r"nvidia\d+").fullmatch)
+    nodes = list_names("/dev", re.compile(r"nvidia\d+").fullmatch)
     if nodes:
         return sum(os.access(f"/dev/{node}", os.R_OK | os.W_OK) for node in nodes)
-    listed = len(names_in("/proc/driver/nvidia/gpus"))
+    listed = len(list_names("/proc/driver/nvidia/gpus"))
     if listed:
         return listed
     program = shutil.which("nvidia-smi", path=variables.get("PATH", os.defpath))
@@ -189,11 +189,11 @@ def nodes_of_gpus(
     if gpus < 2:
         return ()
     node_folder = f"{folders.system}/devices/system/node"
-    if len(names_in(node_folder, re.compile(r"node\d+").fullmatch)) < 2:
+    if len(list_names(node_folder, re.compile(r"node\d+").fullmatch)) < 2:
         return ()
 
     node_texts = []
-    for address in names_in(folders.driver):
+    for address in list_names(folders.driver):
         device = f"{folders.system}/bus/pci/devices/{address.lower()}"
         node_texts.append(_read_line(f"{device}/numa_node"))
     if visible is not None:
@@ -204,7 +204,7 @@ def nodes_of_gpus(
     if not is_known or len(set(nodes)) < 2:
         return ()
 
-    allowed = set(os.sched_getaffinity(0) if cpus is None else cpus)
+    allowed = set(cpus) if cpus is not None else os.sched_getaffinity(0)
     usable = []
     for node in set(nodes):
         cpus_of_node = _parse_ranges(_read_line(f"{node_folder}/node{node}/cpulist"))
@@ -225,7 +225,7 @@ def _parse_ranges(ranges: str) -> set[int]:
 def _can_bind(cpu: int, variables: Mapping[str, str]) -> bool:
     """Return whether numactl can bind a process to a CPU.
 
-    It is tried, because a container's seccomp profile may forbid the system call.
+    Start numactl: a container's seccomp profile may forbid the system call.
     """
     program = shutil.which("numactl", path=variables.get("PATH", os.defpath))
     if not program:

@@ -1,8 +1,9 @@
 """Chooses and makes the directories that a job writes to: results, checkpoints, HOME, TMPDIR.
 
-The script gets them in variables such as SM_MODEL_DIR. A script saves its model at the end, so a
-directory that is missing or not writable costs the training. ``supervise/supervisor.py`` makes the
-directories on every host before the hosts join each other, and removes them if the job is refused.
+The script reads these directories in variables such as SM_MODEL_DIR. A script saves its model at
+the end, so a directory that is missing or not writable costs the training.
+``supervise/supervisor.py`` makes the directories on every host before the hosts join each other,
+and removes them if the job is refused.
 
 Files outlive the job only on a mount, or on a host's own disk: a container's root, and memory, end
 with the job. So the mount table decides between the candidates, and the log warns about a directory
@@ -216,7 +217,7 @@ def is_kept(path: str, table: str) -> bool:
     return all(other.point != "/etc/hostname" for other in mounts)
 
 
-def kind_of_mount(path: str, table: str) -> str:
+def find_mount_kind(path: str, table: str) -> str:
     """Return the type of a path's file system, for example ``nfs4``; "" if it is not known.
 
     No link is followed, because the file system may not answer.
@@ -269,7 +270,7 @@ def _is_in(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
+def find_problems(places: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each reason why a directory cannot be written.
 
     Args:
@@ -316,13 +317,14 @@ def why_not_writable(path: str) -> str:
 
 
 # --- HOME, TMPDIR, locale -------------------------------------------------------------------------
-def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
+def choose_home(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return a home directory for the job's processes, and a warning for the log.
 
     Return two empty texts if the user's home can be written. Caches of Hugging Face, torch and
     Triton are below the home. In a container a user may have no account, and so ``HOME=/`` or no
     HOME. All launchers of one user on a host return the same directory, for example
-    ``/tmp/trainworks-home-1000``, so that the jobs share downloaded models. ``make`` makes it.
+    ``/tmp/trainworks-home-1000``, so that the jobs share downloaded models. ``make`` makes the
+    directory.
 
     Args:
         variables: The process's environment.
@@ -346,7 +348,7 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     return "", f"{problem}, and no temporary directory can be written: {advice}"
 
 
-def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
+def choose_temporary(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return a directory for temporary files that serves every program, and a warning for the log.
 
     Return two empty texts if the usual directory serves. torch.compile and Triton compile libraries
@@ -392,7 +394,7 @@ def is_too_long(place: str) -> bool:
     return len(os.fsencode(Path(place).absolute())) > _NAME_BYTES
 
 
-def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+def choose_locale(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     """Return variables of the locale for the job's processes, and a warning for the log.
 
     Return nothing if the image has the locales of all variables. A scheduler hands on the variables
@@ -481,7 +483,7 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
     Raises:
         RefusalError: A directory cannot be made or written. The new directories are removed.
     """
-    problems = tuple(problems_of(places))
+    problems = tuple(find_problems(places))
     if problems:
         raise RefusalError(problems)
     made: list[str] = []

@@ -47,8 +47,8 @@ from trainworks_launcher.environment.command_line import NOTHING_ASKED, Invocati
 from trainworks_launcher.environment.devices import (
     count_gpus,
     efa_devices,
+    list_names,
     locked_memory,
-    names_in,
     nodes_of_gpus,
 )
 from trainworks_launcher.environment.manifest import Manifest, Missing, parse_manifest
@@ -239,20 +239,23 @@ def read_environment(
         variables: The process's environment, with the job's secret (``secret.take_variables``).
         invocation: The words after ``train``.
     """
+    # The job's settings.
     variables = _with_plain_rendezvous(variables)
     base = base_directory(variables, bool(invocation.program))
     documents = _Documents(base, are_needed=not invocation.program)
     trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
     reserved = Reserved(hyperparameters)
+
+    # The platform, and the job's hosts.
     hostname = os.uname().nodename
-    platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
+    resource_config = documents.read(names.RESOURCE_CONFIG_FILE)
     job_secret, secret_problems = secret.read_secret(variables)
     program_file = ""
     if invocation.program:
         program_file = Path(invocation.program[0]).name
     sources = platforms.Sources(
         variables=variables,
-        resource_config=platform_file,
+        resource_config=resource_config,
         hostname=hostname,
         read=_read_text,
         address=_own_address,
@@ -260,26 +263,30 @@ def read_environment(
     )
     platform = platforms.describe(sources)
     hosts = platform.hosts
+
+    # The job's data, checkpoints and code.
     input_data_config = documents.read(names.INPUT_DATA_CONFIG_FILE)
-    checkpoints = _checkpoint_directory(documents, variables)
+    checkpoints = _find_checkpoints(documents, variables)
     manifest, manifest_problems = read_manifest(variables)
     programs = _find_programs(manifest, variables)
     invocation, code, code_problems = _find_code(base, variables, reserved, invocation, trainer)
 
     # The directories that the job's processes write to.
-    home, home_line = directories.home_of(variables)
-    temporary, temporary_line = directories.temporary_of(variables)
+    home, home_warning = directories.choose_home(variables)
+    temporary, temporary_warning = directories.choose_temporary(variables)
     with inspecting("the directory of the results", base):
-        results, refusals = _results(base, variables, platform, checkpoints)
-    locale, locale_line = directories.locale_of(variables)
-    lines = (home_line, temporary_line, locale_line, results.warning)
+        results, refusals = _choose_results(base, variables, platform, checkpoints)
+    locale, locale_warning = directories.choose_locale(variables)
+
+    # Warnings about variables.
+    lines = (home_warning, temporary_warning, locale_warning, results.warning)
     warnings = [line for line in lines if line]
-    warnings += _misspelt(variables)
-    warnings += _more_hosts(variables, platform)
+    warnings += _warn_of_misspelt_names(variables)
+    warnings += _warn_of_more_hosts(variables, platform)
     warnings += platform.warnings
     if _starts_tasks_without_pmi(variables, platform):
         words = invocation.program or (entry_point.program_name(variables, reserved),)
-        warnings += _worlds_of_one(code, words)
+        warnings += _warn_of_missing_pmi(code, words)
 
     # The image.
     modes = _requested_modes(reserved, platform)
@@ -289,7 +296,7 @@ def read_environment(
     if not manifest.document:
         manifest, programs, line = _observe_image(programs, variables, packages)
         warnings.append(line)
-    manifest = _complete(manifest, modes, packages, programs)
+    manifest = _add_versions(manifest, modes, packages, programs)
     shim = ""
     if manifest.hostname_shim and Path(manifest.hostname_shim).is_file():
         shim = manifest.hostname_shim
@@ -298,7 +305,7 @@ def read_environment(
     own_name = hostname
     if shim and platform.names_resolve:
         own_name = hosts.current
-    devices = _probe(variables, platform, own_name, modes)
+    devices = _probe_devices(variables, platform, own_name, modes)
     needs_aws = code.remote or bool(variables.get(names.REPOSITORY_VARIABLE))
     without_secret = dict(variables)
     without_secret.pop(names.JOB_SECRET_VARIABLE, None)
@@ -322,7 +329,7 @@ def read_environment(
         job_secret=job_secret,
         aws_client=_find_aws_client(needs_aws, programs),
         checkpoint_directory=checkpoints,
-        resume_from=_newest_checkpoint(checkpoints),
+        resume_from=_find_newest_checkpoint(checkpoints),
         results=results,
         refusals=refusals,
         home=home,
@@ -483,7 +490,7 @@ def _find_code(
     return invocation, code, problems
 
 
-def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -> str:
+def _find_checkpoints(documents: _Documents, variables: Mapping[str, str]) -> str:
     """Return the directory of checkpoints: the variable's, else the platform's; ``""`` for none."""
     directory = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
     if not directory:
@@ -499,7 +506,7 @@ def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -
     return ""
 
 
-def _newest_checkpoint(directory: str) -> str:
+def _find_newest_checkpoint(directory: str) -> str:
     """Return the path of the newest complete checkpoint; ``""`` if there is none."""
     if not directory:
         return ""
@@ -528,7 +535,7 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     return str(Path(names.BASE_DIRECTORY).absolute())
 
 
-def _misspelt(variables: Mapping[str, str]) -> list[str]:
+def _warn_of_misspelt_names(variables: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with a name that is nearly one of the launcher's."""
     prefix = names.OWN_PREFIX
     own = set()
@@ -548,7 +555,7 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
+def _warn_of_more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
     """Return a warning where a variable of an unknown scheduler may mean several hosts.
 
     Only a job that is planned for one host gets the warning, and only if neither a person nor the
@@ -559,7 +566,7 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
         return []
     if platform.platform in ("hosts", "sagemaker", "hyperpod"):
         return []
-    hints = [*cluster_hosts.hints(variables)]
+    hints = [*cluster_hosts.find_hints(variables)]
     hints += [f"{name} is set" for name in _HOSTS_BY_LIBRARY if name in variables]
     if not hints:
         return []
@@ -574,7 +581,7 @@ _HOSTS_BY_LIBRARY = ("DET_TASK_TYPE", "MODAL_TASK_ID")
 """
 
 
-def _results(
+def _choose_results(
     base: str, variables: Mapping[str, str], platform: platforms.Description, checkpoints: str
 ) -> tuple[directories.Results, str]:
     """Return the directories of the results, and ``Environment.refusals``.
@@ -611,7 +618,7 @@ def _results(
     return results, output
 
 
-def _worlds_of_one(code: entry_point.Code, words: Sequence[str]) -> list[str]:
+def _warn_of_missing_pmi(code: entry_point.Code, words: Sequence[str]) -> list[str]:
     """Return a warning if the program uses MPI: without PMI each task is a world of its own."""
     from trainworks_launcher.environment.source_dir import imports_mpi
 
@@ -635,7 +642,7 @@ def report_directory(variables: Mapping[str, str], has_program: bool) -> str:
     base = base_directory(variables, has_program)
     config = _Documents(base, are_needed=False).read(names.RESOURCE_CONFIG_FILE)
     platform = platforms.describe(platforms.Sources(variables, config))
-    _, refusals = _results(base, variables, platform, "")
+    _, refusals = _choose_results(base, variables, platform, "")
     return refusals
 
 
@@ -734,7 +741,7 @@ def _observe_image(
     return manifest, MappingProxyType({**programs}), observed.line(python)
 
 
-def _complete(
+def _add_versions(
     manifest: Manifest, modes: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
 ) -> Manifest:
     """Return the manifest with the versions that the modes need and that the manifest lacks.
@@ -807,7 +814,7 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     return programs.get("aws", "")
 
 
-def _probe(
+def _probe_devices(
     variables: Mapping[str, str],
     platform: platforms.Description,
     own_name: str,
@@ -821,7 +828,7 @@ def _probe(
         own_name: Name that gethostname() returns to a program of the job.
         modes: The modes that the job requests.
     """
-    interfaces = names_in("/sys/class/net")
+    interfaces = list_names("/sys/class/net")
     network = _look_up_network(platform, own_name, interfaces)
 
     present = count_gpus(variables)
@@ -837,16 +844,20 @@ def _probe(
     port = 0
     if is_one_host and starts_torchrun:
         port = _free_port()
+    neuron_nodes = list_names("/dev", re.compile(r"neuron\d+").fullmatch)
+    memory_limit = None
+    if usable_efa:  # EFA locks the memory that it transfers
+        memory_limit = locked_memory()
     return Devices(
         gpus=gpus,
         gpu_nodes=nodes_of_gpus(gpus, visible, variables),
         visible_gpus=visible,
-        neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
+        neuron_devices=len(neuron_nodes),
         cpus=min(cpus, quota or cpus),
         cpus_limited=quota is not None and quota < cpus,
         efa=usable_efa,
         closed_efa=closed_efa,
-        locked_memory=locked_memory() if usable_efa else None,
+        locked_memory=memory_limit,
         interfaces=interfaces,
         shared_memory=_free_bytes("/dev/shm"),  # noqa: S108  (the kernel's own)
         free_port=port,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract import files, names
 from trainworks_launcher.environment import platforms
-from trainworks_launcher.environment.devices import names_in
+from trainworks_launcher.environment.devices import list_names
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -73,7 +73,7 @@ def free_port() -> int:
 
 def network_interfaces() -> tuple[str, ...]:
     """Return the sorted names of this host's network interfaces: ``("eth0", "lo")``."""
-    return names_in("/sys/class/net")
+    return list_names("/sys/class/net")
 
 
 def interface_that_reaches(*hosts: str) -> str:

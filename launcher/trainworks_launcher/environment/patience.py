@@ -67,7 +67,7 @@ def _describe_current() -> str:
     if not inspected.path:
         return f"{inspected.what} does not answer"
     sentence = f"{inspected.what} {inspected.path} does not answer"
-    kind = directories.kind_of_mount(inspected.path, text_of(directories.MOUNTS))
+    kind = directories.find_mount_kind(inspected.path, text_of(directories.MOUNTS))
     if kind:
         sentence += f" (file system {kind})"
     return sentence

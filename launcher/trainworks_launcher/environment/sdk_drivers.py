@@ -184,12 +184,13 @@ def read_drivers(
         # The shell gets the arguments as words, and does not parse them.
         command += ' "$@"'
     contradictions = _find_contradictions(settings, hyperparameters)
+    distributed = NOTHING if command else files.distributed
     return Drivers(
         hyperparameters=MappingProxyType(settings),
         command=command,
         arguments=arguments,
         requirements=_without_dot(requirements),
-        distributed=NOTHING if command else files.distributed,
+        distributed=distributed,
         notes=tuple(notes),
         problems=(*launch.problems, *fields.problems, *contradictions),
     )

@@ -222,12 +222,12 @@ class Sources(NamedTuple):
     @property
     def pairs(self) -> tuple[cluster_hosts.Pair, ...]:
         """Pairs of a count and an index, for example ``X_TASK_COUNT`` and ``X_TASK_INDEX``."""
-        return cluster_hosts.pairs(self.variables)
+        return cluster_hosts.find_pairs(self.variables)
 
     @property
-    def lists(self) -> tuple[cluster_hosts.Listed, ...]:
+    def lists(self) -> tuple[cluster_hosts.HostList, ...]:
         """Lists of several hosts, for example ``X_HOST_LIST=10.0.0.4,10.0.0.5``."""
-        return cluster_hosts.lists(self.variables, self.read)
+        return cluster_hosts.find_lists(self.variables, self.read)
 
 
 class Tasks(NamedTuple):

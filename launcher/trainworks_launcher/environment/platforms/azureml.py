@@ -11,11 +11,11 @@ from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     RENDEZVOUS,
     Reader,
-    config_of,
     find_rendezvous,
-    numbered,
+    make_config,
+    make_labels,
 )
-from trainworks_launcher.environment.platforms.ranks import others
+from trainworks_launcher.environment.platforms.ranks import find_other_ranks
 
 _ADVICE = (
     "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS"
@@ -28,7 +28,7 @@ def describe(sources: Sources) -> Description:
     reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
     count = reader.integer("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")
-    elsewhere = others(sources.variables)
+    elsewhere = find_other_ranks(sources.variables)
     if world and not elsewhere:
         elsewhere = f"WORLD_SIZE={world}"
     # One process on each node: WORLD_SIZE counts the nodes, and train starts their ranks.
@@ -40,9 +40,9 @@ def describe(sources: Sources) -> Description:
     address = reader.address("MASTER_ADDR")
     if reader.problems:
         return Description(problems=reader.problems)
-    hosts = numbered(count)
+    hosts = make_labels(count)
     return Description(
-        resource_config=config_of(hosts, hosts[index]),
+        resource_config=make_config(hosts, hosts[index]),
         where="AZUREML_NODE_COUNT",
         leader_address=address,
         names_resolve=False,

@@ -9,7 +9,7 @@ ends the job when the main node ends. Source: AWS Batch user guide, mnp-env-vars
 from __future__ import annotations
 
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, numbered
+from trainworks_launcher.environment.platforms.common import Reader, make_config, make_labels
 
 _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _ADVICE = "Batch sets them in every node of a multi-node parallel job: do not set or unset them"
@@ -34,11 +34,11 @@ def describe(sources: Sources) -> Description:
         )
     if reader.problems:
         return Description(problems=reader.problems)
-    hosts = numbered(count)
+    hosts = make_labels(count)
     leader = hosts[main]
     workers = [host for host in hosts if host != leader]
     return Description(
-        resource_config=config_of((leader, *workers), hosts[index]),
+        resource_config=make_config((leader, *workers), hosts[index]),
         where="AWS_BATCH_JOB_NUM_NODES",
         leader_address=address,
         names_resolve=False,

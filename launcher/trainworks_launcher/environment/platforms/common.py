@@ -158,7 +158,7 @@ def _are(variables: Sequence[str]) -> str:
     return f"{', '.join(variables)} {verb}"
 
 
-def config_of(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
+def make_config(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
     """Return a resource config.
 
     Args:
@@ -201,7 +201,7 @@ def why_no_leader(address: str, count: int = 0) -> str:
     return ""
 
 
-def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
+def describe_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
     """Return a job of this one host; a refusal if the scheduler names several hosts, or none.
 
     Args:
@@ -230,7 +230,7 @@ def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> De
     return Description(problems=(problem,))
 
 
-def numbered(count: int) -> tuple[str, ...]:
+def make_labels(count: int) -> tuple[str, ...]:
     """Return labels for hosts with unknown names: ``node-0``, ``node-1``."""
     return tuple(f"node-{index}" for index in range(count))
 
@@ -260,7 +260,7 @@ class AddressVariables(NamedTuple):
     leader: str = ""
 
 
-def described_by_addresses(
+def describe_by_addresses(
     sources: Sources, title: str, advice: str, variables: AddressVariables
 ) -> Description:
     """Return the hosts of a platform that tells every node the addresses of all nodes.
@@ -293,7 +293,7 @@ def described_by_addresses(
         workers = [host for host in hosts if host != leader]
         hosts = (leader, *workers)
     return Description(
-        resource_config=config_of(hosts, current), where=variables.addresses, gpus=gpus
+        resource_config=make_config(hosts, current), where=variables.addresses, gpus=gpus
     )
 
 

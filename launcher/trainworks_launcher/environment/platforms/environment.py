@@ -20,10 +20,10 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.environment.platforms import NONE, Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     Reader,
-    config_of,
     find_rendezvous,
     is_loopback,
-    numbered,
+    make_config,
+    make_labels,
     read_number,
 )
 
@@ -90,10 +90,10 @@ def describe(sources: Sources) -> Description:
     address = reader.address("MASTER_ADDR")
     if reader.problems:
         return Description(problems=reader.problems)
-    hosts = numbered(count)
+    hosts = make_labels(count)
     return Description(
         why=why,
-        resource_config=config_of(hosts, hosts[index]),
+        resource_config=make_config(hosts, hosts[index]),
         where=where,
         leader_address=address,
         names_resolve=False,

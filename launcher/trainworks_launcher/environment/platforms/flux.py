@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.environment.platforms import Description, Sources, Tasks
-from trainworks_launcher.environment.platforms.common import Reader, config_of
+from trainworks_launcher.environment.platforms.common import Reader, make_config
 
 _ADVICE = "start it with flux run, which sets them for every task: do not set or unset them"
 
@@ -37,7 +37,7 @@ def describe(sources: Sources) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     return Description(
-        resource_config=config_of((sources.hostname,), sources.hostname),
+        resource_config=make_config((sources.hostname,), sources.hostname),
         where="FLUX_JOB_SIZE",
         tasks=Tasks(rank, local_rank, (size,)),
         job_id=job,

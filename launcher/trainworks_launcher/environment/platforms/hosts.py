@@ -13,7 +13,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import nearest
 from trainworks_launcher.contract.json_values import without_brackets
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, expand_nodes
+from trainworks_launcher.environment.platforms.common import Reader, expand_nodes, make_config
 
 
 def describe(sources: Sources) -> Description:
@@ -51,4 +51,4 @@ def describe(sources: Sources) -> Description:
         )
     if reader.problems:
         return Description(where=names.HOSTS_VARIABLE, problems=reader.problems)
-    return Description(resource_config=config_of(hosts, own), where=names.HOSTS_VARIABLE)
+    return Description(resource_config=make_config(hosts, own), where=names.HOSTS_VARIABLE)

@@ -17,7 +17,7 @@ from typing import Mapping
 
 from trainworks_launcher.contract.json_values import without_brackets
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, numbered
+from trainworks_launcher.environment.platforms.common import Reader, make_config, make_labels
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
 
@@ -64,7 +64,7 @@ def describe(sources: Sources) -> Description:
         return Description(problems=reader.problems)
     hosts = _names(address, count)
     return Description(
-        resource_config=config_of(hosts, hosts[rank]),
+        resource_config=make_config(hosts, hosts[rank]),
         where="PET_NNODES",
         leader_address=address,
         names_resolve=hosts[0] == address,
@@ -91,4 +91,4 @@ def _names(address: str, count: int) -> tuple[str, ...]:
     if first:
         name, domain = first.group(1), first.group(2) or ""
         return tuple(f"{name}-{index}{domain}" for index in range(count))
-    return numbered(count)
+    return make_labels(count)

@@ -7,7 +7,7 @@ kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go, AddLWSVariables.
 from __future__ import annotations
 
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, find_rendezvous
+from trainworks_launcher.environment.platforms.common import Reader, find_rendezvous, make_config
 
 _ADVICE = (
     "LeaderWorkerSet sets them in every pod:"
@@ -31,7 +31,7 @@ def describe(sources: Sources) -> Description:
     workers = [f"{name}-{number}{dot}{domain}" for number in range(1, count)]
     hosts = (address, *workers)
     return Description(
-        resource_config=config_of(hosts, hosts[index]),
+        resource_config=make_config(hosts, hosts[index]),
         where="LWS_GROUP_SIZE",
         kept=find_rendezvous(sources.variables),
     )

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, read_number
+from trainworks_launcher.environment.platforms.common import Reader, make_config, read_number
 
 _ROLE = "K_MPI_JOB_ROLE"
 _SLOTS = "OMPI_MCA_orte_set_default_slots"
@@ -71,7 +71,7 @@ def describe(sources: Sources) -> Description:
         own = sources.hostname
         hosts.append(own)
     return Description(
-        resource_config=config_of(hosts, own),
+        resource_config=make_config(hosts, own),
         where=path,
         served=tuple(slots_of),
         processes_per_host=next(iter(slots_of.values())),

@@ -29,10 +29,11 @@ def describe(sources: Sources) -> Description:
     where = "the environment"
     if _TENSORFLOW in sources.variables:
         where = _TENSORFLOW
-    return Description(where=where, ranks_elsewhere=others(sources.variables), kept=RENDEZVOUS)
+    elsewhere = find_other_ranks(sources.variables)
+    return Description(where=where, ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
 
 
-def others(variables: Mapping[str, str]) -> str:
+def find_other_ranks(variables: Mapping[str, str]) -> str:
     """Return the variable by which this process is one of several ranks, as ``PMI_SIZE=8``.
 
     ``""`` if there is no such variable.
@@ -47,12 +48,12 @@ def others(variables: Mapping[str, str]) -> str:
         for name in (*_RANKS, *_TORCHRUN):
             if name in variables:
                 return f"{name}={variables[name]}"
-    if _TENSORFLOW in variables and tasks_of(variables[_TENSORFLOW]) != 1:
+    if _TENSORFLOW in variables and count_tasks(variables[_TENSORFLOW]) != 1:
         return _TENSORFLOW
     return ""
 
 
-def tasks_of(config: str) -> int:
+def count_tasks(config: str) -> int:
     """Return the number of tasks in a TF_CONFIG.
 
     For example 3 for ``{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}}``; 1 if the text

@@ -27,10 +27,10 @@ from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Descriptio
 from trainworks_launcher.environment.platforms.common import (
     AddressVariables,
     Reader,
-    config_of,
-    described_by_addresses,
-    numbered,
-    on_one_host,
+    describe_by_addresses,
+    describe_one_host,
+    make_config,
+    make_labels,
 )
 
 _ON_EACH_HOST = "start train once on each host, for example with"
@@ -38,7 +38,7 @@ _ON_EACH_HOST = "start train once on each host, for example with"
 
 
 def _dstack(sources: Sources) -> Description:
-    return described_by_addresses(
+    return describe_by_addresses(
         sources,
         "dstack",
         "dstack sets them for every node of a task: do not set or unset them",
@@ -53,7 +53,7 @@ def _dstack(sources: Sources) -> Description:
 
 
 def _skypilot(sources: Sources) -> Description:
-    return described_by_addresses(
+    return describe_by_addresses(
         sources,
         "SkyPilot",
         "SkyPilot sets them in a task's run section:"
@@ -76,7 +76,7 @@ def _lsf(sources: Sources) -> Description:
         hosts = sources.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
     ids = [variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX")]
     job_id = "_".join(part for part in ids if part not in ("", "0"))
-    description = on_one_host("LSF", "LSB_MCPU_HOSTS", hosts, f"{_ON_EACH_HOST} blaunch")
+    description = describe_one_host("LSF", "LSB_MCPU_HOSTS", hosts, f"{_ON_EACH_HOST} blaunch")
     return description._replace(job_id=job_id)
 
 
@@ -85,7 +85,7 @@ def _pbs(sources: Sources) -> Description:
     hosts = sources.read(variables.get("PBS_NODEFILE", "")).split()
     if not hosts and variables.get("PBS_NUM_NODES", "").strip() == "1":
         hosts = [sources.hostname]
-    description = on_one_host("PBS", "PBS_NODEFILE", hosts, f"{_ON_EACH_HOST} pbsdsh")
+    description = describe_one_host("PBS", "PBS_NODEFILE", hosts, f"{_ON_EACH_HOST} pbsdsh")
     return description._replace(job_id=variables.get("PBS_JOBID", "").strip())
 
 
@@ -93,7 +93,7 @@ def _oar(sources: Sources) -> Description:
     variables = sources.variables
     path = variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
     hosts = sources.read(path).split()  # a line for each core
-    description = on_one_host("OAR", "OAR_NODEFILE", hosts, f"{_ON_EACH_HOST} oarsh")
+    description = describe_one_host("OAR", "OAR_NODEFILE", hosts, f"{_ON_EACH_HOST} oarsh")
     return description._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
 
 
@@ -180,13 +180,13 @@ def _several(sources: Sources) -> Description:
 
     variable = address = ""
     if pair.of_hosts:
-        variable, address = cluster_hosts.leader(sources.variables, pair.vendor)
+        variable, address = cluster_hosts.find_leader(sources.variables, pair.vendor)
     if not address or pair.place >= pair.size:
         return _refuse_pair(pair)
-    hosts = numbered(pair.size)
+    hosts = make_labels(pair.size)
     return Description(
         why=f"{pair} count hosts, and {variable} leads to the first",
-        resource_config=config_of(hosts, hosts[pair.place]),
+        resource_config=make_config(hosts, hosts[pair.place]),
         where=pair.names[0],
         leader_address=address,
         names_resolve=False,
@@ -204,7 +204,7 @@ def _refuse_pair(pair: cluster_hosts.Pair) -> Description:
     return Description(where=count, problems=(Problem(problem, f"variable {count}", advice),))
 
 
-def _refuse_list(listed: cluster_hosts.Listed) -> Description:
+def _refuse_list(listed: cluster_hosts.HostList) -> Description:
     shown = ",".join(listed.hosts[:_SHOWN])
     problem = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
@@ -223,7 +223,7 @@ _TO_ITSELF = f"{names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} to its name"
 
 
 def _of_list(
-    sources: Sources, listed: cluster_hosts.Listed, pair: cluster_hosts.Pair | None
+    sources: Sources, listed: cluster_hosts.HostList, pair: cluster_hosts.Pair | None
 ) -> Description | None:
     """Return the hosts of a list; None if this host's place in the list is not known.
 
@@ -234,7 +234,7 @@ def _of_list(
             ``train`` was started on each of the hosts.
     """
     hosts = listed.hosts
-    index_name = cluster_hosts.index_of(sources.variables, listed)
+    index_name = cluster_hosts.find_index(sources.variables, listed)
     fits = pair is not None and pair.size == len(hosts) and pair.place < pair.size
     current = ""
     if not listed.in_file and index_name:
@@ -247,7 +247,7 @@ def _of_list(
     if not current:
         return None
     why = f"{listed.name} has the hosts"
-    return Description(why=why, resource_config=config_of(hosts, current), where=listed.name)
+    return Description(why=why, resource_config=make_config(hosts, current), where=listed.name)
 
 
 def _find_own_name(sources: Sources, hosts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment.platforms import Description, Sources, Tasks
-from trainworks_launcher.environment.platforms.common import Reader, config_of, expand_nodes
+from trainworks_launcher.environment.platforms.common import Reader, expand_nodes, make_config
 
 _ADVICE = "start it in a job step: srun --ntasks-per-node=1 train ... (or one task per GPU)"
 
@@ -63,7 +63,7 @@ def describe(sources: Sources) -> Description:
     is_step = bool(reader.optional("SLURM_STEP_ID", "SLURM_STEPID"))
     if not is_step and reader.optional("SLURM_JOB_NUM_NODES") == "1":
         host = reader.optional("SLURMD_NODENAME") or sources.hostname
-        return _described(config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
+        return _described(make_config((host,), host), "SLURMD_NODENAME", job, None, reader)
 
     step = reader.integer("SLURM_STEP_ID", "SLURM_STEPID")
     listed = reader.text("SLURM_STEP_NODELIST")
@@ -101,7 +101,7 @@ def describe(sources: Sources) -> Description:
     if max(counts) > 1:  # each task is a rank
         place = Tasks(rank, local_rank, counts)
     return _described(
-        config_of(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader
+        make_config(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader
     )
 
 

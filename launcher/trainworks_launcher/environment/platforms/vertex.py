@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from trainworks_launcher.contract.json_values import decode, mapping, text, texts, without_brackets
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, find_rendezvous
+from trainworks_launcher.environment.platforms.common import Reader, find_rendezvous, make_config
 
 _ADVICE = (
     "leave CLUSTER_SPEC to Vertex AI, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST on every host"
@@ -47,7 +47,7 @@ def describe(sources: Sources) -> Description:
     if reader.problems or not isinstance(index, int):
         return Description(problems=reader.problems)
     return Description(
-        resource_config=config_of(hosts, pools[pool][index]),
+        resource_config=make_config(hosts, pools[pool][index]),
         where="CLUSTER_SPEC",
         kept=find_rendezvous(sources.variables),
     )

@@ -11,7 +11,7 @@ import re
 from typing import Mapping, Sequence
 
 from trainworks_launcher.environment.platforms import Description, Sources
-from trainworks_launcher.environment.platforms.common import Reader, config_of, find_rendezvous
+from trainworks_launcher.environment.platforms.common import Reader, find_rendezvous, make_config
 
 _ADVICE = (
     "give the job Volcano's plugins svc and env,"
@@ -47,7 +47,7 @@ def describe(sources: Sources) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     return Description(
-        resource_config=config_of(hosts, own),
+        resource_config=make_config(hosts, own),
         where=", ".join(where),
         kept=find_rendezvous(variables),
     )
