@@ -20,39 +20,38 @@ from trainworks_launcher.contract.json_values import without_brackets
 
 _HOSTS = frozenset(
     (
-        *(
-            "AGENT",
-            "CONTAINER",
-            "HOST",
-            "INSTANCE",
-            "MACHINE",
-            "MEMBER",
-            "NODE",
-            "PEER",
-            "POD",
-            "REPLICA",
-        ),
-        *("TRAINER", "VM", "WORKER"),
+        "AGENT",
+        "CONTAINER",
+        "HOST",
+        "INSTANCE",
+        "MACHINE",
+        "MEMBER",
+        "NODE",
+        "PEER",
+        "POD",
+        "REPLICA",
+        "TRAINER",
+        "VM",
+        "WORKER",
     )
 )
 """Words for a host. If a count has one of them, ``train`` is started once on each host."""
 
 _PROCESSES = frozenset(
     (
-        *(
-            "CLUSTER",
-            "COMM",
-            "GANG",
-            "GROUP",
-            "JOB",
-            "PROC",
-            "PROCESS",
-            "RANK",
-            "ROLE",
-            "SERVER",
-            "TASK",
-        ),
-        *("UNIVERSE", "WORLD"),
+        "CLUSTER",
+        "COMM",
+        "GANG",
+        "GROUP",
+        "JOB",
+        "PROC",
+        "PROCESS",
+        "RANK",
+        "ROLE",
+        "SERVER",
+        "TASK",
+        "UNIVERSE",
+        "WORLD",
     )
 )
 """Words for other parts of a distributed job. Their number is not the number of hosts."""
@@ -64,78 +63,84 @@ _ADDRESSES = frozenset(("ADDR", "ADDRESS", "HOST", "HOSTNAME", "IP"))
 _LISTS = frozenset(
     ("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IPS", "LIST", "NAMES")
 )
-_NO_HOSTS = frozenset(
-    (
-        # arrays, shards of tests, and what one host has several of
-        *(
-            "ARRAY",
-            "BUILDKITE",
-            "CI",
-            "CIRCLE",
-            "PARALLEL",
-            "SEMAPHORE",
-            "TRAVIS",
-            "PYTEST",
-            "SHARD",
-            "SHARDS",
-            "TEST",
-            "XDIST",
-        ),
-        *(
-            "CORE",
-            "CORES",
-            "CPU",
-            "CPUS",
-            "CUDA",
-            "DEVICE",
-            "GPU",
-            "GPUS",
-            "LOCAL",
-            "NUMA",
-            "SLOT",
-            "SLOTS",
-            "THREAD",
-        ),
-        # groups inside a job, and data loaders
-        *(
-            "CP",
-            "DATA",
-            "DATALOADER",
-            "DP",
-            "EP",
-            "EXPERT",
-            "LOADER",
-            "LOAD",
-            "PP",
-            "SP",
-            "TENSOR",
-            "TP",
-        ),
-        # services that a job may use
-        *(
-            "ALLOWED",
-            "CONSUL",
-            "DB",
-            "DNS",
-            "ELASTICSEARCH",
-            "ETCD",
-            "KAFKA",
-            "KNOWN",
-            "MONGO",
-            "NATS",
-            "PROXY",
-        ),
-        *("REDIS", "SSH", "TRUSTED", "VAULT", "ZOOKEEPER"),
-    )
+_ARRAYS = (
+    "ARRAY",
+    "BUILDKITE",
+    "CI",
+    "CIRCLE",
+    "PARALLEL",
+    "SEMAPHORE",
+    "TRAVIS",
+    "PYTEST",
+    "SHARD",
+    "SHARDS",
+    "TEST",
+    "XDIST",
 )
+"""Words for arrays of independent jobs, and for shards of tests."""
+
+_PARTS_OF_A_HOST = (
+    "CORE",
+    "CORES",
+    "CPU",
+    "CPUS",
+    "CUDA",
+    "DEVICE",
+    "GPU",
+    "GPUS",
+    "LOCAL",
+    "NUMA",
+    "SLOT",
+    "SLOTS",
+    "THREAD",
+)
+"""Words for devices and threads, of which one host has several."""
+
+_GROUPS = (
+    "CP",
+    "DATA",
+    "DATALOADER",
+    "DP",
+    "EP",
+    "EXPERT",
+    "LOADER",
+    "LOAD",
+    "PP",
+    "SP",
+    "TENSOR",
+    "TP",
+)
+"""Words for groups of ranks inside a job, and for data loaders."""
+
+_SERVICES = (
+    "ALLOWED",
+    "CONSUL",
+    "DB",
+    "DNS",
+    "ELASTICSEARCH",
+    "ETCD",
+    "KAFKA",
+    "KNOWN",
+    "MONGO",
+    "NATS",
+    "PROXY",
+    "REDIS",
+    "SSH",
+    "TRUSTED",
+    "VAULT",
+    "ZOOKEEPER",
+)
+"""Words for services that a job may use."""
+
+_NO_HOSTS = frozenset((*_ARRAYS, *_PARTS_OF_A_HOST, *_GROUPS, *_SERVICES))
 """Words for counts, indices and lists that are not about hosts."""
 
 _FILLERS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
 """Words that change nothing: MY_HOST_INDEX is HOST_INDEX."""
 
 _FOREIGN = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
-"""Beginnings of variables that are never read here: the launcher exports them, or they are links to
-Kubernetes Services, or they are of Cloud Run's arrays of independent tasks.
+"""Beginnings of variables that are never read here: the launcher's exports, Kubernetes' links to
+Services, and Cloud Run's arrays of independent tasks.
 """
 
 _TWO_WORDS = re.compile(
