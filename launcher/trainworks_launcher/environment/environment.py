@@ -586,9 +586,10 @@ def _choose_results(
 ) -> tuple[directories.Results, str]:
     """Return the directories of the results, and ``Environment.refusals``.
 
-    SageMaker uploads the results from the base directory. A person who sets the variable of the
-    base directory expects the results there. Any other job may write below the working directory:
-    there ``output/JOB`` keeps the results of jobs with different ids apart.
+    SageMaker uploads the results from the base directory, and a person who sets the variable of
+    the base directory expects the results there. Any other job may write to the working directory
+    instead; if the scheduler names the job, to ``output/JOB`` there, because other jobs may be
+    started from the same directory.
     """
     table = _read_text(directories.MOUNTS, "surrogateescape")
     is_of_sagemaker = platform.platform == "sagemaker"
@@ -726,18 +727,24 @@ def _observe_image(
     )
 
     on_path = programs.get("python", "")
-    answers = {python: observe(python, packages) for python in pythons_of_jobs(on_path)}
-    with_framework = [python for python, answer in answers.items() if answer.has_framework]
-    python = next(iter(with_framework), on_path)
+    observations = {path: observe(path, packages) for path in pythons_of_jobs(on_path)}
+    python = on_path
+    for path, observation in observations.items():
+        if observation.has_framework:
+            python = path
+            break
     if python != on_path:
-        beside = f"{Path(python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
-        programs = {**_find_programs(Manifest(), {**variables, "PATH": beside}), "python": python}
-    observed = answers.get(python, Observed())
-    manifest = Manifest(components=observed.components, protected=observed.protected)
+        search = f"{Path(python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        beside = _find_programs(Manifest(), {**variables, "PATH": search})
+        programs = {**beside, "python": python}
+
+    observed = observations.get(python, Observed())
+    missing: tuple[Missing, ...] = ()
     if "nccl" in observed.components and not has_nccl_plugin(variables):
-        manifest = manifest._replace(
-            missing=(Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),)
-        )
+        missing = (Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),)
+    manifest = Manifest(
+        components=observed.components, protected=observed.protected, missing=missing
+    )
     return manifest, MappingProxyType({**programs}), observed.line(python)
 
 
@@ -753,7 +760,7 @@ def _add_versions(
     takes_mpi_options = any(mode.options for mode in modes)
     is_unknown = names.OPEN_MPI not in manifest.components
     if takes_mpi_options and is_unknown and "mpirun" in programs:
-        versions[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
+        versions[names.OPEN_MPI] = _read_open_mpi_version(programs["mpirun"])
     unknown = [name for name in packages if name not in manifest.components]
     if unknown and manifest.document and "python" in programs:
         from trainworks_launcher.environment.observed import observe
@@ -767,7 +774,7 @@ def _add_versions(
     return manifest._replace(components=MappingProxyType({**manifest.components, **versions}))
 
 
-def _open_mpi_version(mpirun: str) -> str:
+def _read_open_mpi_version(mpirun: str) -> str:
     """Return the version that ``mpirun --version`` prints, for example 4.1.5; "" if it fails."""
     import subprocess
 

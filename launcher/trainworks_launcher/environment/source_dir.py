@@ -81,7 +81,7 @@ _MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
 def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
     """Return the files that a program begins with and that exist on this host.
 
-    For example ``bash`` and ``run.sh`` for the words ``bash run.sh``.
+    For example ``/bin/bash`` and ``run.sh`` for the words ``/bin/bash run.sh``.
 
     Args:
         code: The user's code.

@@ -1,9 +1,9 @@
 """Recognises the platform that started this host, and describes the job's hosts. Pure.
 
-A platform is a scheduler or a service: Slurm, Kubeflow, AWS Batch. Each file here has
-``describe(sources) -> Description``. It reads environment variables, and files that they name, and
-returns the job's hosts in one form, SageMaker's resource config. All later steps are the same on
-every platform.
+A platform is a scheduler or a service: Slurm, Kubeflow, AWS Batch. The file of a platform has a
+function ``describe(sources) -> Description``, which reads environment variables, and files that
+variables name. ``Description`` has the job's hosts in one form for all platforms, SageMaker's
+resource config. All later steps are the same on every platform.
 
 A job is refused, with the variables to set, if its scheduler does not name the other hosts;
 otherwise each host would start a job of its own. To add a platform, write ``platforms/NAME.py``, or

@@ -1,6 +1,6 @@
 """Reads the hosts from torch.distributed's own variables, as any manifest may set them. Pure.
 
-Volcano, PyTorchJobs of older operators and Run:ai set them, too.
+Volcano, PyTorchJobs of older operators and Run:ai set these variables, too.
 ``MASTER_ADDR`` with ``WORLD_SIZE`` and ``RANK``, or with ``NNODES`` (RunPod, Lightning AI:
 ``NUM_NODES``) and ``NODE_RANK``: one process on each host, or one ``train``. Only the leader's
 address is known. A script that runs without a distribution reads these variables itself, so the

@@ -31,7 +31,7 @@ _MPIRUN_READS = (
 
 
 def describe(sources: Sources) -> Description:
-    """Return the workers of the hostfile, and this pod if it is no worker."""
+    """Return the workers of the hostfile, and this pod unless the hostfile has its name."""
     reader = Reader(sources.variables, "an MPIJob", _ADVICE)
     if reader.optional(_ROLE) == "worker":
         reader.refuse("a worker serves ssh, and the launcher pod starts the job", _ROLE)
