@@ -139,7 +139,7 @@ def environment(
         hostname_shim="/opt/trainworks/lib/libhostname.so",
         launcher_python="/usr/bin/python3",
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
-        platform=platforms.describe(platforms.Given(variables or {}, config, host)),
+        platform=platforms.describe(platforms.Sources(variables or {}, config, host)),
     )
     return made._replace(**changes)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import Devices
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
 
@@ -121,7 +121,7 @@ def described(
     platform: Mapping[str, str], index: int = 1, hostname: str = "box", hostfile: str = HOSTFILE
 ) -> Description:
     return platforms.describe(
-        Given(
+        Sources(
             of_host(platform, index),
             hostname=hostname,
             read=lambda _: hostfile,
@@ -159,7 +159,7 @@ def test_every_host_of_a_platform_says_the_same(
 
 def test_the_main_node_of_aws_batch_is_the_leader_whatever_its_index() -> None:
     moved = {**BATCH, "AWS_BATCH_JOB_NUM_NODES": "3", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
-    main = platforms.describe(Given(of_host(moved, 1), address=lambda: "10.0.0.9"))
+    main = platforms.describe(Sources(of_host(moved, 1), address=lambda: "10.0.0.9"))
     other = described({**moved, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.9"}, 2)
     assert (
         texts(main.resource_config["hosts"])
@@ -300,12 +300,13 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
     for left_out in needed:
         rest = {name: value for name, value in given.items() if name != left_out}
         text = "".join(
-            str(each) for each in platforms.describe(Given(rest, read=lambda _: HOSTFILE)).problems
+            str(each)
+            for each in platforms.describe(Sources(rest, read=lambda _: HOSTFILE)).problems
         )
         said = "TRAINWORKS_HOST is not set" if left_out == "JOB_COMPLETION_INDEX" else left_out
         assert said in text, f"{left_out}: {text}"
     first = needed[0]
-    several = platforms.describe(Given({first: given[first]})).problems if len(needed) > 2 else ()
+    several = platforms.describe(Sources({first: given[first]})).problems if len(needed) > 2 else ()
     assert [name for name in needed[1:] if several and name not in str(several[0])] == []
 
 

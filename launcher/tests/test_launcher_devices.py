@@ -24,7 +24,7 @@ from trainworks_launcher.environment import cgroups, devices, platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import Devices
-from trainworks_launcher.environment.platforms import Given
+from trainworks_launcher.environment.platforms import Sources
 from trainworks_launcher.job.fabric import LOCKED_BYTES, choose_fabric
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.host_checks import checks_of
@@ -228,8 +228,8 @@ def test_gpus_that_are_visible(
     ],
 )
 def test_visible_gpus_are_counted_once_for_every_platform(variables: dict[str, str]) -> None:
-    assert platforms.describe(Given({**variables, "CUDA_VISIBLE_DEVICES": "0"})).gpus == 1
-    sagemaker = Given(
+    assert platforms.describe(Sources({**variables, "CUDA_VISIBLE_DEVICES": "0"})).gpus == 1
+    sagemaker = Sources(
         {"CUDA_VISIBLE_DEVICES": "0"}, {"hosts": ["algo-1"], "current_host": "algo-1"}
     )
     assert platforms.describe(sagemaker).gpus == 1

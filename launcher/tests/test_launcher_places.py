@@ -362,7 +362,7 @@ def test_a_checkpoint_directory_is_made_too(
     assert found.problems == ()
     assert found.places["TRAINWORKS_CHECKPOINT_DIRECTORY"] == str(tmp_path / "checkpoints")
     file = {**given, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "train.py")}
-    (problem,) = directories.problems_of(read_environment(file, Invocation(("train.py",))).places)
+    (problem,) = directories.find_problems(read_environment(file, Invocation(("train.py",))).places)
     assert "train.py is not a directory" in problem.what
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
 
@@ -486,7 +486,7 @@ VOLUME = "0c1d" * 16
 def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
     table: str, path: str, kept: bool
 ) -> None:
-    assert directories.keeps(path, table) is kept
+    assert directories.is_kept(path, table) is kept
 
 
 @pytest.mark.parametrize(

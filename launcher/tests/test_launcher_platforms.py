@@ -16,7 +16,7 @@ from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import read_environment
-from trainworks_launcher.environment.platforms import Description, Given, common
+from trainworks_launcher.environment.platforms import Description, Sources, common
 from trainworks_launcher.job.job import JobRefusedError, make_job
 from trainworks_launcher.plan.plan import NodePlan
 
@@ -44,7 +44,7 @@ HOSTS = {"TRAINWORKS_HOSTS": "a,b,c", "TRAINWORKS_HOST": "b"}
 
 
 def described(variables: Mapping[str, str], hostname: str = "box") -> Description:
-    return platforms.describe(Given(variables, hostname=hostname))
+    return platforms.describe(Sources(variables, hostname=hostname))
 
 
 def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> NodePlan:
@@ -96,7 +96,7 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
 def test_platform_is_recognised(
     variables: dict[str, str], config: dict[str, object], platform: str, words: str
 ) -> None:
-    found = platforms.describe(Given(variables, config))  # type: ignore[arg-type]
+    found = platforms.describe(Sources(variables, config))  # type: ignore[arg-type]
     assert found.platform == platform
     assert words in found.why
     assert found.problems == ()

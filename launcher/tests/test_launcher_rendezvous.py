@@ -32,7 +32,7 @@ from trainworks_launcher.contract.redaction import Redactor
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import read_environment
-from trainworks_launcher.environment.platforms import PLATFORMS, Description, Given
+from trainworks_launcher.environment.platforms import PLATFORMS, Description, Sources
 from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.attribution import outcome_files
@@ -143,7 +143,7 @@ def described(variables: Mapping[str, str]) -> Description:
         else ""
     )
     read = HOSTFILE if "OMPI_MCA_orte_default_hostfile" in variables else ""
-    given = Given(
+    given = Sources(
         variables,
         hostname=hostname or "box",
         read=lambda path: read if path else "",
@@ -268,7 +268,7 @@ def test_one_host_is_one_host(variables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("cores", "problems"), [("a\na\n", 0), ("a\na\nb\nb\n", 1), ("", 1)])
 def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: int) -> None:
-    made = platforms.describe(Given(OAR, hostname="a", read=lambda _: cores))
+    made = platforms.describe(Sources(OAR, hostname="a", read=lambda _: cores))
     assert (made.platform, made.job_id, len(made.problems)) == ("oar", "5", problems)
 
 
@@ -301,7 +301,7 @@ def test_ranks_that_another_program_started_are_not_started_again(name: str) -> 
 
 
 def test_a_host_that_is_twice_in_a_hostfile_has_all_its_slots() -> None:
-    twice = Given(MPI_JOB, hostname="box", read=lambda _: "a slots=2\na slots=2\nb slots=4\n")
+    twice = Sources(MPI_JOB, hostname="box", read=lambda _: "a slots=2\na slots=2\nb slots=4\n")
     assert platforms.describe(twice).processes_per_host == 4
 
 

@@ -17,7 +17,7 @@ from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import read_environment
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.job.job import make_job
 
 TAKEN: dict[str, dict[str, str]] = {
@@ -359,7 +359,7 @@ ONE: dict[str, dict[str, str]] = {
 
 def described(variables: Mapping[str, str]) -> Description:
     return platforms.describe(
-        Given(variables, hostname="box", read=lambda path: "vm-0\nvm-1\n" if path else "")
+        Sources(variables, hostname="box", read=lambda path: "vm-0\nvm-1\n" if path else "")
     )
 
 

@@ -17,7 +17,7 @@ from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import read_environment
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.job.job import make_job
 
 FILE = "vm-0.c.project.internal\nvm-1.c.project.internal\n"
@@ -292,7 +292,7 @@ CONTRADICTS = {
 
 def described(variables: Mapping[str, str], hostname: str = "box", file: str = FILE) -> Description:
     return platforms.describe(
-        Given(variables, hostname=hostname, read=lambda path: file if path else "")
+        Sources(variables, hostname=hostname, read=lambda path: file if path else "")
     )
 
 
@@ -371,7 +371,7 @@ def test_google_batchs_file_of_hosts_is_read_and_a_host_finds_itself_in_it(index
     assert found.resource_config == {"hosts": FILE.split(), "current_host": FILE.split()[1]}
     assert described(given, "stranger").problems
     assert described({**given, "BATCH_TASK_COUNT": "4"}, "vm-1").problems, "two tasks on each host"
-    by_address = Given(
+    by_address = Sources(
         given, hostname="box", read=lambda _: "10.0.0.1\n10.0.0.2\n", address=lambda: "10.0.0.2"
     )
     assert platforms.describe(by_address).resource_config["current_host"] == "10.0.0.2"

@@ -130,7 +130,7 @@ def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -
         "PET_MASTER_ADDR": "p-master-0",
         "PET_MASTER_PORT": "23456",
     }
-    found = platforms.describe(platforms.Given(given, hostname="p-master-0"))
+    found = platforms.describe(platforms.Sources(given, hostname="p-master-0"))
     changes = {
         "platform": found,
         "hosts": found.hosts,

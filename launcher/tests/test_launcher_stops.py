@@ -215,7 +215,7 @@ def test_a_bound_of_ours_exists_only_where_nothing_else_would_end_the_job(
     grace: float | None,
     restarts: str,
 ) -> None:
-    platform = platforms.describe(platforms.Given(variables, config, "box"))
+    platform = platforms.describe(platforms.Sources(variables, config, "box"))
     made = plan(
         environment(variables={"PATH": "/bin", **variables}, platform=platform, contained=contained)
     )

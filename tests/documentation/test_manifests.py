@@ -20,7 +20,7 @@ import yaml
 from trainworks_launcher.command import options
 from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
-from trainworks_launcher.environment.platforms import Given
+from trainworks_launcher.environment.platforms import Sources
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "platforms"
@@ -146,7 +146,7 @@ def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
         (container,) = spec["template"]["spec"]["containers"]
         variables = {each["name"]: each["value"] for each in container["env"]}
         for index in range(spec["completions"]):
-            found = platforms.describe(Given({**variables, "JOB_COMPLETION_INDEX": str(index)}))
+            found = platforms.describe(Sources({**variables, "JOB_COMPLETION_INDEX": str(index)}))
             hosts = [f"{prefix}-{number}.{name}" for number in range(spec["completions"])]
             assert list(texts(found.resource_config["hosts"])) == hosts
             assert found.resource_config["current_host"] == hosts[index]

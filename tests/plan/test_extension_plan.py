@@ -39,7 +39,7 @@ from trainworks.plan.checks import (
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks_launcher.environment.entry_point import choose_entry_point
-from trainworks_launcher.environment.source_dir import look_at_code
+from trainworks_launcher.environment.source_dir import inspect_code
 
 HASH = " \\\n    --hash=sha256:" + "0123456789abcdef" * 4
 
@@ -281,7 +281,7 @@ def test_the_launcher_understands_each_entry_point_as_the_builder_does(
     ]
     agreed = 0
     for program in programs:
-        code, _ = look_at_code(str(tmp_path), str(tmp_path / "code"), program)
+        code, _ = inspect_code(str(tmp_path), str(tmp_path / "code"), program)
         theirs, problems = choose_entry_point(program, code, ("python",), ())
         try:
             ours = find_entry_point(program, files, project=project)

@@ -1,6 +1,5 @@
-"""What a host is given: platform, variables, files, image manifest, code, devices.
+"""Reads a host and its job once: platform, variables, files, image manifest, code, devices.
 
-All of it is read once.
-
-``environment`` puts it into one frozen value. What the job does with it is decided elsewhere.
+``environment.py`` puts them into one frozen value, ``Environment``. The package ``job`` decides
+from that value how the job runs.
 """

@@ -1,6 +1,4 @@
-"""What the kernel lets this container have: its control group (cgroups(7),
-versions 1 and 2), its seccomp profile.
-"""
+"""Reads the limits of this container: its control group (cgroups(7)) and its seccomp profile."""
 
 from __future__ import annotations
 
@@ -16,18 +14,17 @@ _CLONE3 = 435
 """Number of the system call on every architecture; glibc starts threads by it."""
 
 
-_PIDS_OF_THE_HOST = f"pid:[{0xEFFFFFFC}]"
+_HOST_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
+"""The host's PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO)."""
 
 
 def is_contained() -> bool:
-    """Return whether the process ids of this process are those of a container,
-    which ends with its process 1.
+    """Return whether this process has a PID namespace of its own, as in a container.
 
-    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of
-    process ids always has that number.
+    The kernel ends all processes of such a namespace with its process 1.
     """
     try:
-        return os.readlink("/proc/self/ns/pid") != _PIDS_OF_THE_HOST
+        return os.readlink("/proc/self/ns/pid") != _HOST_NAMESPACE
     except OSError:  # a laptop without /proc
         return False
 
@@ -35,14 +32,15 @@ def is_contained() -> bool:
 def groups(
     controller: str, membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
 ) -> Iterator[tuple[str, int]]:
-    """Yield the directories that may be this control group's, the likelier one
-    first, and their version.
+    """Yield candidates for the directory of this control group, the likeliest one first.
+
+    Each comes with its version, for example ``("/sys/fs/cgroup/system.slice/job", 2)``.
 
     Args:
-        controller: Name of the controller, as ``memory``; in version 2 all of
-            them share one directory.
+        controller: Name of the controller, for example ``memory``. In version 2 all controllers
+            share one directory.
         membership: File with the groups of this process.
-        root: Where the groups are mounted.
+        root: Mount point of the groups.
     """
     for line in text_of(membership).splitlines():
         _, _, rest = line.partition(":")
@@ -53,78 +51,77 @@ def groups(
             directory, version = f"{root}/{controller}", 1
         else:
             continue
-        # Inside a container the path may be the host's, which cannot be seen;
-        # then the mount is our own group.
+        # Inside a container the path may be the host's, which the container does not see. Then the
+        # mount point is this process's group.
         yield f"{directory}/{path.strip('/')}".rstrip("/"), version
         yield directory, version
 
 
 def cpu_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return the CPUs' worth of time that this control group, and those above
-    it, may use, rounded up; None: no limit.
+    """Return the CPU time that this control group may use, in CPUs, rounded up; None: no limit.
 
-    Source: cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1). docker's --cpus
-    and Kubernetes' limits.cpu set them; they are not in the set of CPUs that sched_getaffinity(2)
-    returns.
+    The groups above this one may have a lower limit: the lowest one counts. ``docker run --cpus``
+    and Kubernetes' limits.cpu set the limit; the CPUs of sched_getaffinity(2) do not show it.
+
+    Args:
+        membership: File with the groups of this process.
+        root: Mount point of the groups.
     """
-    found = []
+    quotas = []
     for directory, version in groups("cpu", membership, root):
-        for place in (Path(directory), *Path(directory).parents):
-            if not f"{place}/".startswith(f"{root}/"):
+        for group in (Path(directory), *Path(directory).parents):
+            if not f"{group}/".startswith(f"{root}/"):
                 break
             with contextlib.suppress(OSError, ValueError):
                 if version == 2:
-                    quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+                    quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
                 else:
-                    both = (place / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-                    quota, period = (file.read_text(encoding="ascii").strip() for file in both)
+                    quota = (group / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+                    period = (group / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
                 if int(quota) > 0:
-                    found.append(-(-int(quota) // int(period)))
-    return min(found, default=None)
+                    quotas.append(-(-int(quota) // int(period)))
+    return min(quotas, default=None)
 
 
 def why_no_thread() -> tuple[str, str]:
-    """Return (why a thread could not be started, what to do), as far as it can be observed."""
-    if _clone3() == errno.EPERM:
-        problem = "this container may not start threads: its seccomp profile refuses clone3"
-        return (
-            problem,
-            (
-                "update the host's container engine and libseccomp, or start it with --security-opt"
-                " seccomp=unconfined"
-            ),
+    """Return the probable reason why a thread could not be started, and the advice."""
+    if _try_clone3() == errno.EPERM:
+        reason = "this container may not start threads: its seccomp profile refuses clone3"
+        advice = (
+            "update the host's container engine and libseccomp, or start it with --security-opt"
+            " seccomp=unconfined"
         )
-    limit = of_processes()
+        return reason, advice
+    limit = process_limit()
     advice = "raise that limit" if limit else "look at its limits of processes and of memory"
     return f"this container may not start threads{limit}", advice
 
 
-def of_processes() -> str:
-    """Return the limit of processes and threads, as the end of a sentence.
+def process_limit() -> str:
+    """Return the limit of processes and threads as the end of a sentence; "" if there is none.
 
-    ``""`` if there is none.
+    For example ``: user 1000 may have 4096 processes and threads (ulimit -u)``.
     """
     import resource
 
-    found = []
+    limits = []
     for directory, _ in groups("pids"):
         with contextlib.suppress(OSError, ValueError):
-            limit = int(Path(directory, "pids.max").read_text(encoding="ascii"))
-            found.append(
-                (limit, f"the pids limit of this container is {limit} (docker run --pids-limit)")
-            )
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY and os.geteuid():
-        found.append(
-            (soft, f"user {os.geteuid()} may have {soft} processes and threads (ulimit -u)")
-        )
-    return f": {min(found)[1]}" if found else ""
+            number = int(Path(directory, "pids.max").read_text(encoding="ascii"))
+            words = f"the pids limit of this container is {number} (docker run --pids-limit)"
+            limits.append((number, words))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid():  # root has no such limit
+        words = f"user {os.geteuid()} may have {soft} processes and threads (ulimit -u)"
+        limits.append((soft, words))
+    if not limits:
+        return ""
+    _, lowest = min(limits)
+    return f": {lowest}"
 
 
-def _clone3() -> int:
-    """Return the error number of a clone3 that can make nothing: EINVAL, if the
-    call itself is allowed.
-    """
+def _try_clone3() -> int:
+    """Return the error number of a clone3 without arguments: EINVAL if the call is allowed."""
     import ctypes
 
     kernel = ctypes.CDLL(None, use_errno=True)

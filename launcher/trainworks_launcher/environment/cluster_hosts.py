@@ -1,59 +1,60 @@
-"""Variables by which any scheduler says that a job has several hosts, recognised by their kind.
+"""Recognises an unknown scheduler by variables that describe several hosts. Pure.
 
-Pure.
+Three kinds of variables are recognised by the words in their names:
 
-Three kinds. A pair with one beginning: ``X_TASK_COUNT=2`` with ``X_TASK_INDEX=0``,
-``NUM_PROCESSES`` with
-``PROCESS_ID``. A list of addresses: ``X_HOST_LIST=10.0.0.4,10.0.0.5``. A file of hosts:
-``X_HOSTS_FILE``. An array of jobs that know nothing of each other has pairs, too, and so have
-shards of tests, GPUs and data loaders: they are not hosts.
+- a count and an index with the same beginning: ``X_TASK_COUNT=2`` with ``X_TASK_INDEX=0``, or
+  ``NUM_PROCESSES`` with ``PROCESS_ID``
+- a list of addresses: ``X_HOST_LIST=10.0.0.4,10.0.0.5``
+- a file of hosts: ``X_HOSTS_FILE=/etc/x/hosts``
+
+Arrays of independent jobs, shards of tests, GPUs and data loaders have counts and indices, too.
+They are not hosts, and their words are in _NO_HOSTS.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Callable, Iterator, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.json_values import without_brackets
 
 _HOSTS = frozenset(
     (
-        *(
-            "AGENT",
-            "CONTAINER",
-            "HOST",
-            "INSTANCE",
-            "MACHINE",
-            "MEMBER",
-            "NODE",
-            "PEER",
-            "POD",
-            "REPLICA",
-        ),
-        *("TRAINER", "VM", "WORKER"),
+        "AGENT",
+        "CONTAINER",
+        "HOST",
+        "INSTANCE",
+        "MACHINE",
+        "MEMBER",
+        "NODE",
+        "PEER",
+        "POD",
+        "REPLICA",
+        "TRAINER",
+        "VM",
+        "WORKER",
     )
 )
-"""What a host is called. Where a pair counts these, one ``train`` runs for each."""
+"""Words for a host. If a count has one of them, ``train`` is started once on each host."""
 
 _PROCESSES = frozenset(
     (
-        *(
-            "CLUSTER",
-            "COMM",
-            "GANG",
-            "GROUP",
-            "JOB",
-            "PROC",
-            "PROCESS",
-            "RANK",
-            "ROLE",
-            "SERVER",
-            "TASK",
-        ),
-        *("UNIVERSE", "WORLD"),
+        "CLUSTER",
+        "COMM",
+        "GANG",
+        "GROUP",
+        "JOB",
+        "PROC",
+        "PROCESS",
+        "RANK",
+        "ROLE",
+        "SERVER",
+        "TASK",
+        "UNIVERSE",
+        "WORLD",
     )
 )
-"""What else is counted in a distributed job; on how many hosts it runs does not follow."""
+"""Words for other parts of a distributed job. Their number is not the number of hosts."""
 
 _COUNTS = frozenset(("COUNT", "N", "NUM", "NUMBER", "SIZE", "TOTAL"))
 _INDICES = frozenset(("ID", "IDX", "INDEX", "NO", "RANK"))
@@ -62,80 +63,92 @@ _ADDRESSES = frozenset(("ADDR", "ADDRESS", "HOST", "HOSTNAME", "IP"))
 _LISTS = frozenset(
     ("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IPS", "LIST", "NAMES")
 )
-_NO_HOSTS = frozenset(
-    (
-        # arrays, shards of tests, and what one host has several of
-        *(
-            "ARRAY",
-            "BUILDKITE",
-            "CI",
-            "CIRCLE",
-            "PARALLEL",
-            "SEMAPHORE",
-            "TRAVIS",
-            "PYTEST",
-            "SHARD",
-            "SHARDS",
-            "TEST",
-            "XDIST",
-        ),
-        *(
-            "CORE",
-            "CORES",
-            "CPU",
-            "CPUS",
-            "CUDA",
-            "DEVICE",
-            "GPU",
-            "GPUS",
-            "LOCAL",
-            "NUMA",
-            "SLOT",
-            "SLOTS",
-            "THREAD",
-        ),
-        # groups inside a job, and data loaders
-        *(
-            "CP",
-            "DATA",
-            "DATALOADER",
-            "DP",
-            "EP",
-            "EXPERT",
-            "LOADER",
-            "LOAD",
-            "PP",
-            "SP",
-            "TENSOR",
-            "TP",
-        ),
-        # services that a job may use
-        *(
-            "ALLOWED",
-            "CONSUL",
-            "DB",
-            "DNS",
-            "ELASTICSEARCH",
-            "ETCD",
-            "KAFKA",
-            "KNOWN",
-            "MONGO",
-            "NATS",
-            "PROXY",
-        ),
-        *("REDIS", "SSH", "TRUSTED", "VAULT", "ZOOKEEPER"),
-    )
+_ARRAYS = (
+    "ARRAY",
+    "BUILDKITE",
+    "CI",
+    "CIRCLE",
+    "PARALLEL",
+    "SEMAPHORE",
+    "TRAVIS",
+    "PYTEST",
+    "SHARD",
+    "SHARDS",
+    "TEST",
+    "XDIST",
 )
+"""Words for arrays of independent jobs, and for shards of tests."""
+
+_PARTS_OF_A_HOST = (
+    "CORE",
+    "CORES",
+    "CPU",
+    "CPUS",
+    "CUDA",
+    "DEVICE",
+    "GPU",
+    "GPUS",
+    "LOCAL",
+    "NUMA",
+    "SLOT",
+    "SLOTS",
+    "THREAD",
+)
+"""Words for devices and threads, of which one host has several."""
+
+_GROUPS = (
+    "CP",
+    "DATA",
+    "DATALOADER",
+    "DP",
+    "EP",
+    "EXPERT",
+    "LOADER",
+    "LOAD",
+    "PP",
+    "SP",
+    "TENSOR",
+    "TP",
+)
+"""Words for groups of ranks inside a job, and for data loaders."""
+
+_SERVICES = (
+    "ALLOWED",
+    "CONSUL",
+    "DB",
+    "DNS",
+    "ELASTICSEARCH",
+    "ETCD",
+    "KAFKA",
+    "KNOWN",
+    "MONGO",
+    "NATS",
+    "PROXY",
+    "REDIS",
+    "SSH",
+    "TRUSTED",
+    "VAULT",
+    "ZOOKEEPER",
+)
+"""Words for services that a job may use."""
+
+_NO_HOSTS = frozenset((*_ARRAYS, *_PARTS_OF_A_HOST, *_GROUPS, *_SERVICES))
+"""Words for counts, indices and lists that are not about hosts."""
+
 _FILLERS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
-_OURS = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
-"""Beginnings of what the launcher itself exports, of links to services, and of
-Cloud Run's arrays of tasks.
+"""Words that change nothing: MY_HOST_INDEX is HOST_INDEX."""
+
+_FOREIGN = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
+"""Beginnings of variables that are never read here: the launcher's exports, Kubernetes' links to
+Services, and Cloud Run's arrays of independent tasks.
 """
 
-_TOGETHER = re.compile(
+_TWO_WORDS = re.compile(
     r"(N|NUM)((?:NODE|HOST|PROC|TASK|WORKER|REPLICA|RANK)S)"
     r"|((?:NODE|HOST|MACHINE|PROC|TASK|WORKER|RANK|JOB)S?)(COUNT|FILE|ID|INDEX|IPS|LIST|NAMES|NO|NUM|RANK)"
 )
+"""Two words without an underscore between them, for example NNODES or NODELIST."""
+
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(%\w+)?")
 _NUMBER = re.compile(r"\d{1,6}")
@@ -143,15 +156,15 @@ _FILE_OF_THE_SYSTEM = "/etc/hosts"
 
 
 class Pair(NamedTuple):
-    """A number of hosts or processes, and which of them this is.
+    """A count of hosts or processes with an index: ``X_NODE_COUNT=2`` and ``X_NODE_INDEX=0``.
 
     Attributes:
-        size: How many there are; more than one.
-        place: This one's number, as it is said: from 0, or from 1.
-        names: The variables of the two.
-        vendor: The words with which both begin; ``()`` for none.
-        of_hosts: Whether hosts are counted, or processes of which each host has
-            one as far as is known (JAX).
+        size: Value of the count; more than one.
+        place: Value of the index; from 0, or from 1.
+        names: Names of the count and of the index.
+        vendor: Words with which both names begin, for example ``("X",)``; ``()`` for none.
+        of_hosts: Whether the count is a number of hosts. A number of processes counts as one if
+            each host has one process as far as is known (JAX).
     """
 
     size: int
@@ -161,13 +174,17 @@ class Pair(NamedTuple):
     of_hosts: bool
 
     def __str__(self) -> str:
-        """Return the two as they stand in the environment."""
+        """Return ``X_NODE_COUNT=2, X_NODE_INDEX=0``."""
         return f"{self.names[0]}={self.size}, {self.names[1]}={self.place}"
 
 
-class Listed(NamedTuple):
-    """Addresses of several hosts: the variable that has them, or that names
-    their file, and the addresses in order.
+class HostList(NamedTuple):
+    """A list of hosts.
+
+    Attributes:
+        name: Variable that has the list, or the path of a file with the list.
+        hosts: Names or addresses, in order.
+        in_file: Whether the list is in a file.
     """
 
     name: str
@@ -176,8 +193,12 @@ class Listed(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A variable's name in parts: its maker, what it is about, and the word
-    that says count or index.
+    """A variable's name in parts.
+
+    Attributes:
+        vendor: First words, for example ``("X",)`` of X_NODE_COUNT.
+        objects: Words of _HOSTS and _PROCESSES, ``("NODE",)``.
+        role: Word of _COUNTS or _INDICES, ``COUNT``.
     """
 
     vendor: tuple[str, ...]
@@ -185,79 +206,102 @@ class _Name(NamedTuple):
     role: str
 
 
-def pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
-    """Return the pairs that say that this process is one of several, those of hosts first."""
-    numbers = {
-        name: int(value)
-        for name, value in sorted(variables.items())
-        if _NUMBER.fullmatch(value.strip())
-    }
-    counts: list[tuple[str, _Name]] = []
-    indices: list[tuple[str, _Name]] = []
-    for name, value in numbers.items():
+def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
+    """Return each count with its index, those of hosts first.
+
+    The count is above one, so this process is one of several.
+    """
+    counts: dict[str, _Name] = {}
+    indices: dict[str, _Name] = {}
+    numbers = _read_numbers(variables)
+    for name, number in numbers.items():
         parts = _parts(name)
         if parts is None:
             continue
-        if parts.role in _COUNTS and value > 1:
-            counts.append((name, parts))
+        if parts.role in _COUNTS and number > 1:
+            counts[name] = parts
         elif parts.role in _INDICES:
-            indices.append((name, parts))
-    found = []
-    for name, counted in counts:
-        for other, indexed in indices:
-            if _belong_together(counted, indexed) and numbers[other] <= numbers[name]:
-                objects = {*counted.objects, *indexed.objects}
-                of_hosts = bool(objects & _HOSTS) or objects == {"PROCESS"}
-                found.append(
-                    Pair(numbers[name], numbers[other], (name, other), counted.vendor, of_hosts)
-                )
-    return tuple(sorted(found, key=lambda pair: not pair.of_hosts))
+            indices[name] = parts
+
+    matches = []
+    for count_name, count in counts.items():
+        size = numbers[count_name]
+        for index_name, index in indices.items():
+            place = numbers[index_name]
+            if not _belong_together(count, index) or place > size:
+                continue
+            objects = {*count.objects, *index.objects}
+            of_hosts = bool(objects & _HOSTS) or objects == {"PROCESS"}
+            matches.append(Pair(size, place, (count_name, index_name), count.vendor, of_hosts))
+    return tuple(sorted(matches, key=lambda pair: not pair.of_hosts))
 
 
-def lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[Listed, ...]:
-    """Return the lists and files that name two hosts or more. read: returns the
-    text of a file, ``""`` for none.
+def _read_numbers(variables: Mapping[str, str]) -> dict[str, int]:
+    """Return the variables with numbers, sorted by name."""
+    numbers = {}
+    for name, value in sorted(variables.items()):
+        if _NUMBER.fullmatch(value.strip()):
+            numbers[name] = int(value)
+    return numbers
+
+
+def find_lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tuple[HostList, ...]:
+    """Return the lists of two hosts or more.
+
+    Args:
+        variables: The process's environment.
+        read: Returns the text of a file, ``""`` if it cannot be read.
     """
-    found = []
+    listed = []
     for name, value in sorted(variables.items()):
         words = _words(name)
-        if name.startswith(_OURS) or not _NO_HOSTS.isdisjoint(words):
+        if name.startswith(_FOREIGN) or not _NO_HOSTS.isdisjoint(words):
             continue
-        kinds = {_singular(word) for word in words} & _HOSTS
-        in_file = "FILE" in words and bool(kinds)
-        is_list = any(word in _LISTS for word in words[1:]) and len(kinds) + ("TASK" in words) > 0
+        host_words = {_singular(word) for word in words} & _HOSTS
+        in_file = "FILE" in words and bool(host_words)
+        has_list_word = not _LISTS.isdisjoint(words[1:])
+        is_list = has_list_word and (bool(host_words) or "TASK" in words)
         if in_file and value != _FILE_OF_THE_SYSTEM and value.startswith("/"):
-            lines = [line.split("#")[0].split()[:1] for line in read(value).splitlines()]
-            hosts = _addresses(word for line in lines for word in line)
+            hosts = _addresses(_first_words(read(value)))
         elif is_list and not in_file:
             hosts = _addresses(re.split(r"[,;\s]+", value.strip()))
         else:
             continue
         if len(hosts) > 1:
-            found.append(Listed(name, hosts, in_file))
-    return tuple(found)
+            listed.append(HostList(name, hosts, in_file))
+    return tuple(listed)
 
 
-def index_of(variables: Mapping[str, str], listed: Listed) -> str:
-    """Return the variable that says which host of a list this is; ``""`` if none does."""
+def _first_words(document: str) -> list[str]:
+    """Return the first word of each line, without comments: ``a`` of ``a slots=8  # rack 1``."""
+    first_words = []
+    for line in document.splitlines():
+        words = line.split("#")[0].split()
+        first_words += words[:1]
+    return first_words
+
+
+def find_index(variables: Mapping[str, str], listed: HostList) -> str:
+    """Return the variable with this host's index in a list, as X_NODE_RANK; ``""`` for none."""
     vendor = _words(listed.name)[:1]
-    for name, value in sorted(variables.items()):
+    for name, number in _read_numbers(variables).items():
         parts = _parts(name)
-        if parts is None or parts.role not in _INDICES or not _NUMBER.fullmatch(value.strip()):
+        if parts is None or parts.role not in _INDICES:
             continue
-        if (
-            parts.vendor[:1] == vendor
-            and {*parts.objects} & _HOSTS
-            and int(value) < len(listed.hosts)
-        ):
+        is_of_hosts = bool({*parts.objects} & _HOSTS)
+        if parts.vendor[:1] == vendor and is_of_hosts and number < len(listed.hosts):
             return name
     return ""
 
 
-def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, str]:
-    """Return (variable, address) of the leader as the maker of a pair calls it.
+def find_leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, str]:
+    """Return the variable and the address of the leader: X_MASTER_ADDR and ``10.0.0.4``.
 
     ``("", "")`` if there is none.
+
+    Args:
+        variables: The process's environment.
+        vendor: First words of the variable's name, from ``Pair.vendor``.
     """
     for name, value in sorted(variables.items()):
         words = _words(name)
@@ -273,38 +317,41 @@ def leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[str, 
     return "", ""
 
 
-def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return ``NAME=VALUE`` of a lone count above one, and of a lone index, by
-    which a job may have several hosts.
+def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return counts above one and indices that may mean several hosts, as ``X_NODE_COUNT=2``.
+
+    A count without an index, or an index without a count, is only a hint.
     """
     counts: dict[str, int] = {}
     indices: dict[str, int] = {}
-    for name, value in sorted(variables.items()):
+    for name, number in _read_numbers(variables).items():
         parts = _parts(name)
-        if parts is None or not _NUMBER.fullmatch(value.strip()):
+        if parts is None:
             continue
         if {*_HOSTS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
             continue
-        of_loader = (
-            parts.objects == ("WORKER",)
-            and parts.role in ("N", "NUM", "NUMBER")
-            and not parts.vendor
-        )
-        if parts.role in _COUNTS and not of_loader:
-            counts[name] = int(value)
+        is_bare_worker = parts.objects == ("WORKER",) and not parts.vendor
+        is_of_loader = is_bare_worker and parts.role in ("N", "NUM", "NUMBER")  # NUM_WORKERS=4
+        if parts.role in _COUNTS and not is_of_loader:
+            counts[name] = number
         elif parts.role in ("INDEX", "RANK") or "RANK" in parts.objects:
-            indices[name] = int(value)
-    says_one = 1 in counts.values()
-    found = [f"{name}={count}" for name, count in counts.items() if count > 1]
-    found += [f"{name}={index}" for name, index in indices.items() if index > 0 or not says_one]
-    return tuple(sorted(found))
+            indices[name] = number
+    has_count_of_one = 1 in counts.values()
+    assignments = [f"{name}={count}" for name, count in counts.items() if count > 1]
+    for name, index in indices.items():
+        if index > 0 or not has_count_of_one:
+            assignments.append(f"{name}={index}")
+    return tuple(sorted(assignments))
 
 
 def is_host_name(name: str) -> bool:
-    """Return whether a text can be a host's name or address: nothing that a
-    manifest or a shell left unexpanded.
+    """Return whether a text can be a host's name or address.
+
+    Refused: text that a manifest or a shell did not expand (``$(LEADER)``), and ``host:port``.
     """
-    return bool(_HOST_NAME.fullmatch(name)) or (name.count(":") > 1 and bool(_IPV6.fullmatch(name)))
+    if _HOST_NAME.fullmatch(name):
+        return True
+    return name.count(":") > 1 and _IPV6.fullmatch(name) is not None
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -313,61 +360,75 @@ def _words(name: str) -> tuple[str, ...]:
     >>> _words("X_NNODES"), _words("NODELIST")
     (('X', 'N', 'NODES'), ('NODE', 'LIST'))
     """
-    found: list[str] = []
-    for word in filter(None, name.upper().split("_")):
-        together = _TOGETHER.fullmatch(word)
-        found += [part for part in together.groups() if part] if together else [word]
-    return tuple(found)
+    words: list[str] = []
+    for part in filter(None, name.upper().split("_")):
+        match = _TWO_WORDS.fullmatch(part)
+        if match:
+            words += filter(None, match.groups())
+        else:
+            words.append(part)
+    return tuple(words)
 
 
 def _parts(name: str) -> _Name | None:
-    """Return the parts of a name that says a count or an index of hosts or processes.
+    """Return the parts of a name with a count or an index of hosts or processes.
 
     None for any other name.
+
+    >>> _parts("X_NODE_COUNT")
+    _Name(vendor=('X',), objects=('NODE',), role='COUNT')
     """
     words = _words(name)
-    if name.startswith(_OURS) or len(words) < 2 or not _NO_HOSTS.isdisjoint(words[:-1]):
+    if name.startswith(_FOREIGN) or len(words) < 2 or not _NO_HOSTS.isdisjoint(words[:-1]):
         return None
     role = words[-1] if words[-1] in _INDICES else ""
     if not role or not _COUNTS.isdisjoint(words[:-1]):
-        role = next((word for word in reversed(words) if word in _COUNTS), "")
+        counts = [word for word in words if word in _COUNTS]
+        role = counts[-1] if counts else ""
     if not role:
         return None
+
+    # The vendor's words end at the first word for a host or a process.
+    known = _HOSTS | _PROCESSES
     rest = [_singular(word) for word in words if word not in (role, *_FILLERS)]
-    split = next(
-        (place for place, word in enumerate(rest) if word in _HOSTS | _PROCESSES), len(rest)
-    )
+    split = 0
+    while split < len(rest) and rest[split] not in known:
+        split += 1
     vendor, objects = tuple(rest[:split]), tuple(rest[split:])
-    if not {*objects} <= _HOSTS | _PROCESSES:
+    if not {*objects} <= known:
         return None
     return _Name(vendor, objects, role)
 
 
-def _belong_together(counted: _Name, indexed: _Name) -> bool:
-    """Return whether a count and an index are of one job: of one maker, or of the same things."""
-    if counted.vendor != indexed.vendor:
+def _belong_together(count: _Name, index: _Name) -> bool:
+    """Return whether a count and an index describe the same hosts or processes.
+
+    They begin with the same words, and have the same objects or fit by their role.
+    """
+    if count.vendor != index.vendor:
         return False
-    if counted.objects == indexed.objects and counted.objects not in ((), ("JOB",)):
+    if count.objects == index.objects and count.objects not in ((), ("JOB",)):
         return True
-    if not counted.vendor:
+    if not count.vendor:
         return False
-    if counted.objects and indexed.objects:
-        # X_JOB_ID is the name of a job, X_NODE_ID mostly a number
-        return indexed.role != "ID" or not {*indexed.objects}.isdisjoint({*counted.objects})
-    return indexed.role == "RANK" or (counted.objects == indexed.objects and bool(counted.objects))
+    if count.objects and index.objects:
+        # X_JOB_ID is the name of a job; X_NODE_ID is mostly a number.
+        has_common_object = not {*index.objects}.isdisjoint(count.objects)
+        return index.role != "ID" or has_common_object
+    return index.role == "RANK"
 
 
 def _singular(word: str) -> str:
+    """Return a word without its plural ending: NODE for NODES, PROCESS for PROCESSES."""
     if word.endswith("SSES"):
         return word[:-2]
-    return word[:-1] if word.endswith("S") and not word.endswith("SS") else word
+    if word.endswith("S") and not word.endswith("SS"):
+        return word[:-1]
+    return word
 
 
-def _addresses(words: Iterator[str] | list[str]) -> tuple[str, ...]:
-    """Return the different hosts among words, without ports.
-
-    ``()`` if one of the words is no host.
-    """
+def _addresses(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts among words, without ports and duplicates; () if a word is no host."""
     hosts = [_without_port(word) for word in words if word]
     if not all(map(is_host_name, hosts)):
         return ()
@@ -375,5 +436,8 @@ def _addresses(words: Iterator[str] | list[str]) -> tuple[str, ...]:
 
 
 def _without_port(address: str) -> str:
-    alone = without_brackets(address)
-    return alone if alone.count(":") > 1 else alone.partition(":")[0]
+    """Return the host of ``host:port`` or ``[fd00::1]:port``."""
+    host = without_brackets(address)
+    if host.count(":") > 1:  # an IPv6 address
+        return host
+    return host.partition(":")[0]

@@ -1,6 +1,4 @@
-"""What the command line of ``train`` asks for: the program with its arguments,
-and how it is started. Pure.
-"""
+"""The command line of ``train``: the program with its arguments, and the options before. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ from trainworks_launcher.contract.modes import MODES
 
 
 class Invocation(NamedTuple):
-    """The words after ``train``.
+    """The words after ``train``, for example ``--mode mpi -- python train.py``.
 
     Attributes:
-        program: The program and its arguments, which stood after ``--``; ``()``
-            where the job's files name it.
-        mode: A name of ``registry.MODES`` that has a switch, or ``none``;
-            ``""`` if it is not given.
-        processes_per_host: Processes on each host; 0 if it is not given.
-        restarts: How often the ranks are started again after a failure; 0 if it is not given.
+        program: The words after ``--``: the program and its arguments; ``()`` if the job's files
+            name the program.
+        mode: Name of a mode with a switch (``SWITCHES`` in ``contract/modes.py``), or ``none``;
+            ``""`` without the option.
+        processes_per_host: Number of processes on each host; 0 without the option.
+        restarts: How often the ranks are started again after a failure; 0 without the option.
     """
 
     program: tuple[str, ...] = ()
@@ -31,16 +29,16 @@ class Invocation(NamedTuple):
 
     @property
     def hyperparameters(self) -> Mapping[str, Json]:
-        """The same as the reserved hyperparameters that a job's file would have."""
-        found: dict[str, Json] = {}
+        """The options as hyperparameters, for example ``{"sagemaker_mpi_enabled": True}``."""
+        reserved: dict[str, Json] = {}
         if self.mode and MODES[self.mode].switch:
-            found[MODES[self.mode].switch] = True
+            reserved[MODES[self.mode].switch] = True
         if self.processes_per_host:
-            found[names.PROCESSES_PER_HOST] = self.processes_per_host
+            reserved[names.PROCESSES_PER_HOST] = self.processes_per_host
         if self.restarts:
-            found[names.MAX_RESTARTS] = self.restarts
-        return MappingProxyType(found)
+            reserved[names.MAX_RESTARTS] = self.restarts
+        return MappingProxyType(reserved)
 
 
 NOTHING_ASKED = Invocation()
-"""``train`` alone."""
+"""``train`` without options and program: the job's files name the program."""

@@ -1,13 +1,13 @@
-"""Where a job writes: the directories that its script is told of.
+"""Chooses and makes the directories that a job writes to: results, checkpoints, HOME, TMPDIR.
 
-They exist, and can be written, before it starts.
+The script reads these directories in variables such as SM_MODEL_DIR. A script saves its model at
+the end, so a directory that is missing or not writable costs the training.
+``supervise/supervisor.py`` makes the directories on every host before the hosts join each other,
+and removes them if the job is refused.
 
-A script saves its model as its last act, so a place that is missing costs the whole training.
-``supervise`` makes the places on every host, before the hosts join each other; it takes back what
-it made if the job is refused after all.
-
-What is written is kept only on a mount, or on a host's own disk: a container's root, and memory,
-end with the job. So the mount table chooses the places, and the log says what nothing keeps.
+Files outlive the job only on a mount, or on a host's own disk: a container's root, and memory, end
+with the job. So the mount table decides between the candidates, and the log warns about a directory
+that ends with the container.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 
 OUTPUT = "SM_OUTPUT_DIR"
-"""Variable of the place where the launcher's own reports go, too."""
+"""Variable of the directory for the job's output and for the launcher's reports."""
 
 RESULTS: Mapping[str, str] = {
     "SM_MODEL_DIR": "model",
@@ -31,9 +31,7 @@ RESULTS: Mapping[str, str] = {
     "SM_OUTPUT_DATA_DIR": "output/data",
     "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
 }
-"""Variable that tells the script of a place -> the place, below the directory
-of the job's results.
-"""
+"""Variable -> directory below the root of the job's results."""
 
 TEMPORARY = (
     "/tmp",  # noqa: S108
@@ -41,9 +39,9 @@ TEMPORARY = (
     "/usr/tmp",
     "/dev/shm",  # noqa: S108
 )
-"""Where temporary files may be, in order: Python's own list (tempfile), then memory.
+"""Candidates for temporary files, in order: those of Python's module tempfile, then memory.
 
-Never the current directory, which is the user's code.
+The last candidate of tempfile is left out: the current directory has the user's code.
 """
 
 _ADVICE = (
@@ -55,8 +53,10 @@ _CHECKPOINT_ADVICE = (
 )
 
 
-def named(results: str, checkpoints: str) -> Mapping[str, str]:
-    """Return variable -> path of every place that a script writes to.
+def paths_below(results: str, checkpoints: str) -> Mapping[str, str]:
+    """Return variable -> path of every directory that a script writes to.
+
+    For example ``SM_MODEL_DIR`` -> ``/opt/ml/model``.
 
     Args:
         results: Root of the job's results.
@@ -69,14 +69,15 @@ def named(results: str, checkpoints: str) -> Mapping[str, str]:
 
 
 class Results(NamedTuple):
-    """Where a job's results go.
+    """The directories of a job's results.
 
     Attributes:
         paths: Variable of RESULTS -> path.
-        why: Variable -> why it is there, or that nothing keeps it; nothing for
-            the platform's own place.
-        note: Line for the log if they are not in the platform's own place; ``""``: they are.
-        warning: Line that says what ends with the container, and what to mount; ``""`` for nothing.
+        why: Variable -> reason for another path than the platform's, or warning that its files end
+            with the container.
+        note: Line for the log if a path is not the platform's; ``""``: all are.
+        warning: Line that names the paths that end with the container, and the mounts to add;
+            ``""``: none does.
     """
 
     paths: Mapping[str, str]
@@ -86,41 +87,47 @@ class Results(NamedTuple):
 
 
 def choose(
-    roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keeps: Callable[[str], bool]
+    roots: Sequence[str],
+    settings: Mapping[str, str],
+    checkpoints: str,
+    is_kept: Callable[[str], bool],
 ) -> Results:
-    """Choose each place by itself: the first that is kept and can be written,
-    else the first that can be written.
+    """Choose a path for each variable of RESULTS by itself.
+
+    The choice is the first path that can be written and outlives the container, else the first that
+    can be written, else the first.
 
     Args:
         roots: Directories that may hold the results, in order; at least one.
-        told: Variable of RESULTS -> directory that a person has set.
+        settings: Variable of RESULTS -> directory that a person has set.
         checkpoints: Directory of checkpoints; ``""`` if there is none.
-        keeps: Whether what is written to a path is still there when the job has ended.
+        is_kept: Whether files in a directory outlive the container.
     """
     paths: dict[str, str] = {}
     why: dict[str, str] = {}
     moved: list[str] = []
     reason = ""
     for variable, place in RESULTS.items():
-        given = told.get(variable, "").strip()
-        if given:
-            paths[variable] = str(Path(given).absolute())
+        setting = settings.get(variable, "").strip()
+        if setting:
+            paths[variable] = str(Path(setting).absolute())
             why[variable] = "the variable was set"
             continue
-        own = [f"{root}/{place}" for root in roots]
-        writable = [path for path in own if not why_not_writable(path)]
-        first = (writable or own)[0]
-        paths[variable] = next(filter(keeps, writable), first)
-        if paths[variable] != own[0]:
+        candidates = [f"{root}/{place}" for root in roots]
+        writable = [path for path in candidates if not why_not_writable(path)]
+        default = (writable or candidates)[0]
+        paths[variable] = next(filter(is_kept, writable), default)
+        first = candidates[0]
+        if paths[variable] != first:
             moved.append(paths[variable])
-            problem = why_not_writable(own[0]) or f"no mount keeps {own[0]}"
+            problem = why_not_writable(first) or f"no mount keeps {first}"
             why[variable] = f"in the working directory, because {problem}"
             reason = reason or why[variable]
 
     written = dict(paths)
     if checkpoints:
         written[names.CHECKPOINT_DIRECTORY_VARIABLE] = checkpoints
-    lost = {variable: path for variable, path in written.items() if not keeps(path)}
+    lost = {variable: path for variable, path in written.items() if not is_kept(path)}
     for variable in lost:
         why[variable] = "it ends with this container: no mount keeps it"
     note = warning = ""
@@ -132,7 +139,7 @@ def choose(
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """Return the paths that are in none of the others, each once."""
+    """Return the paths that are below no other path, without duplicates."""
     unique = dict.fromkeys(paths)
     outer = []
     for path in unique:
@@ -143,7 +150,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 
 def _warning(lost: Sequence[str]) -> str:
-    """Return a line about paths that nothing keeps."""
+    """Return the warning about paths that end with the container."""
     mounts = " ".join(f'-v "$PWD/{Path(path).name}:{path}"' for path in lost)
     return (
         f"results end with this container: no mount keeps {' and '.join(lost)}; mount a directory"
@@ -156,15 +163,23 @@ MOUNTS = "/proc/self/mountinfo"
 """The kernel's table of this process's mounts (proc(5))."""
 
 _IN_MEMORY = ("tmpfs", "ramfs", "rootfs", "devtmpfs")
-_ENDS_WITH_IT = re.compile(r"/volumes/[0-9a-f]{64}/_data(/|$)|/kubernetes\.io~empty-dir/")
-"""Directory of a host that is made for one container and removed with it: a
-volume without a name, an emptyDir.
+"""Types of file systems that have their files in memory."""
+
+_OF_ONE_CONTAINER = re.compile(r"/volumes/[0-9a-f]{64}/_data(/|$)|/kubernetes\.io~empty-dir/")
+"""Directory of the host that is removed with the container: a Docker volume without a name, or an
+emptyDir of Kubernetes.
 """
 
 
 class _Mount(NamedTuple):
-    """A row of the table: its number, its parent's, the directory that is
-    mounted, where, and the file system.
+    """A row of the mount table, for example ``36 35 98:0 / /data rw - ext4 /dev/sda1 rw``.
+
+    Attributes:
+        number: Number of the mount, ``36``.
+        parent: Number of the mount that it is mounted on, ``35``.
+        root: Mounted directory of the file system, ``/``.
+        point: Mount point, ``/data``.
+        kind: Type of the file system, ``ext4``.
     """
 
     number: str
@@ -174,22 +189,22 @@ class _Mount(NamedTuple):
     kind: str
 
 
-def keeps(path: str, table: str) -> bool:
-    """Return whether what is written to a path is still there when this container has ended.
+def is_kept(path: str, table: str) -> bool:
+    """Return whether a file at a path outlives this container.
 
-    It is on a mount, or on the root of a host that is no container. Not on a mount in memory, of a
-    volume without a name, of an emptyDir. Without a table (no Linux) nothing is known, and it
-    counts as kept.
+    A file does on a mount, and on the root of a host that is no container; not on a mount in
+    memory, on a volume without a name, or on an emptyDir. Without a table (no Linux) a file counts
+    as kept.
 
     Args:
         path: The path; it need not exist.
         table: The text of MOUNTS.
     """
-    mounts = [_mount(line) for line in table.splitlines() if line.count(" ") > 7]
-    mount = _mount_of(os.path.realpath(path), mounts)
+    mounts = _parse_mounts(table)
+    mount = _find_mount(os.path.realpath(path), mounts)
     if mount is None:  # a chroot in a directory of a host
         return True
-    if mount.kind in _IN_MEMORY or _ENDS_WITH_IT.search(mount.root):
+    if mount.kind in _IN_MEMORY or _OF_ONE_CONTAINER.search(mount.root):
         return False
     if mount.point != "/":
         return True
@@ -202,37 +217,42 @@ def keeps(path: str, table: str) -> bool:
     return all(other.point != "/etc/hostname" for other in mounts)
 
 
-def kind_of_mount(path: str, table: str) -> str:
-    """Return the file system that a path is on by its words alone.
+def find_mount_kind(path: str, table: str) -> str:
+    """Return the type of a path's file system, for example ``nfs4``; "" if it is not known.
 
-    ``""`` if the table does not say it.
-
-    No link is followed: the file system may not answer.
+    No link is followed, because the file system may not answer.
 
     Args:
         path: An absolute path.
         table: The text of MOUNTS.
     """
-    mounts = [_mount(line) for line in table.splitlines() if line.count(" ") > 7]
-    mount = _mount_of(path, mounts)
+    mount = _find_mount(path, _parse_mounts(table))
     return mount.kind if mount is not None else ""
 
 
-def _mount(line: str) -> _Mount:
-    """Return a row of the table, such as ``36 35 98:0 / /data rw,noatime - ext4 /dev/sda1 rw``."""
-    before, _, after = line.partition(" - ")
-    number, parent, _, root, point = map(_unescaped, before.split(" ")[:5])
-    return _Mount(number, parent, root, point, after.split(" ")[0])
+def _parse_mounts(table: str) -> list[_Mount]:
+    """Return the rows of a mount table; lines of another form are left out."""
+    mounts = []
+    for line in table.splitlines():
+        if line.count(" ") <= 7:
+            continue
+        before, _, after = line.partition(" - ")
+        number, parent, _, root, point = map(_unescape, before.split(" ")[:5])
+        kind, _, _ = after.partition(" ")
+        mounts.append(_Mount(number, parent, root, point, kind))
+    return mounts
 
 
-def _unescaped(word: str) -> str:
-    """Return a word of the table as it is: a space is written as ``\\040``."""
+def _unescape(word: str) -> str:
+    """Return a word of the table with its real characters: ``a b`` for ``a\\040b``."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
-def _mount_of(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
-    """Return the mount on which a path is, as the kernel finds it: from the
-    root down, each in its parent.
+def _find_mount(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
+    """Return the mount that has a path; None if no mount has it.
+
+    Follow the mounts from the root down, each one on its parent, as the kernel does: a later mount
+    may hide an earlier one.
     """
     numbers = {mount.number for mount in mounts}
     mount: _Mount | None = None
@@ -250,16 +270,19 @@ def _is_in(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what keeps a job from writing to its places: one problem for each reason, with the
-    names of the places.
+def find_problems(places: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each reason why a directory cannot be written.
+
+    Args:
+        places: Variable -> path, as ``paths_below`` returns them. Variables with the same reason
+            are named in one problem.
     """
-    reasons: dict[str, list[str]] = {}
+    variables_of: dict[str, list[str]] = {}
     for variable, path in places.items():
         reason = why_not_writable(path)
         if reason:
-            reasons.setdefault(reason, []).append(variable)
-    for reason, variables in reasons.items():
+            variables_of.setdefault(reason, []).append(variable)
+    for reason, variables in variables_of.items():
         advice = _ADVICE
         if variables == [names.CHECKPOINT_DIRECTORY_VARIABLE]:
             advice = _CHECKPOINT_ADVICE
@@ -268,10 +291,9 @@ def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def why_not_writable(path: str) -> str:
-    """Return why a directory can neither be written nor made, ``""`` if it can. Changes nothing.
+    """Return why a directory can neither be written nor made; ``""`` if it can. Change nothing.
 
-    The kernel is asked about the directory, or about the nearest one above it
-    that exists (access(2)).
+    access(2) decides: for the directory, or for its nearest parent that exists.
     """
     place = Path(path)
     for parent in (place, *place.parents):
@@ -295,42 +317,43 @@ def why_not_writable(path: str) -> str:
 
 
 # --- HOME, TMPDIR, locale -------------------------------------------------------------------------
-def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return a home directory for the job's processes, and a line about it.
+def choose_home(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return a home directory for the job's processes, and a warning for the log.
 
-    Both ``""`` if theirs can be written.
-
-    Caches of Hugging Face, torch and Triton are below the home. A user without an account, as a
-    container may have, gets ``HOME=/`` or none. The directory is the user's own, and the same for
-    all launchers of a host: a model that is downloaded into its cache is there for each of them. It
-    is not made here.
+    Return two empty texts if the user's home can be written. Caches of Hugging Face, torch and
+    Triton are below the home. In a container a user may have no account, and so ``HOME=/`` or no
+    HOME. All launchers of one user on a host return the same directory, for example
+    ``/tmp/trainworks-home-1000``, so that the jobs share downloaded models. ``make`` makes the
+    directory.
 
     Args:
         variables: The process's environment.
     """
-    told = variables.get("HOME", "")
-    home = told or _home_of_account()
+    setting = variables.get("HOME", "")
+    home = setting or _home_of_account()
     reason = why_not_writable(home) if home else f"user {os.geteuid()} has no account"
     if not reason:
         return "", ""
-    problem = f"HOME={told} cannot be used ({reason})" if told else f"HOME is not set ({reason})"
-    # Compiled kernels are in caches, too: where files cannot be executed is the last resort.
+    problem = f"HOME is not set ({reason})"
+    if setting:
+        problem = f"HOME={setting} cannot be used ({reason})"
+    # Caches have compiled kernels: a directory that forbids execution is the last resort.
     for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
-        chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
-        if not Path(place).is_dir() or why_not_writable(chosen):
+        new_home = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
+        if not Path(place).is_dir() or why_not_writable(new_home):
             continue
-        if _is_free_or_ours(chosen):
-            return chosen, f"{problem}: the job's processes get HOME={chosen}, for their caches"
+        if _is_free_or_ours(new_home):
+            return new_home, f"{problem}: the job's processes get HOME={new_home}, for their caches"
     advice = "caches of libraries cannot be kept; set HOME"
     return "", f"{problem}, and no temporary directory can be written: {advice}"
 
 
-def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return a directory for temporary files that serves every program, and a line about it.
+def choose_temporary(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return a directory for temporary files that serves every program, and a warning for the log.
 
-    Both ``""`` if the usual one does. torch.compile and Triton compile there, and load what they
-    compiled; Docker mounts a tmpfs so that nothing in it can be executed. Sockets are made there,
-    whose paths have a limit.
+    Return two empty texts if the usual directory serves. torch.compile and Triton compile libraries
+    there and load them, but Docker mounts a tmpfs with noexec. Programs make sockets there, and the
+    kernel limits the length of a socket's path.
 
     Args:
         variables: The process's environment.
@@ -359,26 +382,24 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
 
 
 _NAME_BYTES = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
-"""Longest name of a directory for temporary files: a socket's path has at most 107 bytes (unix(7)),
-and this is the longest that torch and Python's multiprocessing append. The launcher's own are
-shorter.
+"""Longest name of a directory for temporary files, in bytes.
+
+A socket's path has at most 107 bytes (unix(7)). The text is the longest one that torch and Python's
+multiprocessing append to the directory; the launcher's own are shorter.
 """
 
 
 def is_too_long(place: str) -> bool:
-    """Return whether the paths of sockets in a directory for temporary files
-    would be too long for the kernel.
-    """
+    """Return whether the paths of sockets in a directory would be too long for the kernel."""
     return len(os.fsencode(Path(place).absolute())) > _NAME_BYTES
 
 
-def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return variables of the locale for the job's processes, and a line about them.
+def choose_locale(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+    """Return variables of the locale for the job's processes, and a warning for the log.
 
-    Nothing where theirs exist.
-
-    A scheduler hands on those of the host that submitted the job. A program that asks for a locale
-    that the image lacks fails, or reads and writes ASCII.
+    Return nothing if the image has the locales of all variables. A scheduler hands on the variables
+    of the host that submitted the job, for example LC_ALL=de_DE.UTF-8. A program that requests a
+    locale that the image lacks fails, or reads and writes ASCII.
 
     Args:
         variables: The process's environment.
@@ -396,32 +417,29 @@ def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
 
 
 _LOCALES = ("C.UTF-8", "C.utf8", "C", "POSIX")
-"""Locales that glibc has itself since 2.35, and Debian before that."""
+"""Locales that glibc has since 2.35, and Debian before that."""
 
 
 def _has_locale(name: str) -> bool:
-    import locale  # few hosts name a locale of their own
+    import locale  # needed on few hosts
 
-    kept = locale.setlocale(locale.LC_CTYPE)
+    before = locale.setlocale(locale.LC_CTYPE)
     try:
         locale.setlocale(locale.LC_CTYPE, name)
     except (locale.Error, ValueError):
         return False
-    locale.setlocale(locale.LC_CTYPE, kept)
+    locale.setlocale(locale.LC_CTYPE, before)
     return True
 
 
 def _temporary(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the temporary directories that the environment names."""
+    """Return the directories of TMPDIR, TEMP and TMP."""
     places = [variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     return tuple(place for place in places if place)
 
 
 def _forbids_execution(place: str) -> bool:
-    """Return whether files below a directory cannot be executed.
-
-    Of one that does not exist, False.
-    """
+    """Return whether a directory is mounted noexec; False if it does not exist."""
     try:
         return bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
     except OSError:
@@ -439,8 +457,9 @@ def _home_of_account() -> str:
 
 
 def _is_free_or_ours(path: str) -> bool:
-    """Return whether nothing is there, or a directory that only this user can
-    write: others can guess the name.
+    """Return whether a path is free, or a directory that only this user can write.
+
+    Another user can guess the path and make a directory there first.
     """
     try:
         status = os.lstat(path)
@@ -452,32 +471,33 @@ def _is_free_or_ours(path: str) -> bool:
 
 # --- making ---------------------------------------------------------------------------------------
 def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
-    """Make the directories that are missing, and write into each of them for a moment.
+    """Make the missing directories, and try to write into each directory.
 
     Args:
-        places: Variable -> path, as ``named`` returns them.
+        places: Variable -> path, as ``paths_below`` returns them.
         home: A home directory, for this user only; ``""`` for none.
 
     Returns:
-        What was made, each directory before those in it, for ``take_back``.
+        The new directories, parents first, for ``take_back``.
 
     Raises:
-        RefusalError: One of them cannot be made or written. What was made is taken back.
+        RefusalError: A directory cannot be made or written. The new directories are removed.
     """
-    problems = tuple(problems_of(places))
+    problems = tuple(find_problems(places))
     if problems:
         raise RefusalError(problems)
     made: list[str] = []
     try:
-        wanted = [*places.values()]
+        paths = [*places.values()]
         if home:
-            wanted.append(home)
-        for path in wanted:
+            paths.append(home)
+        for path in paths:
+            mode = 0o700 if path == home else 0o777
             for parent in reversed((Path(path), *Path(path).parents)):
                 with contextlib.suppress(FileExistsError):
-                    parent.mkdir(mode=0o700 if path == home else 0o777)
+                    parent.mkdir(mode=mode)
                     made.append(str(parent))
-            _try(path)
+            _try_to_write(path)
     except OSError as error:
         take_back(made)
         problem = Problem(
@@ -487,9 +507,10 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
     return tuple(made)
 
 
-def _try(directory: str) -> None:
-    """Make a file and remove it: what access(2) says is not the last word on a
-    network file system.
+def _try_to_write(directory: str) -> None:
+    """Make a file and remove it.
+
+    On a network file system open(2) may fail where access(2) succeeds.
     """
     import tempfile
 
@@ -498,7 +519,7 @@ def _try(directory: str) -> None:
 
 
 def take_back(made: Iterable[str]) -> None:
-    """Remove the directories of ``make`` that are still empty."""
+    """Remove the directories that ``make`` has returned, if they are still empty."""
     for path in reversed(tuple(made)):
         with contextlib.suppress(OSError):
             os.rmdir(path)  # noqa: PTH106  (the same, and quicker)

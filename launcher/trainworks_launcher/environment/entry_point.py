@@ -1,9 +1,9 @@
-"""The user's program: which one, where it is, and with which words it is started. Pure.
+"""Chooses the user's entry point, and makes its command line. Pure.
 
-Six kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file.
-``package``: the code directory is a project that pip can install, and the program is a module of
-it. ``command``: any other executable file.
-``line``: a line of shell that ModelTrainer calls a command; it is its user's, and run as it is.
+An entry point has one of six kinds. ``script``: a .py file. ``module``: ``-m package.module``.
+``shell``: a .sh file. ``package``: a module of the code directory, which is a project that pip can
+install. ``command``: any other executable file. ``line``: a line of shell, the SourceCode.command
+of the SDK's ModelTrainer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainworks_launcher.contract.json_values import Json, text
 _NAME = re.compile(r"[A-Za-z0-9._+-][A-Za-z0-9._+/-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIREMENTS = "requirements.txt"
-"""File at the root of the code that is installed before the start."""
+"""File at the root of the code. pip installs its packages before the start."""
 
 PROJECT_FILES = ("setup.py", "pyproject.toml")
-"""Files at the root of the code that make it a project, the first one that is there (the second one
-only if it says how to build or what: many a pyproject.toml only has settings of a linter).
+"""Files at the root of the code that make it a project; the first one counts. A pyproject.toml
+counts only with a table ``[project]`` or ``[build-system]``: many have only settings of a linter.
 """
 
 INSTALLED = ".trainworks-installed"
@@ -32,24 +32,26 @@ INSTALLED = ".trainworks-installed"
 """
 
 REMOTE = "s3://"
-"""Where code can be fetched from."""
+"""Beginning of an address from which code can be fetched."""
 
 
 class Code(NamedTuple):
-    """The user's code as found on this host.
+    """The user's code on this host.
 
     Attributes:
-        directory: Where it runs.
-        archive: A tar.gz to unpack there first: a local path, or an address at
-            REMOTE; ``""`` for none.
-        entries: Relative paths of the files, sorted and bounded. For an archive, with the files
-            that exist already; ``()`` while the archive is not fetched.
-        executable: Those of ``entries`` that have the execute bit.
-        project: Which of PROJECT_FILES makes it an installable project; ``""`` for none.
-        notes: Lines for the log about where it comes from.
+        directory: Directory in which the code runs.
+        archive: A tar.gz to unpack there first: a local path, or an address
+            ``s3://BUCKET/KEY``; ``""`` for none.
+        entries: Relative paths of the files, sorted and bounded. They include files that the
+            directory has before the archive is unpacked; ``()`` while the archive is not fetched.
+        executable: Entries with the execute bit.
+        project: The one of PROJECT_FILES that makes the code an installable project; ``""`` for
+            none.
+        notes: Lines for the log about the origin of the code.
         fetch: Command line of the program that fetches a remote archive.
-        requirements: File that is installed before the start, if it is among the entries.
-        installed: What INSTALLED names, if the code has not changed since.
+        requirements: Requirements file that is installed before the start, if it is an entry.
+        installed: Names of requirements and project files that ``build.py extend`` has installed,
+            from INSTALLED, if the code has not changed since.
     """
 
     directory: str
@@ -64,62 +66,79 @@ class Code(NamedTuple):
 
     @property
     def remote(self) -> bool:
-        """Whether it has to be fetched before its content is known."""
+        """Whether the archive has to be fetched before its files are known."""
         return self.archive.startswith(REMOTE)
 
 
 class EntryPoint(NamedTuple):
-    """The user's program: its kind (see above) and its name as given, inside the code directory."""
+    """The user's program.
+
+    Attributes:
+        kind: One of the six kinds above, for example ``script``.
+        name: Path below the code directory, name of a module, or a line of shell; for example
+            ``train.py``.
+    """
 
     kind: str
     name: str
 
     @property
     def module_name(self) -> str:
-        """The name without ``.py``, as SM_MODULE_NAME has it."""
-        return self.name[: -len(".py")] if self.name.endswith(".py") else self.name
+        """The name without ``.py``, the value of SM_MODULE_NAME."""
+        if self.name.endswith(".py"):
+            return self.name[: -len(".py")]
+        return self.name
 
     @property
     def module(self) -> str:
-        """For ``python -m``: ``package/train.py`` is ``package.train``."""
-        return self.module_name.replace("/", ".") if self.kind == "package" else self.name
+        """The argument of ``python -m``: ``package.train`` for ``package/train.py``."""
+        if self.kind == "package":
+            return self.module_name.replace("/", ".")
+        return self.name
 
     @property
     def in_python(self) -> bool:
-        """Whether a Python interpreter runs it."""
+        """Whether a Python interpreter runs the program."""
         return self.kind in ("script", "module", "package")
 
 
 def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Return the entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as
-    sagemaker-training).
+    """Return the requested entry point: SAGEMAKER_PROGRAM's, else the hyperparameter's.
 
-    ``""`` if neither is given.
+    ``""`` if neither is set. sagemaker-training has the same order.
     """
-    return (variables.get(names.PROGRAM_VARIABLE) or text(reserved.get(names.PROGRAM))).strip()
+    program = variables.get(names.PROGRAM_VARIABLE) or text(reserved.get(names.PROGRAM))
+    return program.strip()
 
 
 def code_location(
     base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]
 ) -> str:
-    """Return where the job's code is: its hyperparameter, else
-    SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
+    """Return the path or address of the job's code.
 
-    The hyperparameter belongs to one job, the variable is usually baked into an
-    image, so the former wins.
+    The hyperparameter sagemaker_submit_directory counts before the variable
+    SAGEMAKER_SUBMIT_DIRECTORY: it belongs to one job, the variable usually to the image. The
+    default is BASE/code.
     """
-    asked = text(reserved.get(names.SUBMIT_DIRECTORY)) or variables.get(
-        names.SUBMIT_DIRECTORY_VARIABLE, ""
-    )
-    return asked.strip() or f"{base_directory}/{names.CODE_DIRECTORY}"
+    location = text(reserved.get(names.SUBMIT_DIRECTORY))
+    if not location:
+        location = variables.get(names.SUBMIT_DIRECTORY_VARIABLE, "")
+    return location.strip() or f"{base_directory}/{names.CODE_DIRECTORY}"
 
 
 def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
-    """Tell the kind of a program from its name, and from the code where that is known.
+    """Return the entry point of a program's name.
 
-    In a project a .py file is a module of it, and so is a name that is not a file: it can import
-    its siblings by their package. Raises ValueError with the reason for a name that could leave the
-    code directory or be taken for an option.
+    In a project a .py file is a ``package``, and so is a name without a file: the module can then
+    import its siblings by their package.
+
+    Args:
+        program: The name, for example ``train.py``, ``-m package.train`` or ``run.sh``.
+        code: The code; None if it is not known.
+
+    Raises:
+        ValueError: The name could leave the code directory, or could be read as an option. The
+            text is the reason.
     """
     if program.startswith(("-m ", "-m\t")):
         module = program[2:].strip()
@@ -134,12 +153,13 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
         raise ValueError(f"{program!r} has an empty, '.' or '..' segment")
     if program.endswith(".sh"):
         return EntryPoint("shell", program)
-    script = program.endswith(".py")
-    if code is not None and code.project and (script or program not in code.entries):
+    is_script = program.endswith(".py")
+    if code is not None and code.project:
         package = EntryPoint("package", program)
-        if _MODULE.fullmatch(package.module):
+        is_module = is_script or program not in code.entries
+        if is_module and _MODULE.fullmatch(package.module):
             return package
-    return EntryPoint("script" if script else "command", program)
+    return EntryPoint("script" if is_script else "command", program)
 
 
 def choose_entry_point(
@@ -150,42 +170,43 @@ def choose_entry_point(
     An archive that is not fetched yet is checked later.
 
     Args:
-        program: The name asked for; ``""`` for none.
+        program: The requested name; ``""`` for none.
         code: The code on this host.
         programs: Programs that exist on this host.
-        known: What is wrong with the job otherwise. Missing code is not
-            reported beside it: it may follow from that.
+        known: The job's other problems. Missing code is not reported beside them, because it may
+            follow from them.
 
     Returns:
-        The entry point, and what is wrong with it.
+        The entry point, and its problems.
     """
     where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
     place = code.archive or code.directory
     problems: list[Problem] = []
-    nothing = EntryPoint("script", "")
+    none = EntryPoint("script", "")
     if not code.entries and not code.remote and not known:
         advice = (
             "put the training script there, or say where it is with"
             f" {names.SUBMIT_DIRECTORY_VARIABLE}"
         )
         problems.append(Problem("no code found", place, advice))
-    if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in known):
-        return nothing, problems  # the file that cannot be read may name it
     if not program:
+        # A file of hyperparameters that cannot be read may name the entry point.
+        if any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in known):
+            return none, problems
         scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
-        advice = (
-            f"set it to one of: {', '.join(scripts[:8])}"
-            if scripts
-            else "set it to the name of the script"
-        )
-        return nothing, [*problems, Problem("no entry point is given", where, advice)]
+        advice = "set it to the name of the script"
+        if scripts:
+            advice = f"set it to one of: {', '.join(scripts[:8])}"
+        return none, [*problems, Problem("no entry point is given", where, advice)]
     try:
         point = parse_entry_point(program, code)
     except ValueError as error:
         advice = "give a path below the code directory"
-        return nothing, [*problems, Problem(f"the entry point {error}", where, advice)]
-    a_file = point.kind != "module" and (point.kind != "package" or point.name.endswith(".py"))
-    if a_file and code.entries and point.name not in code.entries:
+        return none, [*problems, Problem(f"the entry point {error}", where, advice)]
+    is_file = point.kind != "module"
+    if point.kind == "package":
+        is_file = point.name.endswith(".py")
+    if is_file and code.entries and point.name not in code.entries:
         candidates = [name for name in code.entries if "/" not in name] or code.entries
         advice = nearest(point.name, candidates)
         problems.append(Problem(f"file not found: {point.name!r} in {place}", where, advice))
@@ -204,55 +225,69 @@ def _missing_python(point: EntryPoint, programs: Container[str]) -> list[Problem
 def choose_given_program(
     words: Sequence[str], code: Code, programs: Container[str]
 ) -> tuple[EntryPoint, tuple[str, ...], list[Problem]]:
-    """Choose the entry point of a command line, which may be anywhere on the host.
+    """Choose the entry point of a command line: ``train -- python train.py --epochs 3``.
 
     Args:
-        words: The program and its arguments, as ``source.look_at_program`` returns them.
-        code: The code, as that function returns it.
+        words: The program and its arguments, as ``source_dir.inspect_program`` returns them. The
+            program may be anywhere on the host.
+        code: The code, as ``source_dir.inspect_program`` returns it.
         programs: Programs that exist on this host.
 
     Returns:
-        The entry point, its arguments, and what is wrong with it.
+        The entry point, its arguments, and its problems.
     """
-    name, rest = words[0], tuple(words[1:])
+    name, arguments = words[0], tuple(words[1:])
     problems: list[Problem] = []
     where = "the command line"
     if name == "-m":
-        module = rest[0] if rest else ""
+        module = arguments[0] if arguments else ""
         if not _MODULE.fullmatch(module):
             advice = "give the name of the module: train -- -m package.train"
             problems.append(
                 Problem(f"{module!r} is not the name of a Python module", where, advice)
             )
-        point, rest = EntryPoint("module", module), rest[1:]
-    else:
-        kind = "script" if name.endswith(".py") else "shell" if name.endswith(".sh") else "command"
-        point = EntryPoint(kind, name)
-        if name not in code.entries:
-            problem = (
-                f"file not found: {name!r} in {code.directory},"
-                " and no program on PATH has this name"
-            )
-            problems.append(Problem(problem, where, nearest(name, code.entries)))
-        elif kind == "command" and name not in code.executable:
-            advice = "make it executable (chmod +x), or name it .py or .sh"
-            problems.append(Problem(f"{name!r} is not executable", where, advice))
-    return point, rest, [*problems, *_missing_python(point, programs)]
+        point = EntryPoint("module", module)
+        return point, arguments[1:], [*problems, *_missing_python(point, programs)]
+
+    kind = "command"
+    if name.endswith(".py"):
+        kind = "script"
+    elif name.endswith(".sh"):
+        kind = "shell"
+    point = EntryPoint(kind, name)
+    if name not in code.entries:
+        problem = (
+            f"file not found: {name!r} in {code.directory}, and no program on PATH has this name"
+        )
+        problems.append(Problem(problem, where, nearest(name, code.entries)))
+    elif kind == "command" and name not in code.executable:
+        advice = "make it executable (chmod +x), or name it .py or .sh"
+        problems.append(Problem(f"{name!r} is not executable", where, advice))
+    return point, arguments, [*problems, *_missing_python(point, programs)]
 
 
 def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tuple[str, ...]:
-    """argv of the program on its own, without its arguments; relative to the code directory.
+    """Return the command line of the program, without its arguments.
 
-    A shell script with the execute bit is run as it is, so that its own first
-    line chooses the interpreter.
+    For example ``("/usr/bin/python3", "train.py")``, to be run in the code directory. A shell
+    script with the execute bit is run without the shell, so that its first line (``#!``) chooses
+    the interpreter.
+
+    Args:
+        entry: The entry point.
+        code: The code.
+        python: Path of the Python for jobs.
+        shell: Path of the shell.
     """
     if entry.kind == "script":
         return (python, entry.name)
     if entry.kind == "line":
-        # -e: its first failure is its end, as under ModelTrainer's own starter.
+        # -e: the first command that fails ends the line, as under ModelTrainer's own starter.
         return (shell, "-ec", entry.name, "command")
     if entry.in_python:
         return (python, "-m", entry.module)
     if entry.kind == "shell" and entry.name not in code.executable:
         return (shell, entry.name)
-    return (entry.name if entry.name.startswith("/") else f"./{entry.name}",)
+    if entry.name.startswith("/"):
+        return (entry.name,)
+    return (f"./{entry.name}",)

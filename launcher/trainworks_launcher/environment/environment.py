@@ -1,9 +1,9 @@
-"""Everything the launcher knows of the world, read once, in one place, into one frozen value.
+"""Reads the host and the job once, in one place, into one frozen value: ``Environment``.
 
-This is one of the two modules with effects before a job runs (the other is ``cli``): it reads
-environment variables, the platform's files and the image manifest, and probes the host. Reading
-changes nothing. What cannot be read becomes a problem in the value and is reported by ``job``
-together with all others.
+Two modules have effects before a job runs: this one and ``command/cli.py``. This module reads
+environment variables, the platform's files and the image manifest, and probes the host; it changes
+nothing. A file that cannot be read becomes a problem in the value. ``job/job.py`` reports all
+problems together.
 """
 
 from __future__ import annotations
@@ -47,56 +47,61 @@ from trainworks_launcher.environment.command_line import NOTHING_ASKED, Invocati
 from trainworks_launcher.environment.devices import (
     count_gpus,
     efa_devices,
+    list_names,
     locked_memory,
-    names_in,
     nodes_of_gpus,
 )
 from trainworks_launcher.environment.manifest import Manifest, Missing, parse_manifest
 from trainworks_launcher.environment.resource_config import Hosts
-from trainworks_launcher.environment.source_dir import look_at_code, look_at_program
+from trainworks_launcher.environment.source_dir import inspect_code, inspect_program
 
 BOTO3 = "boto3"
-"""Environment.aws_client where the image's Python has that library."""
+"""Value of ``Environment.aws_client`` where the image's Python has that library."""
 
 PROGRAMS = (
     *("python", "bash", "sh", "mpirun", "torchrun", "ray", "ssh"),
     *("smddprun", "smddpmprun", "neuron_parallel_compile", "aws"),
 )
-"""Programs that a plan may name; the manifest's path, else the first on PATH."""
+"""Programs that a plan may name. The manifest says their paths, else PATH does."""
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
 _PROBE_SECONDS = 20.0
+"""Limit for a program that this module starts, for example ``mpirun --version``."""
+
 _SHOWN = 3
+"""Variables of an unknown scheduler that a warning names."""
 
 
 class Devices(NamedTuple):
-    """What this host has.
+    """The GPUs, CPUs, network devices and memory of this host.
 
     Attributes:
         gpus: Number of NVIDIA GPUs that this process may use.
-        visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves,
-            as it calls them; None: all.
+        visible_gpus: GPUs that CUDA_VISIBLE_DEVICES leaves of the container's, by number or UUID,
+            for example ``("0", "GPU-8932f937")``; None: all.
         neuron_devices: Number of Neuron devices.
         cpus: Number of CPUs that this container may use.
-        cpus_limited: Whether a limit of CPU time says so, and not the CPUs themselves.
-        efa: Names of the EFA devices that can be opened here; None if they
-            cannot be known (preflight).
+        cpus_limited: Whether ``cpus`` comes from a limit of CPU time (a cgroup's quota), not from
+            the number of CPUs.
+        efa: Names of the EFA devices that can be opened here, for example ``("rdmap0s6",)``; None
+            if they cannot be known (preflight).
         closed_efa: Names of the host's other EFA devices.
         locked_memory: Bytes of memory that a process may lock; None: no limit is known.
-        gpu_nodes: NUMA node of each GPU, where ranks can be bound to the CPUs of theirs; else ().
-        interfaces: Names of network interfaces.
-        reaching: Interface that routes to the leader; looked up only if the given interface does
-            not exist, or none is given and programs that look their host up by its name would use
-            another one.
+        gpu_nodes: NUMA node of each GPU, for example ``(0, 0, 1, 1)``; ``()`` where ranks cannot be
+            bound to the CPUs of their GPU's node.
+        interfaces: Names of network interfaces, for example ``("eth0", "lo")``.
+        reaching: Interface that routes to the leader. It is looked up in two cases: the platform's
+            interface does not exist; or the platform names none, and the host's own name leads to
+            the address of another interface. Otherwise ``""``.
         shared_memory: Bytes of /dev/shm that are free; None if they cannot be known (preflight).
-        own_address: What the host's own name leads to then; ``""``: nothing, or
+        own_address: Address that the host's own name leads to; ``""``: the name leads to none, or
             it was not looked up.
         routed: Interface that routes to the leader, in a job of several hosts;
             ``""``: none is known.
         own_route: Address of this host on ``routed``, where this host is the leader and the
             leader's name does not lead to this host; else ``""``.
-        free_port: TCP port of the loopback interface that no program has, for the ranks' store of a
-            job of one host; 0: it was not looked up.
+        free_port: TCP port of the loopback interface on which no program listens, for the ranks'
+            store of a job of one host; 0: it was not looked up.
     """
 
     gpus: int = 0
@@ -118,17 +123,16 @@ class Devices(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The world as read once. Paths are absolute; mappings are read-only.
+    """The host and the job as read once. Paths are absolute; mappings are read-only.
 
     Attributes:
-        base_directory: Root of the platform's directories.
+        base_directory: Root of the platform's directories, for example ``/opt/ml``.
         variables: The process's environment, without the job's secret.
         hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
-        hosts: The job's hosts: by the platform's resource config, or by what
-            ``platform`` says.
-        input_data_config: The platform's file of that name.
+        hosts: The job's hosts, from ``platform``.
+        input_data_config: The platform's file input/config/inputdataconfig.json.
         manifest: The image's manifest.
-        devices: What this host has.
+        devices: This host's devices.
         code: The user's code.
         hostname: The kernel's host name.
         programs: Name -> path, of programs that exist.
@@ -136,29 +140,29 @@ class Environment(NamedTuple):
         launcher_python: Python that runs this launcher.
         launcher_directory: Directory of this launcher, with the small programs that it starts
             (rank.py, agent.py).
-        drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a
-            command and its arguments.
-        platform: Who started this host, and what it says about the job's hosts.
-        invocation: What the command line asks for. It is in ``hyperparameters`` already, except for
-            the program, whose first word is a path below the code's directory or an absolute one.
-        job_secret: Secret that hosts prove to know. It is in no other field, so
+        drivers: Settings from the files of the SDK's ModelTrainer. ``hyperparameters`` has them
+            already, except for a command and its arguments.
+        platform: The platform that started this host, and its description of the job's hosts.
+        invocation: The words after ``train``. ``hyperparameters`` has them already, except for the
+            program: its first word is a path below the code's directory, or an absolute path.
+        job_secret: Secret by which the job's hosts recognise each other. No other field has it, so
             that no process of the user gets it.
         aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither
             exists or is needed.
-        checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
+        checkpoint_directory: Directory of checkpoints; ``""`` if none is known.
         resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
-        results: Where the job's results go, and why; its paths are empty where
-            that is below the base directory.
-        refusals: Directory for the report of a job that is not started; ``""``:
-            nobody would look there.
-        home: Home directory for the job's processes where their own cannot be
-            written; ``""``: it can.
-        temporary: Directory for temporary files where the usual one does not
-            serve; ``""``: it does.
-        locale: Variables of a locale that the image lacks -> the one that it has.
-        contained: Whether this process runs in a container, whose engine ends all of its processes.
+        results: Directories of the job's results, and why they were chosen.
+        refusals: Directory for the report of a job that is not started; ``""``: no report is
+            written.
+        home: Home directory for the job's processes if theirs cannot be written, for example
+            ``/tmp/trainworks-home-1000``; ``""``: theirs can.
+        temporary: Directory for temporary files if the usual one does not serve; ``""``: it does.
+        locale: Variable with a locale that the image lacks -> a locale that the image has, for
+            example ``{"LC_ALL": "C.UTF-8"}``.
+        contained: Whether this process runs in a container. The engine then ends the job's
+            processes together with this one.
         warnings: Lines to print before the start.
-        problems: What could not be read.
+        problems: Files and variables that could not be read, and why.
     """
 
     base_directory: str
@@ -192,19 +196,22 @@ class Environment(NamedTuple):
 
     @property
     def reserved(self) -> Reserved:
-        """The hyperparameters that are meant for the launcher."""
+        """The hyperparameters for the launcher, for example ``sagemaker_mpi_enabled``."""
         return Reserved(self.hyperparameters)
 
     @property
     def user_hyperparameters(self) -> Mapping[str, Json]:
-        """The hyperparameters that are meant for the script."""
+        """The hyperparameters for the script."""
         return split_reserved(self.hyperparameters)[0]
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Variable -> path of every directory that the script is told to write to."""
+        """Variable -> path of every directory that the script writes to.
+
+        For example ``SM_MODEL_DIR`` -> ``/opt/ml/model``.
+        """
         return {
-            **directories.named(self.base_directory, self.checkpoint_directory),
+            **directories.paths_below(self.base_directory, self.checkpoint_directory),
             **self.results.paths,
         }
 
@@ -214,78 +221,91 @@ class Environment(NamedTuple):
         return self.places[directories.OUTPUT]
 
     def __repr__(self) -> str:
-        """Return all but the job's secret."""
-        shown = (
-            f"{name}={value!r}" for name, value in self._asdict().items() if name != "job_secret"
-        )
+        """Return all fields but the job's secret."""
+        fields = self._asdict()
+        del fields["job_secret"]
+        shown = [f"{name}={value!r}" for name, value in fields.items()]
         return f"Environment({', '.join(shown)})"
 
 
 def read_environment(
     variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED
 ) -> Environment:
-    """Read everything.
+    """Read the host and the job.
 
     Never raises for bad input: unreadable or malformed files become ``problems``.
 
     Args:
-        variables: The process's environment (the caller passes ``os.environ``).
-        invocation: What the command line asks for.
+        variables: The process's environment, with the job's secret (``secret.take_variables``).
+        invocation: The words after ``train``.
     """
+    # The job's settings.
     variables = _with_plain_rendezvous(variables)
     base = base_directory(variables, bool(invocation.program))
     documents = _Documents(base, are_needed=not invocation.program)
     trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
     reserved = Reserved(hyperparameters)
+
+    # The platform, and the job's hosts.
     hostname = os.uname().nodename
-    platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
+    resource_config = documents.read(names.RESOURCE_CONFIG_FILE)
     job_secret, secret_problems = secret.read_secret(variables)
-    platform = platforms.describe(
-        platforms.Given(
-            variables=variables,
-            resource_config=platform_file,
-            hostname=hostname,
-            read=_read_text,
-            address=_own_address,
-            program=Path(invocation.program[0]).name if invocation.program else "",
-        )
+    program_file = ""
+    if invocation.program:
+        program_file = Path(invocation.program[0]).name
+    sources = platforms.Sources(
+        variables=variables,
+        resource_config=resource_config,
+        hostname=hostname,
+        read=_read_text,
+        address=_own_address,
+        program=program_file,
     )
+    platform = platforms.describe(sources)
     hosts = platform.hosts
+
+    # The job's data, checkpoints and code.
     input_data_config = documents.read(names.INPUT_DATA_CONFIG_FILE)
-    checkpoints = _checkpoint_directory(documents, variables)
+    checkpoints = _find_checkpoints(documents, variables)
     manifest, manifest_problems = read_manifest(variables)
     programs = _find_programs(manifest, variables)
-    invocation, code, code_problems = _look_for_code(base, variables, reserved, invocation, trainer)
+    invocation, code, code_problems = _find_code(base, variables, reserved, invocation, trainer)
 
-    # Where the job's processes write.
-    home, home_line = directories.home_of(variables)
-    temporary, temporary_line = directories.temporary_of(variables)
+    # The directories that the job's processes write to.
+    home, home_warning = directories.choose_home(variables)
+    temporary, temporary_warning = directories.choose_temporary(variables)
     with inspecting("the directory of the results", base):
-        results, refusals = _results(base, variables, platform, checkpoints)
-    locale, locale_line = directories.locale_of(variables)
-    lines = (home_line, temporary_line, locale_line, results.warning)
+        results, refusals = _choose_results(base, variables, platform, checkpoints)
+    locale, locale_warning = directories.choose_locale(variables)
+
+    # Warnings about variables.
+    lines = (home_warning, temporary_warning, locale_warning, results.warning)
     warnings = [line for line in lines if line]
-    warnings += _misspelt(variables)
-    warnings += _more_hosts(variables, platform)
+    warnings += _warn_of_misspelt_names(variables)
+    warnings += _warn_of_more_hosts(variables, platform)
     warnings += platform.warnings
     if _starts_tasks_without_pmi(variables, platform):
         words = invocation.program or (entry_point.program_name(variables, reserved),)
-        warnings += _worlds_of_one(code, words)
+        warnings += _warn_of_missing_pmi(code, words)
 
     # The image.
-    modes = _modes_asked_for(reserved, platform)
-    packages = tuple(name for mode in modes for name in mode.packages)
+    modes = _requested_modes(reserved, platform)
+    packages: list[str] = []
+    for mode in modes:
+        packages += mode.packages
     if not manifest.document:
         manifest, programs, line = _observe_image(programs, variables, packages)
         warnings.append(line)
-    manifest = _complete(manifest, modes, packages, programs)
+    manifest = _add_versions(manifest, modes, packages, programs)
     shim = ""
     if manifest.hostname_shim and Path(manifest.hostname_shim).is_file():
         shim = manifest.hostname_shim
 
-    # The host itself.
-    own_name = hosts.current if shim and platform.names_resolve else hostname
-    devices = _probe(variables, platform, own_name, modes)
+    # The host itself. The shim makes gethostname() return the platform's name of the host.
+    own_name = hostname
+    if shim and platform.names_resolve:
+        own_name = hosts.current
+    devices = _probe_devices(variables, platform, own_name, modes)
     needs_aws = code.remote or bool(variables.get(names.REPOSITORY_VARIABLE))
     without_secret = dict(variables)
     without_secret.pop(names.JOB_SECRET_VARIABLE, None)
@@ -309,7 +329,7 @@ def read_environment(
         job_secret=job_secret,
         aws_client=_find_aws_client(needs_aws, programs),
         checkpoint_directory=checkpoints,
-        resume_from=_newest_checkpoint(checkpoints),
+        resume_from=_find_newest_checkpoint(checkpoints),
         results=results,
         refusals=refusals,
         home=home,
@@ -328,40 +348,41 @@ def read_environment(
     )
 
 
-def _modes_asked_for(reserved: Reserved, platform: platforms.Description) -> list[Mode]:
+def _requested_modes(reserved: Reserved, platform: platforms.Description) -> list[Mode]:
     """Return the modes that a hyperparameter switches on, else the platform's own."""
     modes = [MODES[mode] for switch, mode in SWITCHES.items() if reserved.is_on(switch)]
     if not modes and platform.mode:
-        modes = [MODES[platform.mode]]
+        return [MODES[platform.mode]]
     return modes
 
 
 def _starts_tasks_without_pmi(
     variables: Mapping[str, str], platform: platforms.Description
 ) -> bool:
-    """Return whether the platform starts several ranks, and tells them nothing of each other."""
+    """Return whether the platform starts several ranks without PMI, by which MPI connects ranks."""
     if platform.tasks is None or sum(platform.tasks.counts) < 2:
         return False
     return not any(name.startswith(("PMI_", "PMIX_")) for name in variables)
 
 
 def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables with MASTER_ADDR and MASTER_PORT as programs read them.
+    """Return the variables with MASTER_ADDR and MASTER_PORT in the form that programs read.
 
-    An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The
-    ``tcp://...`` of a Kubernetes Service named master is not a port.
+    An IPv6 address loses its brackets; a port beside the address becomes MASTER_PORT if that is
+    not set: ``[fd00::1]:29500`` is MASTER_ADDR=fd00::1 and MASTER_PORT=29500.
     """
     address = variables.get("MASTER_ADDR", "")
-    alone = without_brackets(address)
+    bare_address = without_brackets(address)
+    # Kubernetes sets MASTER_PORT=tcp://10.0.0.1:80 in every pod beside a Service named master.
     is_of_service = variables.get(names.MASTER_PORT_VARIABLE, "").startswith("tcp://")
-    if alone == address and not is_of_service:
+    if bare_address == address and not is_of_service:
         return variables
 
     plain = dict(variables)
     if is_of_service:
         del plain[names.MASTER_PORT_VARIABLE]
-    if alone != address:
-        plain["MASTER_ADDR"] = alone
+    if bare_address != address:
+        plain["MASTER_ADDR"] = bare_address
         _, _, port = address.partition("]:")
         if port and not plain.get(names.MASTER_PORT_VARIABLE):
             plain[names.MASTER_PORT_VARIABLE] = port
@@ -369,7 +390,12 @@ def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class _Documents:
-    """The platform's JSON files below a base directory, and why some of them cannot be used."""
+    """Reads the platform's JSON files below a base directory.
+
+    Attributes:
+        base: The base directory, for example ``/opt/ml``.
+        problems: The files that cannot be used, and why.
+    """
 
     def __init__(self, base: str, *, are_needed: bool) -> None:
         self.base = base
@@ -382,9 +408,9 @@ class _Documents:
             self._refuse("directory not found; the job's files are expected in it", base, advice)
 
     def read(self, name: str) -> Mapping[str, Json]:
-        """Return one of the files.
+        """Return the object in a file; an empty one if the file does not exist or cannot be used.
 
-        Absent is empty (local use), anything else that fails is a problem.
+        A missing file is no problem: outside the platform a job needs none of the files.
         """
         path = Path(self.base, name)
         try:
@@ -405,108 +431,112 @@ class _Documents:
             return NOTHING
         return value
 
-    def _refuse(self, what: str, where: str, advice: str) -> None:
-        self.problems.append(Problem(what, where, advice))
+    def _refuse(self, mistake: str, where: str, advice: str) -> None:
+        self.problems.append(Problem(mistake, where, advice))
 
 
 def _read_hyperparameters(
     documents: _Documents, variables: Mapping[str, str], invocation: Invocation
 ) -> tuple[sdk_drivers.Drivers, Mapping[str, Json]]:
-    """Return what ModelTrainer's files say, and the hyperparameters with that
-    and the command line in them.
+    """Return the settings of ModelTrainer's files, and the job's hyperparameters.
+
+    Of a hyperparameter that several sources set, the command line's value counts, then that of
+    hyperparameters.json, then that of ModelTrainer's files.
     """
-    given = decode_values(documents.read(names.HYPERPARAMETERS_FILE))
+    hyperparameters = decode_values(documents.read(names.HYPERPARAMETERS_FILE))
     files = sdk_drivers.TrainerFiles(
         source=documents.read(names.SOURCE_CODE_FILE),
         distributed=documents.read(names.DISTRIBUTED_FILE),
     )
     trainer = sdk_drivers.read_drivers(
         files,
-        given,
-        entry_point.program_name(variables, Reserved(given)),
+        hyperparameters,
+        entry_point.program_name(variables, Reserved(hyperparameters)),
         documents.base,
         names.RUNTIME_DIRECTORY_VARIABLE in variables,
     )
-    return trainer, MappingProxyType(
-        {**trainer.hyperparameters, **given, **invocation.hyperparameters}
-    )
+    merged = {**trainer.hyperparameters, **hyperparameters, **invocation.hyperparameters}
+    return trainer, MappingProxyType(merged)
 
 
-def _look_for_code(
+def _find_code(
     base: str,
     variables: Mapping[str, str],
     reserved: Reserved,
     invocation: Invocation,
     trainer: sdk_drivers.Drivers,
 ) -> tuple[Invocation, entry_point.Code, list[Problem]]:
-    """Return the command line with its program where it was found, the code,
-    and why the code cannot be used.
-    """
+    """Return the command line with the path of its program, the code, and the code's problems."""
     problems: list[Problem] = []
     if invocation.program:
-        with inspecting("the code", str(Path.cwd())):
-            words, code = look_at_program(
-                str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath)
-            )
+        working_directory = str(Path.cwd())
+        search = variables.get("PATH", os.defpath)
+        with inspecting("the code", working_directory):
+            words, code = inspect_program(working_directory, invocation.program, search)
         invocation = invocation._replace(program=words)
     elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
-        # A command without code of its own: where the image starts programs.
+        # A command without code of its own runs in the working directory of the image.
         code = entry_point.Code(directory=str(Path.cwd()))
     else:
         location = entry_point.code_location(base, variables, reserved)
-        if not _can_be_path(location):  # ``job`` reports the hyperparameter
+        if not _can_be_path(location):  # job/ reports the hyperparameter
             location = f"{base}/{names.CODE_DIRECTORY}"
-        with inspecting("the code", "" if "://" in location else location):
-            code, problems = look_at_code(
-                base, location, entry_point.program_name(variables, reserved)
-            )
+        path = "" if "://" in location else location
+        program = entry_point.program_name(variables, reserved)
+        with inspecting("the code", path):
+            code, problems = inspect_code(base, location, program)
     if trainer.requirements:
         code = code._replace(requirements=trainer.requirements)
     return invocation, code, problems
 
 
-def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -> str:
-    """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``.
+def _find_checkpoints(documents: _Documents, variables: Mapping[str, str]) -> str:
+    """Return the directory of checkpoints: the variable's, else the platform's; ``""`` for none."""
+    directory = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
+    if not directory:
+        config = documents.read(names.CHECKPOINT_CONFIG_FILE)
+        directory = text(config.get("LocalPath")).strip()
+    if directory and _can_be_path(directory):
+        return str(Path(directory).absolute())
 
-    ``""`` if that is not known.
-    """
-    given = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
-    given = given or text(documents.read(names.CHECKPOINT_CONFIG_FILE).get("LocalPath")).strip()
     default = f"{documents.base}/{names.CHECKPOINTS}"
-    if given and _can_be_path(given):
-        return str(Path(given).absolute())
     with inspecting("the checkpoints", default):
-        return default if Path(default).is_dir() else ""
+        if Path(default).is_dir():
+            return default
+    return ""
 
 
-def _newest_checkpoint(directory: str) -> str:
-    """Return the newest complete checkpoint; the module is needed only where there may be one."""
+def _find_newest_checkpoint(directory: str) -> str:
+    """Return the path of the newest complete checkpoint; ``""`` if there is none."""
     if not directory:
         return ""
     with inspecting("the checkpoints", directory):
         if not Path(directory).is_dir():
             return ""
+        # Loaded only here: most jobs have no checkpoint.
         from trainworks_launcher.contract.checkpoints import newest_complete
 
         return newest_complete(directory)
 
 
 def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
-    """Return the root of the job's directories: the variable, else the platform's own.
+    """Return the root of the job's directories: the variable's, else the platform's ``/opt/ml``.
 
-    A program of the command line needs none of the platform's files: where the platform's own
-    directory is missing, it is the working directory.
+    Args:
+        variables: The process's environment.
+        has_program: Whether the command line names the program. Such a job needs none of the
+            platform's files: if ``/opt/ml`` is missing, its root is the working directory.
     """
     base = variables.get(names.BASE_DIRECTORY_VARIABLE)
-    if not base and has_program and not Path(names.BASE_DIRECTORY).is_dir():
+    if base:
+        return str(Path(base).absolute())
+    if has_program and not Path(names.BASE_DIRECTORY).is_dir():
         return str(Path.cwd())
-    return str(Path(base or names.BASE_DIRECTORY).absolute())
+    return str(Path(names.BASE_DIRECTORY).absolute())
 
 
-def _misspelt(variables: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that was probably meant for one of the
-    launcher's: it changes nothing.
-    """
+def _warn_of_misspelt_names(variables: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable with a name that is nearly one of the launcher's."""
     prefix = names.OWN_PREFIX
     own = set()
     for constant, value in vars(names).items():
@@ -525,19 +555,19 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
-    """Return a line about variables by which an unknown scheduler may mean
-    several hosts, where one is planned.
+def _warn_of_more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
+    """Return a warning where a variable of an unknown scheduler may mean several hosts.
 
-    A person who has named the hosts, or started a job of one process among others, needs none.
+    Only a job that is planned for one host gets the warning, and only if neither a person nor the
+    platform's own file has named that host.
     """
     is_several = len(platform.hosts.names) > 1
     if is_several or platform.ranks_elsewhere or platform.served or platform.problems:
         return []
     if platform.platform in ("hosts", "sagemaker", "hyperpod"):
         return []
-    hints = [*cluster_hosts.hints(variables)]
-    hints += [f"{name} is set" for name in _SAYS_NOTHING if name in variables]
+    hints = [*cluster_hosts.find_hints(variables)]
+    hints += [f"{name} is set" for name in _HOSTS_BY_LIBRARY if name in variables]
     if not hints:
         return []
     advice = f"if it has more, set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on each of them"
@@ -545,44 +575,52 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
     return [f"{shown}: this host is planned as a job of its own; {advice}"]
 
 
-_SAYS_NOTHING = ("DET_TASK_TYPE", "MODAL_TASK_ID")
-"""Variables of schedulers that tell a job's other hosts by a library alone: Determined
+_HOSTS_BY_LIBRARY = ("DET_TASK_TYPE", "MODAL_TASK_ID")
+"""Variables of schedulers with a library, and no variable, for the job's other hosts: Determined
 (determined.get_cluster_info), Modal (modal.experimental.get_cluster_info).
 """
 
 
-def _results(
+def _choose_results(
     base: str, variables: Mapping[str, str], platform: platforms.Description, checkpoints: str
 ) -> tuple[directories.Results, str]:
-    """Return where the results go, and ``Environment.refusals``.
+    """Return the directories of the results, and ``Environment.refusals``.
 
-    SageMaker takes them from the base directory, and a person who names one looks there. Nobody
-    else keeps anything: they may go to the working directory, to a directory of the job's own if
-    the scheduler names it, because other jobs may be started from there. Such a directory gets no
-    report of a job that was not started.
+    SageMaker uploads the results from the base directory, and a person who sets the variable of
+    the base directory expects the results there. Any other job may write to the working directory
+    instead; if the scheduler names the job, to ``output/JOB`` there, because other jobs may be
+    started from the same directory.
     """
     table = _read_text(directories.MOUNTS, "surrogateescape")
-    of_sagemaker = platform.platform == "sagemaker"
-    uploaded = of_sagemaker and names.JOB_NAME_VARIABLE in variables
+    is_of_sagemaker = platform.platform == "sagemaker"
+    is_uploaded = is_of_sagemaker and names.JOB_NAME_VARIABLE in variables
     roots: tuple[str, ...] = (base,)
-    beside = ""
-    if not of_sagemaker and not variables.get(names.BASE_DIRECTORY_VARIABLE):
+    second_root = ""
+    if not is_of_sagemaker and not variables.get(names.BASE_DIRECTORY_VARIABLE):
+        working_directory = str(Path.cwd())
+        second_root = working_directory
         job = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.job_id).lstrip(".")
-        beside = f"{Path.cwd()}/output/{job}" if job else str(Path.cwd())
-        roots = (beside,) if base == str(Path.cwd()) else (base, beside)
-    told: Mapping[str, str] = {} if of_sagemaker else variables
-    results = directories.choose(
-        roots, told, checkpoints, lambda path: uploaded or directories.keeps(path, table)
-    )
+        if job:
+            second_root = f"{working_directory}/output/{job}"
+        roots = (base, second_root)
+        if base == working_directory:
+            roots = (second_root,)
+    settings: Mapping[str, str] = {} if is_of_sagemaker else variables
+
+    def is_kept(path: str) -> bool:
+        return is_uploaded or directories.is_kept(path, table)
+
+    results = directories.choose(roots, settings, checkpoints, is_kept)
     output = results.paths[directories.OUTPUT]
-    is_beside = bool(beside) and output == f"{beside}/output"
-    if is_beside or not Path(output).parent.is_dir():
+    # A job that is not started leaves nothing in the working directory.
+    is_in_second_root = bool(second_root) and output == f"{second_root}/output"
+    if is_in_second_root or not Path(output).parent.is_dir():
         return results, ""
     return results, output
 
 
-def _worlds_of_one(code: entry_point.Code, words: Sequence[str]) -> list[str]:
-    """Return a warning if an MPI program is started as tasks that know nothing of each other."""
+def _warn_of_missing_pmi(code: entry_point.Code, words: Sequence[str]) -> list[str]:
+    """Return a warning if the program uses MPI: without PMI each task is a world of its own."""
     from trainworks_launcher.environment.source_dir import imports_mpi
 
     if not imports_mpi(code, words):
@@ -596,10 +634,17 @@ def _worlds_of_one(code: entry_point.Code, words: Sequence[str]) -> list[str]:
 
 
 def report_directory(variables: Mapping[str, str], has_program: bool) -> str:
-    """Return ``Environment.refusals`` of a job that is not read yet."""
+    """Return ``Environment.refusals`` of a job that could not be read.
+
+    Args:
+        variables: The process's environment.
+        has_program: Whether the command line names the program.
+    """
     base = base_directory(variables, has_program)
     config = _Documents(base, are_needed=False).read(names.RESOURCE_CONFIG_FILE)
-    return _results(base, variables, platforms.describe(platforms.Given(variables, config)), "")[1]
+    platform = platforms.describe(platforms.Sources(variables, config))
+    _, refusals = _choose_results(base, variables, platform, "")
+    return refusals
 
 
 def _own_address() -> str:
@@ -607,7 +652,9 @@ def _own_address() -> str:
     from trainworks_launcher.environment import network_routes
 
     interface = network_routes.default_route_interface()
-    return network_routes.address_of(interface) or "" if interface else ""
+    if not interface:
+        return ""
+    return network_routes.address_of(interface) or ""
 
 
 def _free_port() -> int:
@@ -625,20 +672,21 @@ def _read_text(path: str, errors: str = "strict") -> str:
 
 
 def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]]:
-    """Return the image's manifest, the generic one if there is none at the default place.
+    """Return the image's manifest, and its problems.
 
-    And what is wrong with it.
+    An image without a file at the default path has the generic manifest.
     """
-    asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
-    path = Path(asked or names.IMAGE_MANIFEST)
+    requested = variables.get(names.IMAGE_MANIFEST_VARIABLE)
+    path = Path(requested or names.IMAGE_MANIFEST)
     try:
         with inspecting("the image's manifest", str(path)):
-            words = path.read_text(encoding="utf-8")
-        return parse_manifest(words, str(path)), []
+            document = path.read_text(encoding="utf-8")
+        return parse_manifest(document, str(path)), []
     except FileNotFoundError:
-        where = f"{names.IMAGE_MANIFEST_VARIABLE}={asked}"
-        problems = [Problem("file not found", where, "unset it, or correct it")] if asked else []
-        return Manifest(), problems
+        if not requested:
+            return Manifest(), []
+        where = f"{names.IMAGE_MANIFEST_VARIABLE}={requested}"
+        return Manifest(), [Problem("file not found", where, "unset it, or correct it")]
     except (OSError, UnicodeDecodeError) as error:
         return Manifest(), [Problem(f"the image manifest cannot be read: {error}", str(path))]
     except RefusalError as refusal:
@@ -664,14 +712,13 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
 def _observe_image(
     programs: Mapping[str, str], variables: Mapping[str, str], packages: Sequence[str]
 ) -> tuple[Manifest, Mapping[str, str], str]:
-    """Return what stands in for the manifest of an image that has none, its
-    programs, and a line for the log.
+    """Return a manifest for an image that has none, the image's programs, and a line for the log.
 
     The Python for jobs is the first one that has a framework: the one that the launcher is
-    installed in, else the one on PATH. Programs beside it (torchrun) are found before those on
-    PATH.
+    installed in, else the one on PATH. Programs beside that Python (torchrun) are found before
+    those on PATH.
     """
-    # Loaded only here: an image of the builder has a manifest, and starts no process to read it.
+    # Loaded only here: an image of the builder has a manifest, and this module starts a process.
     from trainworks_launcher.environment.observed import (
         Observed,
         has_nccl_plugin,
@@ -680,34 +727,40 @@ def _observe_image(
     )
 
     on_path = programs.get("python", "")
-    answers = {python: observe(python, packages) for python in pythons_of_jobs(on_path)}
-    with_framework = [python for python, answer in answers.items() if answer.has_framework]
-    python = next(iter(with_framework), on_path)
+    observations = {path: observe(path, packages) for path in pythons_of_jobs(on_path)}
+    python = on_path
+    for path, observation in observations.items():
+        if observation.has_framework:
+            python = path
+            break
     if python != on_path:
-        beside = f"{Path(python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
-        programs = {**_find_programs(Manifest(), {**variables, "PATH": beside}), "python": python}
-    observed = answers.get(python, Observed())
-    manifest = Manifest(components=observed.components, protected=observed.protected)
+        search = f"{Path(python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        beside = _find_programs(Manifest(), {**variables, "PATH": search})
+        programs = {**beside, "python": python}
+
+    observed = observations.get(python, Observed())
+    missing: tuple[Missing, ...] = ()
     if "nccl" in observed.components and not has_nccl_plugin(variables):
-        manifest = manifest._replace(
-            missing=(Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),)
-        )
+        missing = (Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),)
+    manifest = Manifest(
+        components=observed.components, protected=observed.protected, missing=missing
+    )
     return manifest, MappingProxyType({**programs}), observed.line(python)
 
 
-def _complete(
+def _add_versions(
     manifest: Manifest, modes: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
 ) -> Manifest:
-    """Return the manifest with the versions that the modes need and that it lacks.
+    """Return the manifest with the versions that the modes need and that the manifest lacks.
 
-    A user may have installed more into an image of ours. Of another image its
-    Python was asked already.
+    A user may have installed more packages into an image of the builder. An image without a
+    manifest is observed by ``_observe_image``.
     """
     versions: dict[str, str] = {}
     takes_mpi_options = any(mode.options for mode in modes)
     is_unknown = names.OPEN_MPI not in manifest.components
     if takes_mpi_options and is_unknown and "mpirun" in programs:
-        versions[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
+        versions[names.OPEN_MPI] = _read_open_mpi_version(programs["mpirun"])
     unknown = [name for name in packages if name not in manifest.components]
     if unknown and manifest.document and "python" in programs:
         from trainworks_launcher.environment.observed import observe
@@ -721,11 +774,8 @@ def _complete(
     return manifest._replace(components=MappingProxyType({**manifest.components, **versions}))
 
 
-def _open_mpi_version(mpirun: str) -> str:
-    """Return the version that mpirun itself reports, asked only where no manifest says it.
-
-    "" if it says nothing.
-    """
+def _read_open_mpi_version(mpirun: str) -> str:
+    """Return the version that ``mpirun --version`` prints, for example 4.1.5; "" if it fails."""
     import subprocess
 
     try:
@@ -739,10 +789,7 @@ def _open_mpi_version(mpirun: str) -> str:
 
 
 def _can_be_path(location: str) -> bool:
-    """Return whether the kernel can be asked for it.
-
-    Bytes of a variable that are not UTF-8 are a path like any other.
-    """
+    """Return whether the kernel accepts a text as a path. Bytes that are not UTF-8 are accepted."""
     try:
         return "\0" not in location and bool(os.fsencode(location))
     except UnicodeEncodeError:
@@ -753,85 +800,90 @@ def look_again(environment: Environment) -> Environment:
     """Return the environment with the code that has been fetched and unpacked meanwhile."""
     directory = environment.code.directory
     program = entry_point.program_name(environment.variables, environment.reserved)
-    code, problems = look_at_code(environment.base_directory, directory, program)
+    code, problems = inspect_code(environment.base_directory, directory, program)
     code = code._replace(requirements=environment.code.requirements)
     return environment._replace(code=code, problems=tuple(problems))
 
 
 def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
-    """Return how AWS can be asked, looked up only where the job needs it: see
-    ``Environment.aws_client``.
-    """
+    """Return ``Environment.aws_client``. Only a job that needs AWS starts a process for this."""
     if not needed:
         return ""
     if "python" in programs:
         import subprocess
 
         question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('boto3') is None)"
-        words = (programs["python"], "-I", "-c", question)
+        argv = (programs["python"], "-I", "-c", question)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False)
-            if done.returncode == 0:
+            answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False)
+            if answer.returncode == 0:
                 return BOTO3
     return programs.get("aws", "")
 
 
-def _probe(
+def _probe_devices(
     variables: Mapping[str, str],
     platform: platforms.Description,
     own_name: str,
     modes: Sequence[Mode],
 ) -> Devices:
-    """Count and list what the host has, by the kernel's own files.
+    """Count and list the host's devices, by the kernel's own files.
 
     Args:
         variables: The process's environment.
-        platform: Who started this host.
-        own_name: What gethostname() answers a program.
-        modes: The modes that the job asks for.
+        platform: The platform that started this host.
+        own_name: Name that gethostname() returns to a program of the job.
+        modes: The modes that the job requests.
     """
-    interfaces = names_in("/sys/class/net")
-    network = _look_at_network(platform, own_name, interfaces)
+    interfaces = list_names("/sys/class/net")
+    network = _look_up_network(platform, own_name, interfaces)
+
     present = count_gpus(variables)
     visible = platforms.visible_gpus(variables, present)
     gpus = present if visible is None else len(visible)
     if platform.gpus is not None:
         gpus = min(gpus, platform.gpus)
+
     usable_efa, closed_efa = efa_devices()
-    cpus, limit = _count_cpus(), cgroups.cpu_quota()
+    cpus, quota = _count_cpus(), cgroups.cpu_quota()
     is_one_host = len(platform.hosts.names) < 2
     starts_torchrun = any("torchrun" in mode.programs for mode in modes)
+    port = 0
+    if is_one_host and starts_torchrun:
+        port = _free_port()
+    neuron_nodes = list_names("/dev", re.compile(r"neuron\d+").fullmatch)
+    memory_limit = None
+    if usable_efa:  # EFA locks the memory that it transfers
+        memory_limit = locked_memory()
     return Devices(
         gpus=gpus,
         gpu_nodes=nodes_of_gpus(gpus, visible, variables),
         visible_gpus=visible,
-        neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
-        cpus=min(cpus, limit or cpus),
-        cpus_limited=limit is not None and limit < cpus,
+        neuron_devices=len(neuron_nodes),
+        cpus=min(cpus, quota or cpus),
+        cpus_limited=quota is not None and quota < cpus,
         efa=usable_efa,
         closed_efa=closed_efa,
-        locked_memory=locked_memory() if usable_efa else None,
+        locked_memory=memory_limit,
         interfaces=interfaces,
         shared_memory=_free_bytes("/dev/shm"),  # noqa: S108  (the kernel's own)
-        free_port=_free_port() if is_one_host and starts_torchrun else 0,
+        free_port=port,
         **network,
     )
 
 
-def _look_at_network(
+def _look_up_network(
     platform: platforms.Description, own_name: str, interfaces: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return the fields of ``Devices`` that say how this host reaches the others.
-
-    Sockets are not loaded for a plain script on one host.
-    """
+    """Return the fields of ``Devices`` that say how this host reaches the others."""
+    # network_routes imports socket: a plain script on one host starts faster without it.
     hosts = platform.hosts
     if len(hosts.names) > 1:
         from trainworks_launcher.environment import network_routes
 
-        looked_up = ", ".join(dict.fromkeys((hosts.names[0], own_name)))
-        with inspecting(f"the look-up of host names (DNS) for {looked_up}"):
-            return network_routes.look_at_network(platform, own_name, interfaces)._asdict()
+        host_names = ", ".join(dict.fromkeys((hosts.names[0], own_name)))
+        with inspecting(f"the look-up of host names (DNS) for {host_names}"):
+            return network_routes.look_up_network(platform, own_name, interfaces)._asdict()
     if hosts.interface not in ("", *interfaces):
         from trainworks_launcher.environment import network_routes
 
@@ -840,17 +892,17 @@ def _look_at_network(
 
 
 def _count_cpus() -> int:
-    """CPUs that this process may use; on a laptop whose kernel has no such limit, all of them."""
+    """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:
+    except AttributeError:  # macOS has no such limit
         return os.cpu_count() or 1
 
 
 def _free_bytes(path: str) -> int | None:
-    """Return what a process of any user can still write to a file system; None if there is none."""
+    """Return the free bytes of a file system; None if nothing is mounted there."""
     try:
-        found = os.statvfs(path)
+        file_system = os.statvfs(path)
     except OSError:
         return None
-    return found.f_frsize * found.f_bavail
+    return file_system.f_frsize * file_system.f_bavail

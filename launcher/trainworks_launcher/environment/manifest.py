@@ -1,9 +1,8 @@
-"""The image manifest: what the image consists of, as the builder wrote it down.
+"""Parses the image manifest: the image's components, programs and instance types. Pure.
 
-Pure: text in, a frozen value out. ``environment`` does the reading. The launcher itself has no
-version, no instance
-type and no program path: they all come from the manifest. In an image without a manifest, the
-generic one is used, and programs are looked up on PATH.
+The builder writes the manifest into the image, as /opt/trainworks/image.json; ``environment.py``
+reads the file. All versions, instance types and program paths that the launcher knows come from the
+manifest. An image without a manifest has the generic one, with programs from PATH.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ AMD64 = "amd64"
 """The architecture of images and instance types that name none."""
 
 _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
-"""Framework as the builder's targets name it -> the component that is it, where
-the two names differ.
-"""
+"""Name of a framework in the builder's targets -> name of its component, where the two differ."""
 
 
 class Instance(NamedTuple):
-    """What the instance table says of one instance type, per host.
+    """A row of the instance table: the devices of one host. A count of 0 may mean "not known".
 
-    A count of 0 may mean that it is not known.
-
-    ``network_gigabits`` is what its network carries in a second, each way.
+    Attributes:
+        gpus: Number of GPUs.
+        neuron_cores: Number of Neuron cores.
+        efa: Whether the type has EFA.
+        efa_rdma: Whether its EFA devices read the memory of other hosts (RDMA read).
+        efa_devices: Number of EFA devices.
+        network_gigabits: Bandwidth of the network in Gbit/s, each way.
     """
 
     gpus: int = 0
@@ -44,9 +45,9 @@ class FabricVariable(NamedTuple):
     """A variable that processes need on a host with EFA.
 
     Attributes:
-        name: Its name.
+        name: Name of the variable, for example ``FI_PROVIDER``.
         value: Its value.
-        rdma: Only where the host's devices read remote memory.
+        rdma: Whether only hosts with RDMA read need the variable.
         why: The reason.
     """
 
@@ -68,14 +69,19 @@ GENERIC_FABRIC = (
         "data loaders fork; without it a fork may corrupt registered memory",
     ),
 )
-"""For an image that does not say what its versions need: what every version takes, needed or not.
+"""Variables for an image that does not list its own: every version of libfabric accepts them.
 
 Source: SageMaker developer guide, custom_mpi_options on EFA instances.
 """
 
 
 class Missing(NamedTuple):
-    """A component that this image was built without, and what that costs its user, in words."""
+    """A component that this image was built without.
+
+    Attributes:
+        component: Name of the component.
+        cost: The disadvantage for the user, in words.
+    """
 
     component: str
     cost: str
@@ -86,22 +92,22 @@ class Manifest(NamedTuple):
 
     Attributes:
         name: Name of the image.
-        architecture: ``amd64`` or ``arm64``: what its programs run on; older
-            images, which do not say it, are amd64.
-        framework: Component that the image is made for (``torch``); ``""`` if not given.
+        architecture: ``amd64`` or ``arm64``, the CPU of the image's programs; ``amd64`` for a
+            manifest of an older builder, which does not name it.
+        framework: Component of the image's framework (``torch``); ``""`` if the manifest names
+            none.
         components: Component -> version.
         missing: Components that the image was built without.
-        instances: Instance type -> what its hosts have.
-        families: Prefixes of instance types without accelerators (``ml.m5``); empty if not given.
+        instances: Instance type -> devices of its hosts.
+        families: Prefixes of instance types without accelerators (``ml.m5``); may be empty.
         programs: Program -> absolute path.
         fabric: Variables that hosts with EFA need, for this image's versions.
-        hostname_shim: Path of the shared library; ``""`` for none.
+        hostname_shim: Path of the shared library that replaces gethostname(); ``""`` for none.
         protected: Python distribution that a job's requirements must not
-            replace -> version; empty if not given.
-        minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""``
-            if it has none, or does not say.
-        document: The manifest's own text, which names every part of the image;
-            ``""`` for the generic one.
+            replace -> version; may be empty.
+        minimum_driver: Oldest NVIDIA driver that runs the image's CUDA, for example ``525.60.13``;
+            ``""`` for an image without CUDA, or if the manifest does not name one.
+        document: Text of the manifest; ``""`` for the generic one.
     """
 
     name: str = "generic"
@@ -119,22 +125,25 @@ class Manifest(NamedTuple):
     document: str = ""
 
     def lacks(self, instance_type: str) -> bool:
-        """Return whether the table has all types of the platform, and not this one.
+        """Return whether a type of SageMaker (``ml.FAMILY.SIZE``) is missing in the table.
 
-        It is False for an older image's table.
+        False for a manifest of an older builder: without families its table is incomplete.
         """
-        return (
-            bool(self.families)
-            and instance_type.startswith(names.PLATFORM_TYPES)
-            and instance_type not in self.instances
-            and instance_type.rpartition(".")[0] not in self.families
-        )
+        if not self.families or not instance_type.startswith(names.PLATFORM_TYPES):
+            return False
+        family, _, _ = instance_type.rpartition(".")
+        return instance_type not in self.instances and family not in self.families
 
 
 def parse_manifest(document: str, where: str) -> Manifest:
-    """Read a manifest; unknown keys are ignored so that a newer builder can add to the schema.
+    """Parse a manifest. Unknown keys are ignored, so that a newer builder can add to the schema.
 
-    Raises RefusalError when the text is not JSON, not an object, or of another schema number.
+    Args:
+        document: Text of the manifest.
+        where: Path of the manifest, for messages.
+
+    Raises:
+        RefusalError: The text is not JSON, not an object, or of another schema number.
     """
     try:
         content = decode(document)
@@ -143,30 +152,34 @@ def parse_manifest(document: str, where: str) -> Manifest:
         problem = Problem(f"the image manifest is not JSON: {error}", where, advice)
         raise RefusalError([problem]) from error
     if not isinstance(content, dict):
-        raise RefusalError(
-            [Problem("the image manifest is not a JSON object", where, "rebuild the image")]
-        )
+        problem = Problem("the image manifest is not a JSON object", where, "rebuild the image")
+        raise RefusalError([problem])
     if content.get("schema") != names.IMAGE_MANIFEST_SCHEMA:
-        what = (
+        mistake = (
             f"the image manifest has schema {content.get('schema')!r},"
             f" this launcher reads schema {names.IMAGE_MANIFEST_SCHEMA}"
         )
         advice = "builder and launcher in the image are of different releases; rebuild the image"
-        raise RefusalError([Problem(what, where, advice)])
-    components = mapping(content.get("components"))
+        raise RefusalError([Problem(mistake, where, advice)])
+
     target = mapping(content.get("target"))
     framework = text(target.get("framework"))
-    versions = {name: text(mapping(row).get("version")) for name, row in components.items()}
-    listed = content.get("missing")
-    rows = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
-    missing = [Missing(text(row.get("component")), text(row.get("cost"))) for row in rows]
+    versions = {}
+    for name, component in mapping(content.get("components")).items():
+        versions[name] = text(mapping(component).get("version"))
+    missing = []
+    missing_rows = content.get("missing")
+    if isinstance(missing_rows, list):
+        for entry in missing_rows:
+            row = mapping(entry)
+            missing.append(Missing(text(row.get("component")), text(row.get("cost"))))
     instances = {}
     for name, instance in mapping(content.get("instances")).items():
         instances[name] = read_instance(mapping(instance))
     fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
-    variables = content.get("fabric")
-    if isinstance(variables, list):
-        fabric = tuple(map(_fabric_variable, variables))
+    fabric_rows = content.get("fabric")
+    if isinstance(fabric_rows, list):
+        fabric = tuple(map(_fabric_variable, fabric_rows))
     return Manifest(
         name=text(content.get("name"), "unnamed"),
         architecture=text(target.get("architecture"), AMD64),
@@ -185,7 +198,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
 
 
 def read_instance(row: Mapping[str, Json]) -> Instance:
-    """Return what a row of an instance table says; what it does not say is 0."""
+    """Return a row of an instance table; a field that the row does not have is 0 or False."""
     return Instance(
         gpus=number(row.get("gpus")),
         neuron_cores=number(row.get("neuron_cores")),
@@ -197,10 +210,10 @@ def read_instance(row: Mapping[str, Json]) -> Instance:
 
 
 def _texts_by_name(value: Json) -> Mapping[str, str]:
-    """Return the texts of an object, by name."""
-    return MappingProxyType(
-        {name: entry for name, entry in mapping(value).items() if isinstance(entry, str)}
-    )
+    """Return the members of an object that are texts."""
+    members = mapping(value)
+    texts_by_name = {name: entry for name, entry in members.items() if isinstance(entry, str)}
+    return MappingProxyType(texts_by_name)
 
 
 def _fabric_variable(value: Json) -> FabricVariable:

@@ -1,6 +1,4 @@
-"""How this host reaches the leader: its interfaces, its routes and its
-addresses, as the kernel has them.
-"""
+"""Looks up how this host reaches the leader: by which interface, and at which address."""
 
 from __future__ import annotations
 
@@ -11,13 +9,16 @@ from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract import files, names
 from trainworks_launcher.environment import platforms
-from trainworks_launcher.environment.devices import names_in
+from trainworks_launcher.environment.devices import list_names
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 class Network(NamedTuple):
-    """How this host reaches the leader; the fields of ``Devices`` of these names."""
+    """The route to the leader.
+
+    The fields have the names and meanings of those of ``Devices`` in ``environment.py``.
+    """
 
     reaching: str = ""
     own_address: str = ""
@@ -25,25 +26,35 @@ class Network(NamedTuple):
     own_route: str = ""
 
 
-def look_at_network(
+def look_up_network(
     platform: platforms.Description, own_name: str, interfaces: Sequence[str]
 ) -> Network:
-    """Look up how this host of several reaches the leader, and where its own name leads."""
+    """Look up how this host of several reaches the leader, and the address of its own name.
+
+    Args:
+        platform: The platform, with two hosts or more.
+        own_name: Name that gethostname() returns to a program of the job.
+        interfaces: Names of this host's network interfaces.
+    """
     hosts = platform.hosts
-    given = hosts.interface
     first, second = hosts.names[:2]
     leader = platform.leader_address or first
-    # The leader's own programs look for rank 0's store by the leader's name, too.
-    leads = hosts.current == first
-    way = _way_from_leader(leader, second) if leads else interface_that_reaches(leader, second)
-    routed = "" if way == "lo" else way
+    is_leader = hosts.current == first
+    if is_leader:
+        interface = _interface_from_leader(leader, second)
+    else:
+        interface = interface_that_reaches(leader, second)
+    routed = "" if interface == "lo" else interface
+
     own_route = ""
-    if leads and routed and not _leads_here(leader):
+    # The ranks on the leader look up rank 0's store by the leader's name, as those of other hosts.
+    if is_leader and routed and not _is_own_name(leader):
         own_route = address_of(routed) or address6_of(routed)
+
     reaching = own_address = ""
-    if given and given not in interfaces:
-        reaching = way
-    elif not given:
+    if hosts.interface and hosts.interface not in interfaces:
+        reaching = interface
+    elif not hosts.interface:
         own_address = address_of_name(own_name)
         if routed and own_address != address_of(routed):
             reaching = routed
@@ -51,10 +62,7 @@ def look_at_network(
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that no program listens on.
-
-    0 if there is none.
-    """
+    """Return a TCP port of the loopback interface on which no program listens; 0 for none."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((names.LOOPBACK, 0))
@@ -64,68 +72,84 @@ def free_port() -> int:
 
 
 def network_interfaces() -> tuple[str, ...]:
-    """Sorted names of this host's network interfaces."""
-    return names_in("/sys/class/net")
+    """Return the sorted names of this host's network interfaces: ``("eth0", "lo")``."""
+    return list_names("/sys/class/net")
 
 
 def interface_that_reaches(*hosts: str) -> str:
-    """Return the interface that routes to the first of the hosts, else the one
-    of the default route, else ``""``.
+    """Return the interface that routes to the hosts, for example ``eth0``.
 
-    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where
-    more hosts are given, loopback is the last resort.
+    The first host with a known address counts, else the default route; ``""`` for neither. Of
+    several hosts one may be this host, with an address in 127.0.0.0/8: then loopback is the last
+    resort.
     """
-    found = [name for name in map(_interface_towards, hosts) if name]
-    if len(hosts) == 1 and found:
-        return found[0]
-    return (
-        next((name for name in found if name != "lo"), "")
-        or default_route_interface()
-        or (found or [""])[0]
-    )
+    towards = [name for name in map(_interface_towards, hosts) if name]
+    if len(hosts) == 1 and towards:
+        return towards[0]
+    for name in towards:
+        if name != "lo":
+            return name
+    default = default_route_interface()
+    if default:
+        return default
+    return towards[0] if towards else ""
 
 
-def _way_from_leader(leader: str, other: str) -> str:
+def _interface_from_leader(leader: str, other: str) -> str:
     """Return the interface by which the leader reaches another host.
 
-    Its own name says nothing of that: an address of its own always leads to the
-    interface that has it.
+    The route to the leader's own name does not show the interface: the kernel routes a host's own
+    addresses to the interfaces that have them.
     """
-    found = _interface_towards(other)
-    if found in ("", "lo"):  # its name is not known yet: pods get theirs when they run
-        found = default_route_interface()
-    return found or interface_that_reaches(leader, other)
+    interface = _interface_towards(other)
+    if interface in ("", "lo"):  # DNS does not know the other pod's name before it runs
+        interface = default_route_interface()
+    return interface or interface_that_reaches(leader, other)
 
 
 def _interface_towards(host: str) -> str:
-    """Return the interface by which packets to a host leave, "" if its name is not known.
+    """Return the interface by which packets to a host leave; "" if its name does not resolve.
 
-    A connected datagram socket sends nothing; it only makes the kernel choose a source address.
+    To connect a datagram socket sends no packet: the kernel chooses a source address.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((host, 9))
                 address = str(probe.getsockname()[0])
-        except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
+        except (OSError, TypeError, ValueError):  # the last two: a text that is no host name
             continue
-        if family == socket.AF_INET6:  # 32 hexadecimal digits, proc(5), net/if_inet6
-            digits = socket.inet_pton(family, address.partition("%")[0]).hex()
-            rows = map(str.split, files.text_of("/proc/net/if_inet6").splitlines())
-            return next((row[-1] for row in rows if row[0] == digits), "")
+        if family == socket.AF_INET6:
+            return _interface_of_ipv6(address)
         if address.startswith("127."):
             return "lo"
-        return next((name for name in network_interfaces() if address_of(name) == address), "")
+        for name in network_interfaces():
+            if address_of(name) == address:
+                return name
+        return ""
     return ""
 
 
-def _leads_here(name: str) -> bool:
-    """Return whether a name leads to an address of this host: the kernel binds no other one."""
+def _interface_of_ipv6(address: str) -> str:
+    """Return the interface that has an IPv6 address (``fe80::1%eth0``); "" if none has it.
+
+    /proc/net/if_inet6 has the address as 32 hexadecimal digits, and the interface last (proc(5)).
+    """
+    without_zone, _, _ = address.partition("%")
+    digits = socket.inet_pton(socket.AF_INET6, without_zone).hex()
+    for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):
+        if row[0] == digits:
+            return row[-1]
+    return ""
+
+
+def _is_own_name(name: str) -> bool:
+    """Return whether a name leads to an address of this host. The kernel binds no other address."""
     try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, ValueError):
         return False
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)
             return True
@@ -133,7 +157,7 @@ def _leads_here(name: str) -> bool:
 
 
 def address_of_name(name: str) -> str:
-    """Return the IPv4 address that a name leads to, "" if it leads to none."""
+    """Return the IPv4 address of a name; "" if the name does not resolve."""
     try:
         return socket.gethostbyname(name)
     except (OSError, UnicodeError, ValueError):
@@ -141,7 +165,7 @@ def address_of_name(name: str) -> str:
 
 
 def address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of an interface; None if it has none."""
+    """Return the first IPv4 address of an interface; None if the interface has none."""
     request = interface.encode()[:15].ljust(40, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -151,24 +175,29 @@ def address_of(interface: str) -> str | None:
 
 
 def default_route_interface() -> str:
-    """Return the interface of the kernel's default route (proc(5), net/route),
-    "" if there is none.
+    """Return the interface of the kernel's default route; "" if there is none.
+
+    Source: proc(5), net/route: the first column is the interface; the destination and the mask of
+    the default route are 00000000.
     """
     rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
-    return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")
+    for row in rows:
+        if len(row) > 7 and row[1] == row[7] == "00000000":
+            return row[0]
+    return ""
 
 
 def has_no_carrier(interface: str) -> bool:
-    """Return whether the kernel says that nothing is plugged in, or the other
-    end is down (sysfs-class-net).
-    """
-    return bool(interface) and files.text_of(f"/sys/class/net/{interface}/carrier").strip() == "0"
+    """Return whether the cable is unplugged, or the other end is down (sysfs-class-net)."""
+    if not interface:
+        return False
+    return files.text_of(f"/sys/class/net/{interface}/carrier").strip() == "0"
 
 
 def address6_of(interface: str) -> str:
-    """Return the first global IPv6 address of an interface (proc(5), net/if_inet6).
+    """Return the first global IPv6 address of an interface; "" if the interface has none.
 
-    ``""`` if it has none.
+    Source: proc(5), net/if_inet6: the fourth column is the scope, 00 for a global address.
     """
     for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):
         is_global = len(row) > 5 and row[3] == "00"

@@ -1,11 +1,11 @@
-"""What an image without a manifest has, as its own Python says it.
+"""Observes an image without a manifest: its Python, frameworks and CUDA.
 
-An image that the builder made lists its parts in a manifest. In any other image, NVIDIA's, AWS's
-or the user's own, the launcher was installed with pip. There it asks the Python that runs the job
-for the framework, its CUDA, and the distributions that a job's requirements must not replace.
+An image of the builder lists its components in a manifest. In any other image, NVIDIA's, AWS's or
+the user's own, pip has installed the launcher. There a short process of the Python that runs the
+job lists the framework, its CUDA, and the distributions that a job's requirements must not replace.
 
-One short process, before the job starts. It imports no framework: versions come from the
-distributions' metadata, and torch's CUDA from the small file in which torch records it.
+The process imports no framework: versions come from the metadata of distributions, and CUDA's
+version from torch/version.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract.json_values import Json, decode, mapping, text
 
 _PROBE_SECONDS = 20.0
+"""Limit for the process."""
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet", "jax")
-"""Modules by which a Python is recognised as the one that jobs use."""
+"""Modules of frameworks. A Python with one of them is the Python for jobs."""
 
 _QUESTION = r"""
 import importlib.metadata as metadata, importlib.util, json, os, platform, re, runpy, sys
@@ -38,9 +39,9 @@ def canonical(name):
 def exact_requirements(name):
     # "nvidia-nccl-cu12==2.27.5; platform_system == 'Linux'": pinned, so compiled against it.
     for requirement in metadata.requires(name) or ():
-        found = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?==", requirement)
-        if found and "extra ==" not in requirement:
-            yield canonical(found.group(1))
+        pinned = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?==", requirement)
+        if pinned and "extra ==" not in requirement:
+            yield canonical(pinned.group(1))
 
 components, kept = {}, {}
 for name in sys.argv[1:]:
@@ -67,13 +68,15 @@ print(json.dumps({"python": platform.python_version(), "components": components,
 
 
 class Observed(NamedTuple):
-    """What a Python of an image without a manifest has.
+    """The components of an image without a manifest.
 
     Attributes:
-        python: Version of that Python; ``""`` if it does not answer.
-        components: Component -> version, ``""`` where that is unknown: frameworks, the CUDA that
-            torch was compiled for, ``nccl`` where torch has CUDA, and the packages asked for.
-        protected: Distribution -> version of each framework, mpi4py, and what they pin exactly.
+        python: Version of the Python; ``""`` if it cannot be started.
+        components: Component -> version, for example ``{"torch": "2.1.2", "cuda": "12.1"}``: the
+            frameworks, the CUDA that torch was compiled for, ``nccl`` where torch has CUDA, and the
+            requested packages. ``""`` for an unknown version.
+        protected: Distribution -> version of each framework, of mpi4py, and of the distributions
+            that they pin exactly.
     """
 
     python: str = ""
@@ -86,59 +89,61 @@ class Observed(NamedTuple):
         return any(name in self.components for name in FRAMEWORKS)
 
     def line(self, python: str) -> str:
-        """Return what is known of the image, in one line for the log.
+        """Return the components in one line for the log.
 
         Args:
-            python: Path of the Python that was asked; ``""`` if the image has none.
+            python: Path of the Python; ``""`` if the image has none.
         """
         if not python:
             return "this image has no manifest, and no Python on PATH"
-        parts = [f"Python {self.python or 'that does not answer'} ({python})"]
-        known = [name for name in (*FRAMEWORKS, "cuda") if name in self.components]
-        parts += [f"{name} {self.components[name]}".strip() for name in known]
+        version = self.python or "that does not answer"
+        parts = [f"Python {version} ({python})"]
+        for name in (*FRAMEWORKS, "cuda"):
+            if name in self.components:
+                parts.append(f"{name} {self.components[name]}".strip())
         return f"this image has no manifest; it has {', '.join(parts)}"
 
 
 def observe(python: str, packages: Sequence[str] = ()) -> Observed:
-    """Ask a Python what it has.
+    """Start a Python that lists its components.
 
     Args:
-        python: Its path.
-        packages: Further modules to look for.
+        python: Path of the Python.
+        packages: Modules to list beside the frameworks, for example ``("ray",)``.
 
     Returns:
-        What it has; the empty value if it cannot be started, or is older than Python 3.8.
+        The components; none if the Python cannot be started, or is older than 3.8.
     """
     argv = (python, "-c", _QUESTION, *dict.fromkeys((*FRAMEWORKS, *packages)))
     try:
         answer = subprocess.run(
             argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/"
         )
-        found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
+        document = mapping(decode(answer.stdout.decode("utf-8", "replace")))
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return Observed()
     return Observed(
-        python=text(found.get("python")),
-        components=_texts(found.get("components")),
-        protected=_texts(found.get("kept")),
+        python=text(document.get("python")),
+        components=_texts(document.get("components")),
+        protected=_texts(document.get("kept")),
     )
 
 
 def _texts(value: Json) -> Mapping[str, str]:
-    """Return the texts of an object of JSON, by name."""
+    """Return the members of an object as texts."""
     rows = mapping(value)
     return MappingProxyType({name: text(entry) for name, entry in rows.items()})
 
 
 def has_nccl_plugin(variables: Mapping[str, str], cache: str = "/etc/ld.so.cache") -> bool:
-    """Return whether the loader finds a network plugin for NCCL, by which it can use EFA.
+    """Return whether the loader finds a network plugin for NCCL. NCCL needs one to use EFA.
 
     NCCL loads ``libnccl-net.so``, or ``libnccl-net-NAME.so`` for NCCL_NET_PLUGIN=NAME. Source: NCCL
     documentation, environment variables, NCCL_NET_PLUGIN.
 
     Args:
-        variables: The environment; LD_LIBRARY_PATH is searched before the loader's own list.
-        cache: The loader's own list of libraries.
+        variables: The environment; LD_LIBRARY_PATH is searched before the loader's cache.
+        cache: The loader's cache of libraries (ld.so(8)).
     """
     for folder in variables.get("LD_LIBRARY_PATH", "").split(":"):
         if folder and any(Path(folder).glob(f"{_PLUGIN}*.so*")):
@@ -153,11 +158,11 @@ _PLUGIN = "libnccl-net"
 
 
 def pythons_of_jobs(on_path: str) -> tuple[str, ...]:
-    """Return the Pythons that may be the one for jobs, in the order in which they are asked.
+    """Return the paths of the Pythons that may be the one for jobs, the likeliest one first.
 
-    The first is the one that ``pip install`` put this launcher into. ``ENTRYPOINT
-    ["/opt/venv/bin/train"]`` works without a PATH that begins with that environment. A launcher
-    that runs from a checkout says nothing about Python.
+    The first is the Python of the environment in which pip has installed this launcher, so that
+    ``ENTRYPOINT ["/opt/venv/bin/train"]`` works without /opt/venv/bin on PATH. A launcher in a
+    checkout has no such Python.
 
     Args:
         on_path: Path of ``python3`` on PATH; ``""`` if there is none.

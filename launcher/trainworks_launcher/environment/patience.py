@@ -1,8 +1,8 @@
-"""Reads the job's environment with a bound: code, checkpoints and DNS may be on
-a file system that never answers.
+"""Reads the job's environment within a time limit.
 
-Reading is done in a thread. Where it takes long, the log names what does not
-answer; at the limit the job is refused.
+A file system or a name server may never answer. So a thread reads, and this one waits. If the
+reading takes long, the log names the path or host name that does not answer; at the limit the job
+is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainworks_launcher.environment import directories
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.environment import Environment, read_environment
 
-_SAY_AFTER_SECONDS = (10.0, 60.0)
-"""After these seconds the log says what does not answer."""
+_LOG_AFTER_SECONDS = (10.0, 60.0)
+"""Times after the start at which the log names the path or host name that does not answer."""
 
 
 def read_patiently(
@@ -26,11 +26,11 @@ def read_patiently(
     log: Callable[[str], None],
     limit: float = names.JOIN_LIMIT_SECONDS,
 ) -> Environment:
-    """Return what ``read_environment`` returns.
+    """Call ``read_environment``, and return its result.
 
     Args:
         variables: The process's environment.
-        invocation: What the command line asks for.
+        invocation: The words after ``train``.
         log: Prints a line.
         limit: Seconds; the other hosts of a job wait no longer for this one.
 
@@ -38,30 +38,36 @@ def read_patiently(
         RefusalError: A file system or a name server did not answer within the limit.
     """
     try:
-        look = inspection.Inspection(lambda: read_environment(variables, invocation))
+        reading = inspection.Inspection(lambda: read_environment(variables, invocation))
     except RuntimeError:  # no further thread may be started on this host
         return read_environment(variables, invocation)
+    deadlines = [seconds for seconds in _LOG_AFTER_SECONDS if seconds < limit]
     waited = 0.0
-    for until in (*(each for each in _SAY_AFTER_SECONDS if each < limit), limit):
-        over = look.wait(until - waited)
-        waited = until
-        if over:
+    for deadline in (*deadlines, limit):
+        has_ended = reading.wait(deadline - waited)
+        waited = deadline
+        if has_ended:
             break
-        log(f"still reading this host after {waited:.0f} s: {_what_is_silent()}")
-    if look.errors:
-        raise look.errors[0]
-    if not look.results:
+        log(f"still reading this host after {waited:.0f} s: {_describe_current()}")
+    if reading.errors:
+        raise reading.errors[0]
+    if not reading.results:
+        problem = f"{_describe_current()} within {limit:g} s"
         advice = "unmount or mend it, or start the job without it"
-        raise RefusalError(
-            [Problem(f"{_what_is_silent()} within {limit:g} s", "this host", advice)]
-        )
-    return look.results[0]
+        raise RefusalError([Problem(problem, "this host", advice)])
+    return reading.results[0]
 
 
-def _what_is_silent() -> str:
-    """Return what is being looked at, with the file system that it is on."""
-    looked = inspection.current()
-    if not looked.path:
-        return f"{looked.what} does not answer"
-    kind = directories.kind_of_mount(looked.path, text_of(directories.MOUNTS))
-    return f"{looked.what} {looked.path} does not answer{f' (file system {kind})' if kind else ''}"
+def _describe_current() -> str:
+    """Return a sentence about the object that is being read.
+
+    For example ``the code /data does not answer (file system nfs4)``.
+    """
+    inspected = inspection.current()
+    if not inspected.path:
+        return f"{inspected.what} does not answer"
+    sentence = f"{inspected.what} {inspected.path} does not answer"
+    kind = directories.find_mount_kind(inspected.path, text_of(directories.MOUNTS))
+    if kind:
+        sentence += f" (file system {kind})"
+    return sentence

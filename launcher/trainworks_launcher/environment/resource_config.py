@@ -1,8 +1,8 @@
-"""The job's hosts and instance groups, as the resource config has them. Pure.
+"""Parses SageMaker's resource config: the job's hosts and instance groups. Pure.
 
-The platform describes a cluster by ``hosts`` and ``current_host``, and, where it has instance
-groups, by ``instance_groups`` and ``current_group_name``. A cluster without groups has one that is
-called ``homogeneousCluster``.
+For example ``{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}``. A cluster with instance
+groups has ``instance_groups`` and ``current_group_name``, too. A cluster without groups has one
+group, ``homogeneousCluster``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import NOTHING, Json, kind, mapping, text, texts
 
 HOMOGENEOUS = "homogeneousCluster"
-"""The platform's name of the only group of a cluster without groups (as sagemaker-training)."""
+"""Name of the only group of a cluster without groups, as in sagemaker-training."""
 
 LOCAL = "local"
-"""Instance type of a host whose platform names none: what the SDK's local mode says."""
+"""Instance type of a host if the platform names none, as in the SDK's local mode."""
 
 _TEXTS = ("current_host", "current_instance_type", "current_group_name", "network_interface_name")
+"""Keys of the resource config with texts."""
 
 
 class Group(NamedTuple):
-    """One instance group: its name, the instance type of its hosts ("" if not
-    given), its hosts in order.
+    """One instance group.
+
+    Attributes:
+        name: Name of the group.
+        instance_type: Instance type of its hosts, in the form ``ml.FAMILY.SIZE``; "" if the
+            platform does not name it.
+        hosts: Names of its hosts, in order.
     """
 
     name: str
@@ -34,16 +40,16 @@ class Group(NamedTuple):
 
 
 class Hosts(NamedTuple):
-    """The hosts of a job, as seen from one of them.
+    """The hosts of a job, and the one among them that runs this process.
 
     Attributes:
-        names: All hosts, in the platform's order; () if the platform does not list them.
-        current: The host from which they are seen; "" if the platform does not name it.
+        names: All hosts, in the platform's order; () if the platform does not list the hosts.
+        current: Name of the current host; "" if the platform does not name it.
         groups: The instance groups in the platform's order; () for a cluster without groups.
         current_group: Name of the current host's group; "" if the platform does not name it.
         current_type: Instance type of the current host; "" if the platform does not name it.
-        interface: The network interface that the platform names, or several with commas between
-            them; "" for none.
+        interface: Network interface that the platform names, or several: ``eth0,eth1``; "" for
+            none.
         document: The resource config itself, for the script; empty if there is none.
     """
 
@@ -56,28 +62,26 @@ class Hosts(NamedTuple):
     document: Mapping[str, Json] = NOTHING
 
     def group_of(self, host: str) -> Group | None:
-        """Return the group of a host.
+        """Return the group of a host; None for a cluster without groups, or a host in no group.
 
-        None for a cluster without groups, or a host that is in none.
-
-        ``current_group`` decides for the current host only if it is one of the groups and does not
-        contradict them: the lists of hosts are the same on every host, the name is not.
+        The groups' lists of hosts decide, because they are the same on every host.
+        ``current_group`` decides for the current host only if several lists have the host, or none.
         """
-        holding = [group for group in self.groups if host in group.hosts]
-        named = self.current_group if host == self.current else ""
-        for group in holding or self.groups:
-            if group.name == named:
+        groups = [group for group in self.groups if host in group.hosts]
+        name = self.current_group if host == self.current else ""
+        for group in groups or self.groups:
+            if group.name == name:
                 return group
-        return holding[0] if holding else None
+        return groups[0] if groups else None
 
     def instance_type_of(self, host: str) -> str:
-        """Return the instance type of a host: its group's, else the current one."""
+        """Return the instance type of a host: its group's, else the current host's."""
         group = self.group_of(host)
         own = group.instance_type if group is not None else ""
         return own or self.current_type or LOCAL
 
     def instance_types(self, hosts: Sequence[str]) -> Mapping[str, str]:
-        """Return the instance type of each host. The groups are read once for all hosts."""
+        """Return host -> instance type. The groups are read once for all hosts."""
         by_host = {}
         for group in self.groups:
             for host in group.hosts:
@@ -86,9 +90,9 @@ class Hosts(NamedTuple):
         return {host: by_host.get(host) or default for host in hosts}
 
     def seen_from(self, host: str) -> Hosts:
-        """Return the same hosts as another one of them sees them.
+        """Return the same hosts with another current host.
 
-        Of what the platform says of the current host, only that changes which is there.
+        Keys about the current host change only if the resource config has them.
         """
         document: dict[str, Json] = {**self.document, "current_host": host}
         if "current_instance_type" in document:
@@ -99,7 +103,7 @@ class Hosts(NamedTuple):
         return read_hosts(document)
 
     def with_interface(self, name: str) -> Hosts:
-        """Return the same hosts where the platform names a network interface."""
+        """Return the same hosts with a network interface."""
         return read_hosts({**self.document, "network_interface_name": name})
 
 
@@ -108,9 +112,11 @@ def read_hosts(config: Mapping[str, Json]) -> Hosts:
 
     A value of a wrong type counts as absent; ``check_resource_config`` refuses it.
     """
-    listed = config.get("instance_groups")
+    rows = config.get("instance_groups")
+    if not isinstance(rows, list):
+        rows = []
     groups = []
-    for entry in listed if isinstance(listed, list) else []:
+    for entry in rows:
         row = mapping(entry)
         name = text(row.get("instance_group_name"))
         instance_type = text(row.get("instance_type"))
@@ -127,74 +133,62 @@ def read_hosts(config: Mapping[str, Json]) -> Hosts:
 
 
 def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
-    """Return what is of the wrong type, or does not fit together, in the resource config.
+    """Return a problem for each value of a wrong type, and for each contradiction.
 
-    Absent and null are the same.
+    An absent key and null are the same.
     """
     where = names.RESOURCE_CONFIG_FILE
-    problems = [
-        Problem(
-            f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name"
-        )
-        for name in _TEXTS
-        if config.get(name) is not None and not isinstance(config[name], str)
-    ]
+    problems = []
+    for key in _TEXTS:
+        value = config.get(key)
+        if value is not None and not isinstance(value, str):
+            mistake = f"{key!r} is {kind(value)}, not a text"
+            problems.append(Problem(mistake, where, "the platform writes a name"))
     problems += _check_hosts(config, where)
-    listed = config.get("instance_groups")
-    if listed is None:
+    rows = config.get("instance_groups")
+    if rows is None:
         return problems
-    if not isinstance(listed, list):
-        advice = "list one object per instance group"
-        return [
-            *problems,
-            Problem(f"'instance_groups' is {kind(listed)}, not a list", where, advice),
-        ]
-    known = set(texts(config.get("hosts")))
-    names_seen: set[str] = set()
-    for number, row in enumerate(listed, 1):
+    if not isinstance(rows, list):
+        mistake = f"'instance_groups' is {kind(rows)}, not a list"
+        return [*problems, Problem(mistake, where, "list one object per instance group")]
+
+    hosts = set(texts(config.get("hosts")))
+    group_names: set[str] = set()
+    for number, row in enumerate(rows, 1):
         place = f"{where}: instance_groups, entry {number}"
         if not isinstance(row, dict):
-            problems.append(
-                Problem(f"is {kind(row)}, not an object", place, "give name, type and hosts")
-            )
+            mistake = f"is {kind(row)}, not an object"
+            problems.append(Problem(mistake, place, "give name, type and hosts"))
             continue
         name = text(row.get("instance_group_name"))
         if not name:
-            problems.append(
-                Problem("the group has no 'instance_group_name'", place, "give the group a name")
-            )
-        elif name in names_seen:
-            problems.append(
-                Problem(
-                    f"there is another group {name!r}", place, "give each group a different name"
-                )
-            )
-        names_seen.add(name)
+            mistake = "the group has no 'instance_group_name'"
+            problems.append(Problem(mistake, place, "give the group a name"))
+        elif name in group_names:
+            mistake = f"there is another group {name!r}"
+            problems.append(Problem(mistake, place, "give each group a different name"))
+        group_names.add(name)
         problems += _check_hosts(row, place)
-        strangers = [host for host in texts(row.get("hosts")) if host not in known]
-        if strangers and known:
+        unknown = [host for host in texts(row.get("hosts")) if host not in hosts]
+        if unknown and hosts:
+            mistake = f"{unknown[0]!r} is not one of the job's hosts"
             advice = "list the hosts of all groups under 'hosts'"
-            problems.append(
-                Problem(f"{strangers[0]!r} is not one of the job's hosts", place, advice)
-            )
+            problems.append(Problem(mistake, place, advice))
     return problems
 
 
 def _check_hosts(row: Mapping[str, Json], where: str) -> list[Problem]:
-    """Return what is wrong with the type of ``hosts``.
+    """Return a problem if ``hosts`` is no list of texts.
 
-    That it must not be empty is checked where hosts are needed.
+    An empty list is checked in ``job/``, where hosts are needed.
     """
     hosts = row.get("hosts")
     if hosts is None:
         return []
     if not isinstance(hosts, list):
-        return [
-            Problem(f"'hosts' is {kind(hosts)}, not a list", where, "list the names of the hosts")
-        ]
-    wrong = [host for host in hosts if not isinstance(host, str)]
-    return (
-        [Problem(f"a host is {kind(wrong[0])}, not a name", where, "list names only")]
-        if wrong
-        else []
-    )
+        mistake = f"'hosts' is {kind(hosts)}, not a list"
+        return [Problem(mistake, where, "list the names of the hosts")]
+    for host in hosts:
+        if not isinstance(host, str):
+            return [Problem(f"a host is {kind(host)}, not a name", where, "list names only")]
+    return []

@@ -1,9 +1,8 @@
-"""Judges an archive of code before any of it is written: what it holds, and
-whether all of it stays in its directory.
+"""Checks an archive of code before it is unpacked: every member must stay in the directory.
 
 Accepted are regular files, directories, hard links to files of the archive, and symbolic links that
-stay inside; links are resolved as the kernel would, over what will be there in the end.
-``programs/unpack.py`` writes what passed.
+stay inside. A link is resolved as the kernel would resolve it after unpacking, over the files of
+the archive and of the directory. ``programs/unpack.py`` unpacks an accepted archive.
 """
 
 from __future__ import annotations
@@ -13,16 +12,26 @@ import tarfile
 from contextlib import suppress
 from typing import NamedTuple
 
-_PATH_LIMIT = (
-    1_000  # bytes of a member's path: with the directory before it, far below the kernel's 4,096
-)
-_NAME_LIMIT = 255  # bytes of one name, NAME_MAX
-_LINKS_LIMIT = 40  # links on one way, as the kernel counts them, path_resolution(7)
+_PATH_LIMIT = 1_000
+"""Bytes of a member's path. With the directory before it, it is far below the kernel's 4,096."""
+
+_NAME_LIMIT = 255
+"""Bytes of one name in a path: NAME_MAX."""
+
+_LINKS_LIMIT = 40
+"""Symbolic links that the kernel follows to resolve one path: path_resolution(7)."""
 
 
 class Contents(NamedTuple):
-    """A judged archive: its directories, regular files, symbolic links (with their targets) and
-    hard links (with the file they stand for), by path; of a path that is there twice the last.
+    """The members of an accepted archive. Of two members with one path the last one counts.
+
+    A path is a tuple: ``("package", "train.py")``.
+
+    Attributes:
+        directories: Paths of the directories.
+        files: Path -> regular file.
+        links: Path -> target of a symbolic link, for example ``../data``.
+        hard_links: Path of a hard link -> path of its regular file.
     """
 
     directories: frozenset[tuple[str, ...]]
@@ -32,8 +41,9 @@ class Contents(NamedTuple):
 
 
 def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """Return all members of an archive that is whole: it is read to its end,
-    where its checksum is.
+    """Return all members of an archive.
+
+    The archive is read to its end, where its checksum is: an incomplete one raises an error.
     """
     members = opened.getmembers()
     while opened.fileobj.read(1 << 20):
@@ -42,15 +52,19 @@ def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
-    """Judge all members of an archive that is to be unpacked into a directory,
-    which need not exist.
+    """Check all members of an archive.
 
-    Raises ValueError that names the first member that may not be unpacked, and why.
+    Args:
+        members: The members, from ``members_of``.
+        directory: The directory in which the archive will be unpacked; it need not exist.
+
+    Raises:
+        ValueError: A member may not be unpacked. The text names the member and the reason.
     """
     directories: set[tuple[str, ...]] = set()
     files: dict[tuple[str, ...], tarfile.TarInfo] = {}
     links: dict[tuple[str, ...], str] = {}
-    linked: dict[tuple[str, ...], str] = {}
+    hard_targets: dict[tuple[str, ...], str] = {}
     kinds: dict[tuple[str, ...], str] = {}
     for member in members:
         path = _path(member, member.name)
@@ -66,18 +80,20 @@ def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
         elif kind == "link":
             links[path] = member.linkname
         else:
-            linked[path] = member.linkname
+            hard_targets[path] = member.linkname
+    # An archive may leave out the directories above its members.
     for path in list(kinds):
         for length in range(1, len(path)):
-            if kinds.setdefault(path[:length], "directory") != "directory":
+            parent = path[:length]
+            if kinds.setdefault(parent, "directory") != "directory":
                 raise ValueError(f"member {'/'.join(path)!r}: it is below a file or a link")
-            directories.add(path[:length])
+            directories.add(parent)
     for path, kind in kinds.items():
         _check_place(path, kind, directory)
     for path, target in links.items():
         if _leads_out(path[:-1], target, links, kinds, directory):
             raise ValueError(f"member {'/'.join(path)!r}: it links out of the directory")
-    hard_links = {path: _file_of(path, linked, files) for path in linked}
+    hard_links = {path: _find_file(path, hard_targets, files) for path in hard_targets}
     return Contents(frozenset(directories), files, links, hard_links)
 
 
@@ -86,15 +102,19 @@ def _refused(member: tarfile.TarInfo, reason: str) -> ValueError:
 
 
 def _path(member: tarfile.TarInfo, name: str) -> tuple[str, ...]:
-    """Return a path of the archive in parts; () for the archive's root."""
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    """Return a member's path: ``("package", "train.py")``; () for the archive's root."""
+    parts = _split(name)
     if name.startswith("/") or ".." in parts:
         raise _refused(member, "its path leaves the directory")
-    if len(os.fsencode(name)) > _PATH_LIMIT or any(
-        len(os.fsencode(part)) > _NAME_LIMIT for part in parts
-    ):
+    longest = max((len(os.fsencode(part)) for part in parts), default=0)
+    if len(os.fsencode(name)) > _PATH_LIMIT or longest > _NAME_LIMIT:
         raise _refused(member, "its path is too long")
     return parts
+
+
+def _split(name: str) -> tuple[str, ...]:
+    """Return the parts of a path, without empty ones and ``.``."""
+    return tuple(part for part in name.split("/") if part not in ("", "."))
 
 
 def _kind(member: tarfile.TarInfo) -> str:
@@ -110,12 +130,24 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _check_place(path: tuple[str, ...], kind: str, directory: str) -> None:
-    """Refuse a member that cannot take the place of what is in the directory already."""
+    """Refuse a member that would replace a directory by a file or link, or the other way round.
+
+    Args:
+        path: Path of the member.
+        kind: Kind of the member, as ``_kind`` returns it.
+        directory: The directory, with the files that exist.
+    """
     place = os.path.join(directory, *path)  # noqa: PTH118
-    here = "link" if os.path.islink(place) else "directory" if os.path.isdir(place) else "file"  # noqa: PTH112, PTH114
-    if os.path.lexists(place) and (kind == "directory") != (here == "directory"):
+    if not os.path.lexists(place):
+        return
+    existing = "file"
+    if os.path.islink(place):  # noqa: PTH114
+        existing = "link"
+    elif os.path.isdir(place):  # noqa: PTH112
+        existing = "directory"
+    if (kind == "directory") != (existing == "directory"):
         raise ValueError(
-            f"member {'/'.join(path)!r}: there is a {here} in its place, and it is a {kind}"
+            f"member {'/'.join(path)!r}: there is a {existing} in its place, and it is a {kind}"
         )
 
 
@@ -126,49 +158,65 @@ def _leads_out(
     kinds: dict[tuple[str, ...], str],
     directory: str,
 ) -> bool:
-    """Return whether a link's target leaves the root, seen from the directory
-    ``start`` once all is unpacked.
+    """Return whether a symbolic link leaves the directory once the archive is unpacked.
+
+    Follow the target part by part, as the kernel does; a link on the way replaces its own part.
+
+    Args:
+        start: Path of the link's directory.
+        target: Target of the link, for example ``../data/train``.
+        links: Path -> target of the archive's links.
+        kinds: Path -> kind of all members.
+        directory: The directory, with the files that exist.
     """
     if not target or target.startswith("/") or len(os.fsencode(target)) > _PATH_LIMIT:
         return True
-    way = list(start)
-    ahead = target.split("/")[::-1]
+    resolved = list(start)
+    remaining = target.split("/")[::-1]  # the next part is the last one
     followed = 0
-    while ahead:
-        part = ahead.pop()
+    while remaining:
+        part = remaining.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            if not way:
+            if not resolved:
                 return True
-            way.pop()
+            resolved.pop()
             continue
-        way.append(part)
-        path = tuple(way)
-        found = links.get(path, "")
+        resolved.append(part)
+        path = tuple(resolved)
+        next_target = links.get(path, "")
         if path not in kinds:
-            with suppress(OSError, ValueError):  # not there, or no link
-                found = os.readlink(os.path.join(directory, *path))  # noqa: PTH118
-        if found:
+            with suppress(OSError, ValueError):  # the path does not exist, or is no link
+                next_target = os.readlink(os.path.join(directory, *path))  # noqa: PTH118
+        if next_target:
             followed += 1
-            if followed > _LINKS_LIMIT or found.startswith("/"):
+            if followed > _LINKS_LIMIT or next_target.startswith("/"):
                 return True
-            way.pop()
-            ahead += found.split("/")[::-1]
+            resolved.pop()
+            remaining += next_target.split("/")[::-1]
     return False
 
 
-def _file_of(
+def _find_file(
     path: tuple[str, ...],
-    linked: dict[tuple[str, ...], str],
+    hard_targets: dict[tuple[str, ...], str],
     files: dict[tuple[str, ...], tarfile.TarInfo],
 ) -> tuple[str, ...]:
-    """Return the regular file of the archive that a hard link stands for."""
+    """Return the path of the regular file that a hard link leads to, over other hard links.
+
+    Args:
+        path: Path of the hard link.
+        hard_targets: Path -> target of all hard links of the archive.
+        files: Path -> regular file of the archive.
+
+    Raises:
+        ValueError: The link does not lead to a file of the archive.
+    """
     seen = {path}
     target = path
-    while target in linked:
-        name = linked[target]
-        target = tuple(part for part in name.split("/") if part not in ("", "."))
+    while target in hard_targets:
+        target = _split(hard_targets[target])
         if target in seen:
             break
         seen.add(target)

@@ -1,6 +1,6 @@
-"""Looks at the user's code: a directory, an archive, or the address of one.
+"""Inspects the user's code: a directory, an archive, or the address of an archive.
 
-Reads; changes nothing.
+Reads files, and changes nothing. ``Code`` in ``entry_point.py`` holds the result.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ from trainworks_launcher.environment.entry_point import (
     Code,
 )
 
-_ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
-_PROJECT_FILE_LIMIT = 1 << 20  # bytes of a pyproject.toml that are read
+_ENTRIES_LIMIT = 20_000
+"""Number of files that are listed: a data set beside the code must not make the start slow."""
+
+_READ_LIMIT = 1 << 20
+"""Bytes of a pyproject.toml or of a script that are searched."""
+
 _PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
 _OBJECT = r"s3://[^/\s]+/.*[^/]"
 _SHOWN = 5
+"""Files that a note names."""
 
 
-def look_at_program(
+def inspect_program(
     directory: str, words: Sequence[str], path: str
 ) -> tuple[tuple[str, ...], Code]:
-    """Look at a program of the command line.
+    """Inspect a program of the command line, with its code in the working directory.
 
-    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for
-    another environment. A note says so.
+    A requirements.txt of that directory is not installed, because it may be for another
+    environment. A note says so.
 
     Args:
         directory: The working directory.
         words: The program and its arguments: a file, the name of a program on
             PATH, or ``-m`` and a module.
-        path: Directories of programs, as PATH has them.
+        path: Directories of programs, in the form of PATH.
 
     Returns:
-        The words, a program on PATH by its absolute path; and the code, whose entries are the
-        program, or if it is not found the names of the files that are there.
+        The words, with a program on PATH as an absolute path; and the code. The entries of the
+        code are the program; if the program does not exist, the names in the working directory.
     """
     program = words[0]
     if program != "-m" and not Path(directory, program).is_file():
@@ -67,17 +72,20 @@ def look_at_program(
     return (program, *words[1:]), code
 
 
-_ENTRY_LIMIT = 1 << 26  # bytes of an entry point that are read
+_ENTRY_LIMIT = 1 << 26
+"""Size in bytes up to which an entry point is read for its digest."""
+
 _MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
 
 
 def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
-    """Return the files that a program begins with and that exist here.
+    """Return the files that a program begins with and that exist on this host.
+
+    For example ``/bin/bash`` and ``run.sh`` for the words ``/bin/bash run.sh``.
 
     Args:
         code: The user's code.
-        words: The program and its arguments; a script behind an interpreter
-            (``bash run.sh``) is one of the files.
+        words: The program and its arguments.
     """
     if code.archive:
         archive = Path(code.archive)
@@ -99,9 +107,9 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 
 
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
-    """Return a digest of the bytes of ``entry_files``, ``""`` if there are none.
+    """Return the SHA-256 of the sizes and bytes of ``entry_files``; "" if there are none.
 
-    Of a very large file, of its size.
+    Only the size of a file above _ENTRY_LIMIT counts.
     """
     import hashlib
 
@@ -118,38 +126,36 @@ def digest_of_entry(code: Code, words: Sequence[str]) -> str:
 
 
 def imports_mpi(code: Code, words: Sequence[str]) -> bool:
-    """Return whether a script of the program imports mpi4py by its own words."""
+    """Return whether a script of the program has a line that imports mpi4py."""
     for path in entry_files(code, words):
-        if path.suffix == ".py" and re.search(_MPI, _beginning(path), re.MULTILINE):
+        if path.suffix == ".py" and re.search(_MPI, _read_beginning(path), re.MULTILINE):
             return True
     return False
 
 
-def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
-    """Look at the code at a location: a path, ``file://``, or an address at
-    REMOTE, which is not fetched.
+def inspect_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
+    """Inspect the code at a location. Nothing is fetched.
 
     Args:
-        base: The base directory; an archive is unpacked into its code directory.
-        location: Where the code is.
-        program: The entry point asked for; it is looked up even if the code has very many files.
+        base: The base directory; an archive is unpacked into BASE/code.
+        location: A path, ``file:///path``, or ``s3://BUCKET/KEY``.
+        program: The requested entry point; it is listed even if the code has very many files.
 
     Returns:
-        The code, and why it cannot be used.
+        The code, and its problems.
     """
     directory = f"{base}/{names.CODE_DIRECTORY}"
     scheme, separator, rest = location.partition("://")
     if separator and scheme == "file":
         location = _path_of(rest)
     elif location.startswith(REMOTE):
-        return _look_at_address(location, directory, program)
+        return _inspect_address(location, directory, program)
     elif separator:
         advice = f"use {REMOTE}, file://, or mount the code at {directory}"
-        return Code(directory=directory), [
-            Problem(f"code cannot be fetched from {scheme}://", location, advice)
-        ]
+        problem = Problem(f"code cannot be fetched from {scheme}://", location, advice)
+        return Code(directory=directory), [problem]
     if Path(location).is_dir():
-        code = _look_at_directory(location, program)
+        code = _inspect_directory(location, program)
         code = code._replace(
             entries=tuple(sorted(code.entries)),
             executable=tuple(sorted(code.executable)),
@@ -159,16 +165,16 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
         return code, []
     if not Path(location).exists():
         return Code(directory=location), []
-    return _look_into_archive(location, directory, program)
+    return _inspect_archive(location, directory, program)
 
 
-def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
-    """Return what is known of code that is not fetched yet."""
-    baked = _look_at_directory(directory, program).entries
+def _inspect_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
+    """Return the code of an archive that is not fetched yet, and the problems of its address."""
+    existing = _inspect_directory(directory, program).entries
     notes = []
-    if baked:
+    if existing:
         notes.append(
-            f"the code of {address} is laid over {len(baked)} file(s)"
+            f"the code of {address} is laid over {len(existing)} file(s)"
             f" that are in {directory} already, and wins"
         )
     code = Code(directory, archive=address, notes=tuple(notes))
@@ -179,7 +185,11 @@ def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, 
 
 
 def _path_of(rest: str) -> str:
-    """Return the path of a ``file://`` address."""
+    """Return the path of a ``file://`` address.
+
+    Args:
+        rest: The address after ``file://``, for example ``/my%20code`` or ``localhost/code``.
+    """
     from urllib.parse import unquote
 
     if rest.startswith("localhost/"):
@@ -188,19 +198,26 @@ def _path_of(rest: str) -> str:
 
 
 def _unused(location: str, directory: str) -> tuple[str, ...]:
-    """Return a note, if the code comes from elsewhere and the image has some at the usual place."""
+    """Return a note if the image has code in BASE/code that is not used.
+
+    Args:
+        location: Directory of the job's code.
+        directory: The directory BASE/code.
+    """
     if not Path(directory).is_dir() or Path(location).samefile(directory):
         return ()
-    count = len(_look_at_directory(directory, "").entries)
+    count = len(_inspect_directory(directory, "").entries)
     if not count:
         return ()
     note = f"the code is taken from {location}; the {count} file(s) in {directory} are not used"
     return (note,)
 
 
-def _look_at_directory(location: str, program: str) -> Code:
-    """Return the files of a directory, unsorted: at most a bounded number of
-    them, and those that matter.
+def _inspect_directory(location: str, program: str) -> Code:
+    """Return the code in a directory, with unsorted entries.
+
+    Of a very large directory a bounded number of files is listed, and in any case the program,
+    requirements.txt and the project's files.
     """
     entries: list[str] = []
     executable: list[str] = []
@@ -226,8 +243,8 @@ def _look_at_directory(location: str, program: str) -> Code:
     if setup in entries:
         project = setup
     elif pyproject in entries:
-        text = _beginning(Path(location, pyproject))
-        if re.search(_PROJECT, text, re.MULTILINE):
+        beginning = _read_beginning(Path(location, pyproject))
+        if re.search(_PROJECT, beginning, re.MULTILINE):
             project = pyproject
     return Code(
         directory=location, entries=tuple(entries), executable=tuple(executable), project=project
@@ -235,14 +252,14 @@ def _look_at_directory(location: str, program: str) -> Code:
 
 
 def _has_code(directory: str) -> bool:
-    """Return whether a directory of this name may have code that is a user's own."""
+    """Return whether a directory may have the user's code: not ``.git`` or ``__pycache__``."""
     return not directory.startswith(".") and directory != "__pycache__"
 
 
 def _installed(location: str) -> tuple[str, ...]:
-    """Return what INSTALLED names, if every file of the code is as it was when the image was built.
+    """Return the names in INSTALLED (``entry_point.py``): files that ``build.py extend`` installed.
 
-    Else ().
+    () if a file of the code has changed since the image was built.
     """
     marker = Path(location, INSTALLED)
     if not marker.is_file():
@@ -251,29 +268,40 @@ def _installed(location: str) -> tuple[str, ...]:
     import json
 
     try:
-        read = json.loads(marker.read_bytes())
-        for name, expected in read["files"].items():
+        record = json.loads(marker.read_bytes())
+        for name, expected in record["files"].items():
             path = Path(location, name)
-            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+            if not path.is_file():
                 return ()
-        return tuple(str(name) for name in read["installed"])
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if digest != expected:
+                return ()
+        return tuple(str(name) for name in record["installed"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     """Return the first bytes of a file; b"" if it cannot be read."""
     try:
         with path.open("rb") as opened:
-            return opened.read(_PROJECT_FILE_LIMIT)
+            return opened.read(_READ_LIMIT)
     except OSError:
         return b""
 
 
-def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
-    """Return what will be in the directory when a local archive has been unpacked over it.
+def _inspect_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
+    """Return the code that a directory will have once a local archive is unpacked there.
 
-    Judged as unpack.py will.
+    ``judge`` refuses the same archives as ``programs/unpack.py``.
+
+    Args:
+        archive: Path of the archive.
+        directory: The directory; its files stay if the archive does not replace them.
+        program: The requested entry point.
+
+    Returns:
+        The code, and the archive's problems.
     """
     import tarfile
 
@@ -289,43 +317,50 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
             member = contents.files.get((PROJECT_FILES[1],))
             stream = opened.extractfile(member) if member else None
             if stream is not None:
-                project_file = stream.read(_PROJECT_FILE_LIMIT)
+                project_file = stream.read(_READ_LIMIT)
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
         problem = f"the code archive cannot be used: {str(error) or type(error).__name__}"
         advice = "pack a directory of plain files with: tar -czf"
         return Code(directory), [Problem(problem, archive, advice)]
-    baked = _look_at_directory(directory, program)
-    entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
+    existing = _inspect_directory(directory, program)
+    paths = (*contents.files, *contents.links, *contents.hard_links)
+    entries = {"/".join(path) for path in paths}
     modes = {path: member.mode for path, member in contents.files.items()}
-    modes.update({path: modes[source] for path, source in contents.hard_links.items()})
+    for path, source in contents.hard_links.items():
+        modes[path] = modes[source]
     executable = {"/".join(path) for path, mode in modes.items() if mode & 0o100}
-    executable |= {name for name in baked.executable if name not in entries}
-    project = baked.project if baked.project not in entries else ""
-    if re.search(_PROJECT, project_file, re.MULTILINE) and not project:
-        project = PROJECT_FILES[1]
-    if PROJECT_FILES[0] in entries:
-        project = PROJECT_FILES[0]
+    executable |= {name for name in existing.executable if name not in entries}
+
+    # A project file of the archive replaces the directory's; setup.py counts before pyproject.toml.
+    setup, pyproject = PROJECT_FILES
+    project = "" if existing.project in entries else existing.project
+    is_project = re.search(_PROJECT, project_file, re.MULTILINE) is not None
+    if is_project and not project:
+        project = pyproject
+    if setup in entries:
+        project = setup
     code = Code(
         directory=directory,
         archive=archive,
-        entries=tuple(sorted(entries | set(baked.entries))),
+        entries=tuple(sorted(entries | set(existing.entries))),
         executable=tuple(sorted(executable)),
         project=project,
-        notes=_laid_over(archive, directory, baked.entries, entries),
+        notes=_replaced(archive, directory, existing.entries, entries),
     )
     return code, []
 
 
-def _laid_over(
-    archive: str, directory: str, baked: tuple[str, ...], entries: set[str]
+def _replaced(
+    archive: str, directory: str, existing: tuple[str, ...], entries: set[str]
 ) -> tuple[str, ...]:
-    """Return a note, if an archive meets files that are there already."""
-    if not baked:
+    """Return a note if an archive is unpacked over existing files."""
+    if not existing:
         return ()
     note = (
-        f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already"
+        f"the code of {archive} is laid over {len(existing)} file(s)"
+        f" that are in {directory} already"
     )
-    replaced = sorted(entries.intersection(baked))
+    replaced = sorted(entries.intersection(existing))
     if replaced:
         note += f", and replaces {', '.join(replaced[:_SHOWN])}"
     if len(replaced) > _SHOWN:

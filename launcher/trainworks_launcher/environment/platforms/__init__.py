@@ -1,11 +1,15 @@
-"""The platforms: who started this host, and what it says about the job's hosts. Pure.
+"""Recognises the platform that started this host, and describes the job's hosts. Pure.
 
-A platform's file has ``describe(given) -> Description``: from environment variables (and files that
-they name) to the launcher's one description of a job's hosts, the resource config. What follows is
-the same on every platform. Where a scheduler does not say enough, its jobs are refused with what to
-set; they never start as one job for each host. To add one, write ``platforms/NAME.py``, or a few
-words in ``platforms/simple.py``, and add its row to PLATFORMS; ``common.Reader`` there reads
-variables and collects what is missing. A file is loaded only when one of its marks is present.
+A platform is a scheduler or a service: Slurm, Kubeflow, AWS Batch. The file of a platform has a
+function ``describe(sources) -> Description``, which reads environment variables, and files that
+variables name. ``Description`` has the job's hosts in one form for all platforms, SageMaker's
+resource config. All later steps are the same on every platform.
+
+A job is refused, with the variables to set, if its scheduler does not name the other hosts;
+otherwise each host would start a job of its own. To add a platform, write ``platforms/NAME.py``, or
+a function in ``platforms/simple.py``, and add its row to PLATFORMS. ``Reader`` in ``common.py``
+reads variables and collects the missing ones. A file is imported only when one of its marks is
+present.
 """
 
 from __future__ import annotations
@@ -23,20 +27,20 @@ from trainworks_launcher.environment.resource_config import Hosts, read_hosts
 
 
 class Platform(NamedTuple):
-    """One platform.
+    """A row of PLATFORMS: how a platform is recognised.
 
     Attributes:
-        name: Name of its file, as ``train --plan`` shows it.
-        marks: Variables; one that is set, even if it is empty, says that this platform started the
-            host. A star stands for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for
-            that program, A_KIND for what ``cluster_hosts`` recognises.
-        ends_jobs: Whether it sends KILL itself, some time after its stop signal.
+        name: Name of the platform and of its file, as ``train --plan`` shows it.
+        marks: Variables that recognise the platform: one of them is set, even if it is empty. A
+            star stands for any text: ``SLURM_JOB_*``. Three marks are no variables:
+            RESOURCE_CONFIG_FILE stands for that file, HYPERPOD_AGENT for that program, and A_KIND
+            for the variables that ``cluster_hosts.py`` recognises.
+        ends_jobs: Whether the platform sends KILL itself, some time after its stop signal.
         starts: Variable with the number of starts, ``""`` if the platform has none.
-        first_start: What it says at the first one.
-        job: Variables that together name the job, equal on all of its hosts, another for each
-            attempt; ``()`` if there are none.
-        in_rows: The file ``simple`` describes it; else a file of its name, which says where its
-            variables are documented.
+        first_start: Value of that variable at the first start.
+        job: Variables that together name one attempt of the job, with equal values on all of its
+            hosts; ``()`` if there are none.
+        in_rows: Whether ROWS in ``simple.py`` describes the platform, not a file of its name.
     """
 
     name: str
@@ -48,16 +52,19 @@ class Platform(NamedTuple):
     in_rows: bool = False
 
     def restarts(self, variables: Mapping[str, str]) -> int:
-        """Return how often the platform started the job again, as far as it says."""
+        """Return how often the platform started the job again; 0 if it does not say."""
         value = variables.get(self.starts, "")
-        return max(0, int(value[-9:]) - self.first_start) if value.isdecimal() else 0
+        if not value.isdecimal():
+            return 0
+        starts = int(value[-9:])  # Python refuses to convert a text of very many digits
+        return max(0, starts - self.first_start)
 
 
 HYPERPOD_AGENT = "hyperpodrun"
-"""Program of the command line that is told its ranks by the HyperPod training operator."""
+"""Program of the command line that gets its ranks from the HyperPod training operator."""
 
 A_KIND = "(a count with an index, or a list of hosts)"
-"""Mark of a scheduler that is recognised by the kind of its variables."""
+"""Mark of an unknown scheduler: variables such as ``X_TASK_COUNT=2`` with ``X_TASK_INDEX=0``."""
 
 _ROWS = (
     Platform("hosts", (names.HOSTS_VARIABLE, names.HOST_VARIABLE), ends_jobs=False),
@@ -175,9 +182,9 @@ _ROWS = (
 PLATFORMS: Mapping[str, Platform] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> row.
 
-Where several are recognised the first one counts: what a person said, the platform's file, then the
-schedulers, each before those that it is built on, and at the end those that do not say the hosts by
-themselves.
+If several platforms are recognised, the first one counts. The order: variables that a person sets,
+SageMaker's file, schedulers (each before those that it is built on), and at the end schedulers that
+do not name the hosts.
 """
 
 
@@ -187,13 +194,13 @@ _OTHER_MARKS = MappingProxyType(
         HYPERPOD_AGENT: f"the program is {HYPERPOD_AGENT}",
     }
 )
-"""Mark that is no variable -> how it says the platform."""
+"""Mark that is no variable -> the reason that ``train --plan`` shows."""
 
 _HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-class Given(NamedTuple):
-    """What a platform is read from.
+class Sources(NamedTuple):
+    """The sources from which a platform is recognised and its hosts are read.
 
     Attributes:
         variables: The process's environment.
@@ -214,22 +221,22 @@ class Given(NamedTuple):
 
     @property
     def pairs(self) -> tuple[cluster_hosts.Pair, ...]:
-        """Variables that say, by their kind, that this process is one of several."""
-        return cluster_hosts.pairs(self.variables)
+        """Pairs of a count and an index, for example ``X_TASK_COUNT`` and ``X_TASK_INDEX``."""
+        return cluster_hosts.find_pairs(self.variables)
 
     @property
-    def lists(self) -> tuple[cluster_hosts.Listed, ...]:
-        """Variables that name, by their kind, several hosts."""
-        return cluster_hosts.lists(self.variables, self.read)
+    def lists(self) -> tuple[cluster_hosts.HostList, ...]:
+        """Lists of several hosts, for example ``X_HOST_LIST=10.0.0.4,10.0.0.5``."""
+        return cluster_hosts.find_lists(self.variables, self.read)
 
 
 class Tasks(NamedTuple):
-    """This process where the platform itself starts every rank.
+    """This process's place among the ranks, where the platform itself starts every rank.
 
     Attributes:
         rank: Rank of this process in the job.
         local_rank: Rank of this process on its host.
-        counts: Ranks of each host, in the order of the hosts.
+        counts: Ranks of each host, in the order of the hosts, for example ``(8, 8)``.
     """
 
     rank: int
@@ -238,39 +245,43 @@ class Tasks(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a platform says about the job's hosts.
+    """A platform's description of the job's hosts.
 
     Attributes:
         platform: Name of the platform; ``""`` if none is recognised, and the job is this one host.
-        why: How it was recognised, for a person; from a platform's file, what it had to assume.
+        why: The mark that recognised the platform, and assumptions about its variables, in words
+            for ``train --plan``.
         resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader
             first, and ``current_host``; empty for a job of this one host.
-        where: What a message about the hosts names as their source.
+        where: Source of the hosts for messages, for example ``SLURM_STEP_NODELIST``.
         leader_address: Name or address by which the hosts reach the leader;
             ``""``: the leader's name.
-        names_resolve: Whether the hosts are called by names or addresses that lead to them.
+        names_resolve: Whether DNS resolves the names of the hosts. Names such as ``node-0`` are
+            only labels; a host's address is known once it has joined the leader.
         served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts.
             Only mpirun can start ranks there.
-        gpus: GPUs of the host that this process is given, by CUDA_VISIBLE_DEVICES, else by the
-            platform; None: all.
-        processes_per_host: Processes on each host that the platform asks for; 0: it does not say.
-        processes_why: Where ``processes_per_host`` comes from.
-        mode: Name of the mode of a job that asks for none; ``""``: none.
+        gpus: Number of the host's GPUs that this process may use, by CUDA_VISIBLE_DEVICES, else by
+            the platform; None: all.
+        processes_per_host: Number of processes on each host that the platform requests; 0: none is
+            requested.
+        processes_why: Source of ``processes_per_host``, for example ``PET_NPROC_PER_NODE``.
+        mode: Name of the mode of a job that requests none; ``""``: none.
         tasks: Set where the platform starts every rank; None where it starts each host once.
         control_port: Default of the control channel's port; 0: the launcher's own.
         master_port: Default of the port of rank 0's store; 0: the launcher's own.
         ends_jobs: As ``Platform.ends_jobs``.
         restarts: How often the platform started the job again.
-        hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because
-            it would take them for its own settings. Ranks that mpirun starts do see them, from
-            their own host, but for those of ``ranks``.
+        hidden: ``mpirun``, ``torchrun`` or ``ranks`` -> beginnings of variables that the program
+            must not see, because it would read them as its own settings. Ranks that mpirun starts
+            get the variables hidden from mpirun, with the values of their own host; the variables
+            under ``ranks`` are hidden from ranks, too.
         kept: Variables of the rendezvous that the launcher leaves as they are.
-        ranks_elsewhere: Why this process is one of several that another program
-            has started; ``""``: it is not.
+        ranks_elsewhere: Variable that shows that another program has started this process as one
+            of several, for example ``RANK=3``; ``""``: none shows it.
         job_id: The scheduler's name of the job, for the directory of its
             results; ``""`` if there is none.
         warnings: Lines to print before the start.
-        problems: What is missing or wrong.
+        problems: Variables that are missing or wrong.
     """
 
     platform: str = ""
@@ -305,180 +316,201 @@ class Description(NamedTuple):
 
 
 def job_name(platform: str, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what names the job on a platform, the same on all of its hosts.
+    """Return the values of ``Platform.job``, the same on all hosts of the job.
 
-    ``()`` if nothing does.
+    For example ``("1234", "0", "")`` of Slurm. ``()`` if the platform does not name its jobs.
     """
-    return tuple(variables.get(name, "") for name in PLATFORMS[platform].job) if platform else ()
+    if not platform:
+        return ()
+    return tuple(variables.get(name, "") for name in PLATFORMS[platform].job)
 
 
 NONE = Description()
-"""No platform: ``docker run`` by hand, a laptop."""
+"""The description without a platform: ``docker run`` by hand, a laptop."""
 
 
-def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
-    """Return each platform that is recognised with the mark that says so, the
-    one that counts first.
-    """
+def recognise(sources: Sources) -> tuple[tuple[Platform, str], ...]:
+    """Return each recognised platform with its mark, in the order of PLATFORMS."""
     recognised = []
     for row in PLATFORMS.values():
         for mark in row.marks:
-            present = _present(mark, given)
+            present = _present(mark, sources)
             if present:
                 recognised.append((row, present[0]))
                 break
     return tuple(recognised)
 
 
-def _present(mark: str, given: Given) -> tuple[str, ...]:
+def _present(mark: str, sources: Sources) -> tuple[str, ...]:
     """Return the variables that a mark stands for and that are set, even if they are empty."""
     if mark == A_KIND:
-        pairs = [pair.names[0] for pair in given.pairs]
-        lists = [listed.name for listed in given.lists]
-        return (*pairs, *lists)
+        counts = [pair.names[0] for pair in sources.pairs]
+        lists = [listed.name for listed in sources.lists]
+        return (*counts, *lists)
     if "*" in mark:
-        return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
+        return tuple(name for name in sorted(sources.variables) if fnmatchcase(name, mark))
     if mark == names.RESOURCE_CONFIG_FILE:
-        is_present = bool(given.resource_config)
+        is_present = bool(sources.resource_config)
     elif mark == HYPERPOD_AGENT:
-        is_present = given.program == mark
+        is_present = sources.program == mark
     else:
-        is_present = mark in given.variables
+        is_present = mark in sources.variables
     return (mark,) if is_present else ()
 
 
-def describe(given: Given) -> Description:
-    """Return what the platform says that started this host.
+def describe(sources: Sources) -> Description:
+    """Return the platform's description of the job's hosts.
 
-    Never raises: ``problems`` has what is wrong.
+    Never raises: mistakes become ``problems``.
     """
-    recognised = recognise(given)
-    description = _described(given, recognised) if recognised else NONE
-    visible = visible_gpus(given.variables)  # the nearest word on every platform
+    recognised = recognise(sources)
+    description = _described(sources, recognised) if recognised else NONE
+    # CUDA obeys this variable on every platform, also where the platform names another number.
+    visible = visible_gpus(sources.variables)
     if visible is None:
         return description
     return description._replace(gpus=len(visible))
 
 
-def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Description:
-    (row, mark), *others = found
-    empty = "" if given.variables.get(mark, mark) else ", but empty"
-    why = _OTHER_MARKS.get(mark, f"{mark} is set{empty}")
-    for other, also in others:
-        why += f"; {also} would mean {other.name}, which comes later in the order"
-    made = _read(given, row)
-    why += "" if made.why == NONE.why else f"; {made.why}"
-    if not made.problems:
-        made = made._replace(
-            problems=_check_addresses(given, made) or _check_counts(given, row, made, others)
-        )
-    restarts = row.restarts(given.variables)
-    return made._replace(platform=row.name, why=why, ends_jobs=row.ends_jobs, restarts=restarts)
+def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> Description:
+    """Return the description of the first recognised platform, with its problems."""
+    (row, mark), *others = recognised
+    description = _read(sources, row)
+
+    value = sources.variables.get(mark, mark)
+    default = f"{mark} is set" if value else f"{mark} is set, but empty"
+    why = _OTHER_MARKS.get(mark, default)
+    for other, other_mark in others:
+        why += f"; {other_mark} would mean {other.name}, which comes later in the order"
+    if description.why != NONE.why:
+        why += f"; {description.why}"
+
+    problems = description.problems
+    if not problems:
+        problems = _check_addresses(sources, description)
+    if not problems:
+        problems = _check_counts(sources, row, description, others)
+    return description._replace(
+        platform=row.name,
+        why=why,
+        ends_jobs=row.ends_jobs,
+        restarts=row.restarts(sources.variables),
+        problems=problems,
+    )
 
 
-def _read(given: Given, row: Platform) -> Description:
-    module = import_module(f"{__name__}.{'simple' if row.in_rows else row.name}")
-    read: Callable[[Given], Description] = module.ROWS[row.name] if row.in_rows else module.describe
-    return read(given)
+def _read(sources: Sources, row: Platform) -> Description:
+    """Call the platform's ``describe``, in a file of its own or in ``simple.py``."""
+    read: Callable[[Sources], Description]
+    if row.in_rows:
+        read = import_module(f"{__name__}.simple").ROWS[row.name]
+    else:
+        read = import_module(f"{__name__}.{row.name}").describe
+    return read(sources)
 
 
-def _check_addresses(given: Given, made: Description) -> tuple[Problem, ...]:
-    """Return what is wrong with the leader's address of a job with several
-    hosts, whoever has set it.
-    """
+def _check_addresses(sources: Sources, description: Description) -> tuple[Problem, ...]:
+    """Return a problem if several hosts cannot reach their leader at an address in a variable."""
     from trainworks_launcher.environment.platforms import (
         common,  # a recognised platform has loaded it
     )
 
-    count = _count_of(made)
+    count = _count_of(description)
     if count < 2:
         return ()
-    kept = (
-        without_brackets(given.variables.get("MASTER_ADDR", ""))
-        if "MASTER_ADDR" in made.kept
-        else ""
-    )
-    for address, where in ((made.leader_address, made.where), (kept, "MASTER_ADDR")):
-        what = common.why_no_leader(address, count) if address else ""
-        if what:
-            return (
-                Problem(
-                    what, f"variable {where}", "give the name or address of the first host alone"
-                ),
-            )
+    addresses = [(description.where, description.leader_address)]
+    if "MASTER_ADDR" in description.kept:
+        # The script reads this variable, beside the platform's own.
+        master = without_brackets(sources.variables.get("MASTER_ADDR", ""))
+        addresses.append(("MASTER_ADDR", master))
+    for variable, address in addresses:
+        if not address:
+            continue
+        mistake = common.why_no_leader(address, count)
+        if mistake:
+            advice = "give the name or address of the first host alone"
+            return (Problem(mistake, f"variable {variable}", advice),)
     return ()
 
 
 _DECIDES_ALONE = ("hosts", "sagemaker", "hyperpod", "mpirun", "ranks")
-"""Platforms whose word is not compared: a person's, the platform's own file, and a program that has
-started each process itself.
+"""Platforms that are not compared with others: variables that a person sets, the platform's own
+file, and programs that have started each process themselves.
 """
 
 _COUNTERS = ("counted", "flux", "lsf", "oar", "pbs", "several")
-"""Platforms that refuse exactly where a job has several hosts."""
+"""Platforms that refuse every job of several hosts, because they do not name the hosts."""
 
 
 def _check_counts(
-    given: Given, row: Platform, made: Description, others: Sequence[tuple[Platform, str]]
+    sources: Sources,
+    row: Platform,
+    description: Description,
+    others: Sequence[tuple[Platform, str]],
 ) -> tuple[Problem, ...]:
-    """Return a problem where the platform that counts says one host, and another one that is
-    recognised says more.
+    """Return a problem if the platform has one host, and another recognised platform has more.
+
+    Args:
+        sources: The sources of all platforms.
+        row: The platform that counts.
+        description: Its description.
+        others: The other recognised platforms, each with its mark.
     """
-    alone = (
-        _count_of(made) == 1 and made.tasks is None and not made.ranks_elsewhere and not made.served
-    )
-    if not alone or row.name in _DECIDES_ALONE:
+    if row.name in _DECIDES_ALONE or _count_of(description) > 1 or description.served:
+        return ()
+    if description.tasks is not None or description.ranks_elsewhere:
         return ()
     for other, mark in others:
         if other.name == "several" and _is_own(mark, row):
             continue
-        said = _read(given, other)
-        count = _count_of(said)
-        if (
-            other.name == "environment"
-            and said.where == "WORLD_SIZE"
-            and count == made.processes_per_host
-        ):
-            continue  # it counts the processes of this one host
-        more = count > 1 or (bool(said.problems) and other.name in _COUNTERS)
-        if not more:
+        second = _read(sources, other)
+        count = _count_of(second)
+        is_world_size = other.name == "environment" and second.where == "WORLD_SIZE"
+        if is_world_size and count == description.processes_per_host:
+            continue  # WORLD_SIZE counts the processes of this one host
+        if count > 1:
+            number = f"{count} hosts"
+        elif second.problems and other.name in _COUNTERS:
+            number = "more than one"
+        else:
             continue
-        told = f"{count} hosts" if count > 1 else "more than one"
+
         problem = (
-            f"{row.name} says that the job has one host ({made.where}),"
-            f" and {other.name} {told} ({mark})"
+            f"{row.name} says that the job has one host ({description.where}),"
+            f" and {other.name} {number} ({mark})"
         )
         advice = (
             f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and"
             f" {names.HOST_VARIABLE}"
         )
-        if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in given.variables:
+        if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in sources.variables:
             advice = "leave elasticPolicy out, or give it as many replicas as the job has pods"
-        return (Problem(problem, f"{made.where}, {said.where}", advice),)
+        return (Problem(problem, f"{description.where}, {second.where}", advice),)
     return ()
 
 
-def _count_of(made: Description) -> int:
-    return max(1, len(made.hosts.names))
+def _count_of(description: Description) -> int:
+    """Return the number of the job's hosts."""
+    return max(1, len(description.hosts.names))
 
 
 def _is_own(name: str, row: Platform) -> bool:
-    """Return whether a variable is one more of a platform's own: SLURM_NNODES beside
-    SLURM_STEP_NUM_NODES.
+    """Return whether a variable begins like the platform's own.
+
+    SLURM_NNODES is Slurm's, because Slurm's marks begin with SLURM.
     """
+    if row.name in ("counted", "environment"):
+        return False
     vendors = {mark.partition("_")[0] for mark in row.marks if "_" in mark}
-    return (
-        row.name not in ("counted", "environment") and name.lstrip("_").partition("_")[0] in vendors
-    )
+    vendor, _, _ = name.lstrip("_").partition("_")
+    return vendor in vendors
 
 
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, as it calls them: by number or by UUID.
+    """Return the entries of CUDA_VISIBLE_DEVICES: numbers or UUIDs of GPUs, as ``("0", "3")``.
 
-    None if it is not set.
-
-    Source: CUDA programming guide, environment variables: devices after an
-    entry that is not valid are not visible.
+    None if the variable is not set. Source: CUDA programming guide, environment variables: devices
+    after an entry that is not valid are not visible.
 
     Args:
         variables: The process's environment.
@@ -487,10 +519,12 @@ def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tupl
     value = variables.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return None
-    found: list[str] = []
+    visible: list[str] = []
     for entry in map(str.strip, value.split(",")):
-        exists = entry.isdecimal() and len(entry) < 10 and (count is None or int(entry) < count)
-        if not exists and not entry.startswith(("GPU-", "MIG-")):
+        is_number = entry.isdecimal() and len(entry) < 10
+        exists = is_number and (count is None or int(entry) < count)
+        is_uuid = entry.startswith(("GPU-", "MIG-"))
+        if not exists and not is_uuid:
             break
-        found.append(entry)
-    return tuple(found[:count])
+        visible.append(entry)
+    return tuple(visible[:count])

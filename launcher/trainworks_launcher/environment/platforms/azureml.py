@@ -1,21 +1,21 @@
 """Azure Machine Learning: a job on several nodes, one process on each. Pure.
 
-Only the leader's address is known. With more processes on a node Azure starts every rank itself.
+Azure sets only the leader's address. With more processes on a node Azure starts every rank itself.
 Source: Azure Machine Learning, Distributed GPU training guide, environment variables of a PyTorch
 distribution.
 """
 
 from __future__ import annotations
 
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import (
     RENDEZVOUS,
     Reader,
-    config_of,
-    given_rendezvous,
-    numbered,
+    find_rendezvous,
+    make_config,
+    make_labels,
 )
-from trainworks_launcher.environment.platforms.ranks import others
+from trainworks_launcher.environment.platforms.ranks import find_other_ranks
 
 _ADVICE = (
     "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS"
@@ -23,25 +23,28 @@ _ADVICE = (
 )
 
 
-def describe(given: Given) -> Description:
-    """Return the nodes, called by their numbers."""
-    reader = Reader(given.variables, "Azure Machine Learning", _ADVICE)
-    count = reader.whole("AZUREML_NODE_COUNT", least=1)
+def describe(sources: Sources) -> Description:
+    """Return the nodes by their labels ``node-0``, ``node-1``."""
+    reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
+    count = reader.integer("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")
-    elsewhere = others(given.variables) or (world and f"WORLD_SIZE={world}")
+    elsewhere = find_other_ranks(sources.variables)
+    if world and not elsewhere:
+        elsewhere = f"WORLD_SIZE={world}"
+    # One process on each node: WORLD_SIZE counts the nodes, and train starts their ranks.
     if elsewhere and world != str(count):
         return Description(where="AZUREML_NODE_COUNT", ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
     if count == 1 and not reader.problems:
-        return Description(where="AZUREML_NODE_COUNT", kept=given_rendezvous(given.variables))
+        return Description(where="AZUREML_NODE_COUNT", kept=find_rendezvous(sources.variables))
     index = reader.index("NODE_RANK", count=count)
     address = reader.address("MASTER_ADDR")
     if reader.problems:
         return Description(problems=reader.problems)
-    hosts = numbered(count)
+    hosts = make_labels(count)
     return Description(
-        resource_config=config_of(hosts, hosts[index]),
+        resource_config=make_config(hosts, hosts[index]),
         where="AZUREML_NODE_COUNT",
         leader_address=address,
         names_resolve=False,
-        kept=given_rendezvous(given.variables),
+        kept=find_rendezvous(sources.variables),
     )

@@ -1,6 +1,4 @@
-"""What the platforms share: a reader of variables that names all that is
-missing, and the form of the hosts. Pure.
-"""
+"""Reads variables and lists of hosts, for the files of all platforms. Pure."""
 
 from __future__ import annotations
 
@@ -13,31 +11,35 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import Json, without_brackets
 from trainworks_launcher.environment.cluster_hosts import is_host_name
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 
 _SHOWN = 16
-"""Hosts of a list in a message."""
+"""Hosts of a list, or characters of a number, that a message shows."""
 
 _NODES_LIMIT = 65536
-"""Nodes of one list, and the largest number of hosts or ranks: a few characters
-can name very many.
+"""Largest number of nodes in one list, of hosts and of ranks. ``a[0-999999999]`` would fill the
+memory.
 """
 
 _DIGITS = 9
-"""Of a number that is read at all."""
+"""Digits of the longest number that is read."""
 
 
 class Reader:
-    """Reads a platform's variables.
+    """Reads a platform's variables, and collects the problems with them.
 
     Attributes:
-        wrong: What is wrong with those that are there.
-        missing: Names of those that are not.
+        wrong: Problems with variables that are set.
+        missing: Names of required variables that are not set.
     """
 
     def __init__(self, variables: Mapping[str, str], title: str, advice: str) -> None:
-        """Keep what the messages need. title: of the platform. advice: how to
-        start the job so that all are there.
+        """Begin without problems.
+
+        Args:
+            variables: The process's environment.
+            title: Name of the platform for messages, for example ``AWS Batch``.
+            advice: How to start the job so that all variables are set.
         """
         self.wrong: list[Problem] = []
         self.missing: list[str] = []
@@ -46,56 +48,61 @@ class Reader:
         self._advice = advice
 
     def address(self, name: str) -> str:
-        """Return the leader's address, of a job with several hosts.
+        """Return the leader's address, for example ``10.0.0.4``, in a job of several hosts.
 
-        What ``why_no_leader`` tells is wrong.
+        Note a problem if the other hosts cannot reach it (``why_no_leader``).
         """
-        value = without_brackets(self.text(name))
-        why = why_no_leader(value) if value else ""
-        if why:
-            self.refuse(why, name, advice="give the name or address of the first host alone")
-        return value
+        address = without_brackets(self.text(name))
+        if not address:
+            return ""
+        mistake = why_no_leader(address)
+        if mistake:
+            self.refuse(mistake, name, advice="give the name or address of the first host alone")
+        return address
 
-    def text(self, *named: str) -> str:
-        """Return the first of the variables that is set.
+    def text(self, *aliases: str) -> str:
+        """Return the value of the first variable that is set.
 
-        ``""`` if none is, and then the first is missing.
+        If none is set, return ``""`` and note the first one as missing.
+
+        Args:
+            aliases: Names of one variable in different releases of the platform.
         """
-        value = self.optional(*named)
+        value = self.optional(*aliases)
         if not value:
-            self.missing.append(named[0])
+            self.missing.append(aliases[0])
         return value
 
-    def optional(self, *named: str) -> str:
-        """Return the first of the variables that is set; ``""`` if none is."""
-        for name in named:
+    def optional(self, *aliases: str) -> str:
+        """Return the value of the first variable that is set; ``""`` if none is."""
+        for name in aliases:
             value = self._variables.get(name, "").strip()
             if value:
                 return value
         return ""
 
-    def whole(self, *named: str, least: int = 0, most: int | None = None) -> int:
-        """Return the first of the variables that is set as a whole number.
+    def integer(self, *aliases: str, least: int = 0, most: int | None = None) -> int:
+        """Return the value of the first variable that is set, as an integer.
 
-        ``least`` if it is missing or wrong.
+        ``least`` if the variable is missing or wrong.
         """
-        value = self.text(*named)
-        if not value:
-            return least
-        return self.number(value, named[0], least=least, most=most)
+        value = self.text(*aliases)
+        return self.number(value, aliases[0], least=least, most=most)
 
-    def index(self, *named: str, count: int) -> int:
-        """Return the first of the variables that is set as the number of one of
-        ``count`` hosts or ranks, from 0.
-
-        Nothing is held to a count that is itself missing or wrong.
-        """
-        return self.whole(*named, most=None if self.problems else count - 1)
+    def index(self, *aliases: str, count: int) -> int:
+        """Return the index of one of ``count`` hosts or ranks, from 0."""
+        # A count that is itself missing or wrong is no limit.
+        most = None if self.problems else count - 1
+        return self.integer(*aliases, most=most)
 
     def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
-        """Return a part of a variable as a whole number.
+        """Return a variable's value, or a part of it, as an integer.
 
-        ``least`` if it is missing, noted elsewhere, or wrong.
+        Args:
+            value: Text of the number; ``""`` if the variable is missing, which ``text`` has noted.
+            name: Name of the variable.
+            least: Smallest number; the result if the value is missing or wrong.
+            most: Largest number; None: _NODES_LIMIT.
         """
         if not value:
             return least
@@ -104,7 +111,9 @@ class Reader:
         if is_number and least <= int(value) <= limit:
             return int(value)
 
-        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        shown = value
+        if len(value) > _SHOWN:
+            shown = f"{value[:_SHOWN]}..."
         if most is not None:
             possible = f"from {least} to {most}"
         else:
@@ -114,18 +123,21 @@ class Reader:
         self.refuse(f"{shown!r} is not a whole number {possible}", name)
         return least
 
-    def refuse(self, what: str, *named: str, advice: str = "") -> None:
-        """Note what is wrong with variables. advice: the one that applies.
+    def refuse(self, mistake: str, *variables: str, advice: str = "") -> None:
+        """Note a problem with variables.
 
-        Default: the platform's.
+        Args:
+            mistake: The mistake, one sentence without a full stop.
+            variables: Names of the variables.
+            advice: The remedy; ``""``: the platform's general one.
         """
-        noun = "variable" if len(named) == 1 else "variables"
-        where = f"{noun} {', '.join(named)}"
-        self.wrong.append(Problem(what, where, advice or self._advice))
+        noun = "variable" if len(variables) == 1 else "variables"
+        where = f"{noun} {', '.join(variables)}"
+        self.wrong.append(Problem(mistake, where, advice or self._advice))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Everything that is wrong, with all that is missing in one."""
+        """All problems; one problem names all missing variables together."""
         if not self.missing:
             return tuple(self.wrong)
         missing = dict.fromkeys(self.missing)
@@ -146,33 +158,41 @@ def _are(variables: Sequence[str]) -> str:
     return f"{', '.join(variables)} {verb}"
 
 
-def config_of(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
-    """Return hosts, the leader first, and this host's name, in the form of the resource config."""
+def make_config(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
+    """Return a resource config.
+
+    Args:
+        hosts: Names of all hosts, the leader first.
+        current: This host's name.
+    """
     return MappingProxyType({"current_host": current, "hosts": [*hosts]})
 
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-"""Where rank 0's store is, for scripts that find each other by themselves."""
+"""Variables by which torch.distributed finds rank 0's store."""
 
 
-def given_rendezvous(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of RENDEZVOUS that somebody has set, to be kept as they are."""
+def find_rendezvous(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names in RENDEZVOUS that are set; the launcher leaves these variables alone."""
     return tuple(name for name in RENDEZVOUS if variables.get(name))
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a name or an address is that of the host which uses it."""
-    return (
-        address in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
-    )
+    """Return whether a name or an address leads every host to itself, for example 127.0.0.1."""
+    if address in ("localhost", "::1"):
+        return True
+    return re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
 
 
 def why_no_leader(address: str, count: int = 0) -> str:
-    """Return why an address cannot be the leader's of several hosts.
+    """Return why other hosts cannot reach a leader at an address; ``""`` if they can.
 
-    ``""`` if it can. count: of hosts, if known.
+    An address with a scheme (``tcp://a``), a port or an unexpanded variable (``$LEADER``) is
+    refused.
 
-    One with a scheme, a port or an unexpanded variable is reached by no host.
+    Args:
+        address: The leader's name or address.
+        count: Number of hosts; 0: not known.
     """
     if is_loopback(address):
         return f"{address!r} leads every host to itself, and the job has {count or 'several'}"
@@ -181,13 +201,12 @@ def why_no_leader(address: str, count: int = 0) -> str:
     return ""
 
 
-def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
-    """Return a job of this one host, or a refusal where the scheduler gave
-    several hosts, or does not say how many.
+def describe_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
+    """Return a job of this one host; a refusal if the scheduler names several hosts, or none.
 
     Args:
-        title: Name of the scheduler.
-        where: Variable that says the hosts.
+        title: Name of the scheduler, for example ``LSF``.
+        where: Variable with the hosts, for example ``LSB_MCPU_HOSTS``.
         words: Names of the hosts; a name may come more than once.
         advice: How to start the launcher on every host.
     """
@@ -195,37 +214,36 @@ def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> De
     if len(hosts) == 1:
         return Description(where=where)
     if hosts:
-        what = f"{title} gave the job {len(hosts)} hosts"
-        listed = ",".join(hosts[:_SHOWN])
+        mistake = f"{title} gave the job {len(hosts)} hosts"
+        example = ",".join(hosts[:_SHOWN])
         if len(hosts) > _SHOWN:
-            listed += ",..."
+            example += ",..."
     else:
-        what = f"{where} does not say which hosts the job has"
-        listed = "a,b"
-    todo = (
-        f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's"
+        mistake = f"{where} does not say which hosts the job has"
+        example = "a,b"
+    mistake += ", and not how train is started on them"
+    advice += (
+        f", and set {names.HOSTS_VARIABLE}={example} and {names.HOST_VARIABLE} to the host's"
         " own name; for a job of this one host set both to its name"
     )
-    problem = Problem(
-        f"{what}, and not how train is started on them", f"the variables of {title}", todo
-    )
+    problem = Problem(mistake, f"the variables of {title}", advice)
     return Description(problems=(problem,))
 
 
-def numbered(count: int) -> tuple[str, ...]:
-    """Return names for hosts of which only the number is known."""
+def make_labels(count: int) -> tuple[str, ...]:
+    """Return labels for hosts with unknown names: ``node-0``, ``node-1``."""
     return tuple(f"node-{index}" for index in range(count))
 
 
-def numbers(value: str) -> int:
-    """Return a text as a number, 0 for anything else."""
+def read_number(value: str) -> int:
+    """Return a text as a number; 0 if it is not a number."""
     if value.isdecimal() and len(value) <= _DIGITS:
         return int(value)
     return 0
 
 
 class AddressVariables(NamedTuple):
-    """Names of the variables in which a platform gives every node the addresses of all of them.
+    """Names of the variables with which a platform tells every node the addresses of all nodes.
 
     Attributes:
         nodes: Variable with the number of nodes.
@@ -242,50 +260,53 @@ class AddressVariables(NamedTuple):
     leader: str = ""
 
 
-def described_by_addresses(
-    given: Given, title: str, advice: str, variables: AddressVariables
+def describe_by_addresses(
+    sources: Sources, title: str, advice: str, variables: AddressVariables
 ) -> Description:
-    """Return the hosts of a platform that gives every node the addresses of all of them.
+    """Return the hosts of a platform that tells every node the addresses of all nodes.
 
     Args:
-        given: What the platform is read from.
+        sources: The sources of the platform.
         title: Name of the platform, for messages.
-        advice: What to do if variables are missing.
-        variables: The platform's variables.
+        advice: How to start the job so that all variables are set.
+        variables: Names of the platform's variables.
     """
-    reader = Reader(given.variables, title, advice)
-    nodes = reader.whole(variables.nodes, least=1)
+    reader = Reader(sources.variables, title, advice)
+    nodes = reader.integer(variables.nodes, least=1)
     index = reader.index(variables.rank, count=nodes)
-    if nodes == 1 and not reader.problems:  # it may have no address that others could use
-        return Description(where=variables.nodes, gpus=_gpus(reader.optional(variables.gpus)))
+    gpus = _read_gpus(reader.optional(variables.gpus))
+    if nodes == 1 and not reader.problems:  # a single node needs no address
+        return Description(where=variables.nodes, gpus=gpus)
+
     hosts = tuple(without_brackets(reader.text(variables.addresses)).split())
     if hosts and len(hosts) != nodes:
-        reader.refuse(
-            f"{len(hosts)} address(es) for {nodes} node(s)", variables.addresses, variables.nodes
-        )
-    first = without_brackets(reader.text(variables.leader)) if variables.leader else ""
+        mistake = f"{len(hosts)} address(es) for {nodes} node(s)"
+        reader.refuse(mistake, variables.addresses, variables.nodes)
+    leader = ""
+    if variables.leader:
+        leader = without_brackets(reader.text(variables.leader))
     if reader.problems:
         return Description(problems=reader.problems)
-    here = hosts[index]
-    if first in hosts:  # the leader comes first, even if its index is not 0
-        hosts = (first, *(host for host in hosts if host != first))
+
+    current = hosts[index]
+    if leader in hosts:  # the leader comes first, even if its index is not 0
+        workers = [host for host in hosts if host != leader]
+        hosts = (leader, *workers)
     return Description(
-        resource_config=config_of(hosts, here),
-        where=variables.addresses,
-        gpus=_gpus(reader.optional(variables.gpus)),
+        resource_config=make_config(hosts, current), where=variables.addresses, gpus=gpus
     )
 
 
-def _gpus(said: str) -> int | None:
-    """Return how many GPUs the platform says; None if it does not."""
-    return numbers(said) if said else None
+def _read_gpus(value: str) -> int | None:
+    """Return the platform's number of GPUs; None if its variable is not set."""
+    return read_number(value) if value else None
 
 
 def expand_nodes(listed: str) -> tuple[str, ...]:
-    """Return the names in a node list, in order.
+    """Return the names in Slurm's form of a node list, in order.
 
     Raises:
-        ValueError: It is not one, or names too many nodes.
+        ValueError: The text is not such a list, or names too many nodes.
 
     >>> expand_nodes("gpu[08-10],login,r[1-2]n[0,2]")
     ('gpu08', 'gpu09', 'gpu10', 'login', 'r1n0', 'r1n2', 'r2n0', 'r2n2')
@@ -297,26 +318,32 @@ def expand_nodes(listed: str) -> tuple[str, ...]:
         parts = re.findall(r"\[([^\[\]]*)\]|([^\[\]]+)", word)
         if not parts or word in "[]":
             raise ValueError(f"{listed!r} is not a list of nodes")
+        # A word of several parts, such as r[1-2]n[0,2], names one node for each combination.
         choices: list[tuple[str, ...]] = []
         size = 1
-        for inside, plain in parts:
-            choice = (plain,) if plain else tuple(_numbers(inside, listed))
+        for bracket, plain in parts:
+            choice = (plain,) if plain else tuple(_expand_bracket(bracket, listed))
             choices.append(choice)
             size *= len(choice)
         if len(nodes) + size > _NODES_LIMIT:
             raise ValueError(f"{listed!r} names more than {_NODES_LIMIT} nodes")
-        nodes += ("".join(words) for words in product(*choices))
+        for words in product(*choices):
+            nodes.append("".join(words))
     if not nodes:
         raise ValueError(f"{listed!r} names no node")
     return tuple(nodes)
 
 
-def _numbers(inside: str, listed: str) -> Iterator[str]:
-    """Yield what stands for a bracket: ``08-10,12``.
+def _expand_bracket(bracket: str, listed: str) -> Iterator[str]:
+    """Yield the numbers in a bracket: 08, 09, 10 and 12 for ``08-10,12``.
 
-    A number keeps the leading zeros of the first of its range.
+    All numbers of a range have as many digits as its first one.
+
+    Args:
+        bracket: Text between the brackets.
+        listed: The list that has the bracket, for the error.
     """
-    for entry in inside.split(","):
+    for entry in bracket.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
         if not match:
             raise ValueError(

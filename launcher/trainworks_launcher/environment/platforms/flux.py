@@ -1,23 +1,23 @@
 """Flux: ``flux run`` starts the launcher once on each node, or once for each rank. Pure.
 
 The variables do not name the nodes. So a job of one node is started, as one host or as its tasks,
-and one of several is refused. Source: flux-environment(7), TASK ENVIRONMENT.
+and a job of several nodes is refused. Source: flux-environment(7), TASK ENVIRONMENT.
 """
 
 from __future__ import annotations
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.environment.platforms import Description, Given, Tasks
-from trainworks_launcher.environment.platforms.common import Reader, config_of
+from trainworks_launcher.environment.platforms import Description, Sources, Tasks
+from trainworks_launcher.environment.platforms.common import Reader, make_config
 
 _ADVICE = "start it with flux run, which sets them for every task: do not set or unset them"
 
 
-def describe(given: Given) -> Description:
-    """Return the one node of a job with its tasks; a problem if it has more."""
-    reader = Reader(given.variables, "Flux", _ADVICE)
-    nodes = reader.whole("FLUX_JOB_NNODES", least=1)
-    size = reader.whole("FLUX_JOB_SIZE", least=1)
+def describe(sources: Sources) -> Description:
+    """Return the node of the job, with its tasks; a problem if the job has several nodes."""
+    reader = Reader(sources.variables, "Flux", _ADVICE)
+    nodes = reader.integer("FLUX_JOB_NNODES", least=1)
+    size = reader.integer("FLUX_JOB_SIZE", least=1)
     job = reader.optional("FLUX_JOB_ID")
     if reader.problems:
         return Description(problems=reader.problems)
@@ -37,7 +37,7 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     return Description(
-        resource_config=config_of((given.hostname,), given.hostname),
+        resource_config=make_config((sources.hostname,), sources.hostname),
         where="FLUX_JOB_SIZE",
         tasks=Tasks(rank, local_rank, (size,)),
         job_id=job,

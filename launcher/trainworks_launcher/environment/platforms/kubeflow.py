@@ -1,10 +1,12 @@
 """Kubeflow: TrainJob with a torch runtime, and PyTorchJob. Both describe the job to torchrun. Pure.
 
-torchrun reads each option of its own from a variable ``PET_OPTION``; the launcher gives it options,
-so the variables are hidden from it. Sources: kubeflow/trainer,
-pkg/runtime/framework/plugins/torch/torch.go; kubeflow/training-operator,
-pkg/controller.v1/pytorch/envvar.go, master.go, elastic.go (before 1.7 they had no PET_NNODES, and
-nothing that tells them from a person's own variables).
+torchrun reads each of its options from a variable too: ``--nnodes`` from ``PET_NNODES``. The
+launcher starts torchrun with options, so these variables are hidden from torchrun.
+
+Sources: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go;
+kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go, master.go, elastic.go. A
+PyTorchJob of an operator before 1.7 has only MASTER_ADDR, WORLD_SIZE and RANK, which a person may
+have set, too: ``environment.py`` in this folder reads these variables.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract.json_values import without_brackets
-from trainworks_launcher.environment.platforms import Description, Given
-from trainworks_launcher.environment.platforms.common import Reader, config_of, numbered
+from trainworks_launcher.environment.platforms import Description, Sources
+from trainworks_launcher.environment.platforms.common import Reader, make_config, make_labels
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
 
@@ -23,43 +25,46 @@ _ADVICE = "leave the variables PET_* to the operator; without it, set TRAINWORKS
 _ELASTIC = "let minReplicas and maxReplicas be the same, or leave elasticPolicy out"
 
 
-def describe(given: Given) -> Description:
-    """Return the pods.
-
-    They are called by the operator's rule; only the leader's name has to resolve.
-    """
-    reader = Reader(given.variables, "Kubeflow", _ADVICE)
-    number = reader.text("PET_NNODES")
-    fewest, _, most = number.partition(":")
+def describe(sources: Sources) -> Description:
+    """Return the pods by the operator's names. Only the leader's name has to resolve."""
+    reader = Reader(sources.variables, "Kubeflow", _ADVICE)
+    nodes = reader.text("PET_NNODES")  # 4, or 2:4 with elasticPolicy
+    fewest, _, most = nodes.partition(":")
     if most and fewest != most:
         reader.refuse(
             f"the job may have from {fewest} to {most} hosts", "PET_NNODES", advice=_ELASTIC
         )
     count = reader.number(most or fewest, "PET_NNODES", least=1)
+
+    rank = 0
     if most and not reader.optional("PET_MASTER_ADDR"):
+        # elasticPolicy: torchrun's rendezvous would give out the ranks. The pods are
+        # JOB-worker-0, JOB-worker-1: the number in the pod's name is its rank.
         address, _, port_text = reader.text("PET_RDZV_ENDPOINT").rpartition(":")
         port = reader.number(port_text, "PET_RDZV_ENDPOINT", least=1, most=65535)
-        place = re.search(r"-worker-(\d+)$", given.hostname)
-        index = place.group(1) if place else given.hostname
-        rank = reader.number(index, "HOSTNAME", most=count - 1) if count > 1 else 0
+        worker = re.search(r"-worker-(\d+)$", sources.hostname)
+        index = worker.group(1) if worker else sources.hostname
+        if count > 1:
+            rank = reader.number(index, "HOSTNAME", most=count - 1)
     else:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
-        port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
+        port = reader.integer("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
         rank = reader.index("PET_NODE_RANK", count=count)
     address = without_brackets(address)
-    per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"
+
     restarts = reader.optional("PET_MAX_RESTARTS")
     if restarts not in ("", "0"):
         advice = f"leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS={restarts}"
         reader.refuse("the launcher starts ranks again itself", "PET_MAX_RESTARTS", advice=advice)
-    processes = (
-        0 if per_node in ("auto", "gpu") else reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
-    )
+    processes = 0
+    per_node = reader.optional("PET_NPROC_PER_NODE")
+    if per_node not in ("", "auto", "gpu"):
+        processes = reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
     if reader.problems:
         return Description(problems=reader.problems)
     hosts = _names(address, count)
     return Description(
-        resource_config=config_of(hosts, hosts[rank]),
+        resource_config=make_config(hosts, hosts[rank]),
         where="PET_NNODES",
         leader_address=address,
         names_resolve=hosts[0] == address,
@@ -72,14 +77,18 @@ def describe(given: Given) -> Description:
 
 
 def _names(address: str, count: int) -> tuple[str, ...]:
-    """Return the names of the pods by that of the first one.
+    """Return the names of all pods, from the name of the first pod.
 
-    ``JOB-master-0`` and ``JOB-worker-0``, or ``JOB-node-0-0.JOB`` and ``JOB-node-0-1.JOB``.
+    PyTorchJob: ``JOB-master-0``, ``JOB-worker-0``. TrainJob: ``JOB-node-0-0.JOB``,
+    ``JOB-node-0-1.JOB``. Labels (``node-0``) if the first name has another form.
     """
     master = re.fullmatch(r"(.+)-master-0", address)
     if master:
-        return (address, *(f"{master.group(1)}-worker-{index}" for index in range(count - 1)))
+        job = master.group(1)
+        workers = [f"{job}-worker-{index}" for index in range(count - 1)]
+        return (address, *workers)
     first = re.fullmatch(r"([^.]+)-0(\..+)?", address)
     if first:
-        return tuple(f"{first.group(1)}-{index}{first.group(2) or ''}" for index in range(count))
-    return numbered(count)
+        name, domain = first.group(1), first.group(2) or ""
+        return tuple(f"{name}-{index}{domain}" for index in range(count))
+    return make_labels(count)

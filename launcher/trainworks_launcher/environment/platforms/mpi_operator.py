@@ -11,8 +11,8 @@ import re
 from types import MappingProxyType
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.environment.platforms import Description, Given
-from trainworks_launcher.environment.platforms.common import Reader, config_of, numbers
+from trainworks_launcher.environment.platforms import Description, Sources
+from trainworks_launcher.environment.platforms.common import Reader, make_config, read_number
 
 _ROLE = "K_MPI_JOB_ROLE"
 _SLOTS = "OMPI_MCA_orte_set_default_slots"
@@ -27,41 +27,54 @@ _MPIRUN_READS = (
     "OMPI_MCA_orte_keep_fqdn_hostnames",
     "OMPI_MCA_plm_rsh_args",
 )
-"""The operator's parameters of mpirun, which the plan gives by words."""
+"""The operator's parameters of mpirun. The plan gives mpirun the same settings as options."""
 
 
-def describe(given: Given) -> Description:
-    """Return the workers of the hostfile, and this pod, which may be one of them."""
-    reader = Reader(given.variables, "an MPIJob", _ADVICE)
+def describe(sources: Sources) -> Description:
+    """Return the workers of the hostfile, and this pod unless the hostfile has its name."""
+    reader = Reader(sources.variables, "an MPIJob", _ADVICE)
     if reader.optional(_ROLE) == "worker":
         reader.refuse("a worker serves ssh, and the launcher pod starts the job", _ROLE)
     path = reader.text(names.MPI_HOSTFILE_VARIABLE)
     if reader.problems:
         return Description(problems=reader.problems)
-    default = numbers(reader.optional(_SLOTS))
-    lines = [line.split("#")[0].split() for line in given.read(path).splitlines()]
-    counts: dict[str, int] = {}
-    for words in filter(None, lines):
-        # Open MPI adds up the slots of a host that is there more than once.
-        counts[words[0]] = counts.get(words[0], 0) + (_slots(words[1:]) or default)
-    if not counts:
+    default = read_number(reader.optional(_SLOTS))
+    slots_of: dict[str, int] = {}
+    for line in sources.read(path).splitlines():
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        host, slots = words[0], _slots(words[1:]) or default
+        # Open MPI adds up the slots of a host that is listed more than once.
+        slots_of[host] = slots_of.get(host, 0) + slots
+    is_even = len({*slots_of.values()}) == 1 and all(slots_of.values())
+    if not slots_of:
         reader.refuse(
             f"the hostfile {path!r} has no host, or cannot be read", names.MPI_HOSTFILE_VARIABLE
         )
-    elif len({*counts.values()}) > 1 or not all(counts.values()):
-        told = ", ".join(f"{host} slots={count or '?'}" for host, count in counts.items())
+    elif not is_even:
+        listed = ", ".join(f"{host} slots={slots or '?'}" for host, slots in slots_of.items())
         reader.refuse(
-            f"each host needs the same number of slots: {told}", names.MPI_HOSTFILE_VARIABLE
+            f"each host needs the same number of slots: {listed}", names.MPI_HOSTFILE_VARIABLE
         )
     if reader.problems:
         return Description(problems=reader.problems)
-    own = next((host for host in counts if host.split(".")[0] == given.hostname.split(".")[0]), "")
-    others = () if own else (given.hostname,)
+
+    hosts = [*slots_of]
+    own_pod = sources.hostname.split(".")[0]
+    own = ""
+    for host in hosts:
+        if host.split(".")[0] == own_pod:
+            own = host
+            break
+    if not own:
+        own = sources.hostname
+        hosts.append(own)
     return Description(
-        resource_config=config_of((*counts, *others), own or given.hostname),
+        resource_config=make_config(hosts, own),
         where=path,
-        served=tuple(counts),
-        processes_per_host=next(iter(counts.values())),
+        served=tuple(slots_of),
+        processes_per_host=next(iter(slots_of.values())),
         processes_why=f"the slots of {path}",
         mode="mpi",
         hidden=MappingProxyType({"mpirun": _MPIRUN_READS}),
@@ -69,6 +82,6 @@ def describe(given: Given) -> Description:
 
 
 def _slots(words: list[str]) -> int:
-    """Return N of ``slots=N``; 0 if it is not given."""
+    """Return N of ``slots=N``; 0 if the line of the hostfile has no slots."""
     match = re.search(r"(?:^| )slots\s*=\s*(\d+)", " ".join(words))
     return int(match.group(1)) if match else 0

@@ -1,11 +1,13 @@
-"""Another program has started this process as one of several: mpirun, torchrun,
-or an operator for TensorFlow. Pure.
+"""Ranks of another starter: mpirun, torchrun, or an operator for TensorFlow. Pure.
 
-The program may start the user's script itself, with the launcher in front of it. Then the script
-finds its place by that program's variables, which it gets as they are. The launcher cannot start
-ranks of its own here: each process would start all of them. Sources: Open MPI, mpirun(1),
-environment variables; PMI-1, PMI_SIZE; Cray ALPS, aprun(1); MVAPICH2, MV2_COMM_WORLD_SIZE;
-torchrun, Environment Variables; TensorFlow, Distributed training, TF_CONFIG.
+For example ``mpirun -n 8 train script.py`` starts this process as one of eight. The launcher then
+starts the script once, and leaves the starter's variables as they are, because the script finds
+its rank in these variables. The launcher starts no ranks of its own: each of the eight processes
+would start all ranks.
+
+Sources: Open MPI, mpirun(1), environment variables; PMI-1, PMI_SIZE; Cray ALPS, aprun(1);
+MVAPICH2, MV2_COMM_WORLD_SIZE; torchrun, Environment Variables; TensorFlow, Distributed training,
+TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from typing import Mapping
 
 from trainworks_launcher.contract.json_values import decode, mapping
-from trainworks_launcher.environment.platforms import Description, Given
+from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import RENDEZVOUS
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
@@ -22,22 +24,19 @@ _TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_I
 _TENSORFLOW = "TF_CONFIG"
 
 
-def describe(given: Given) -> Description:
-    """Return a job of this one process.
-
-    With the reason why it must not start others, if there are more.
-    """
-    return Description(
-        where=_TENSORFLOW if _TENSORFLOW in given.variables else "the environment",
-        ranks_elsewhere=others(given.variables),
-        kept=RENDEZVOUS,
-    )
+def describe(sources: Sources) -> Description:
+    """Return a job of this one process, with the variable that counts the other ranks."""
+    where = "the environment"
+    if _TENSORFLOW in sources.variables:
+        where = _TENSORFLOW
+    elsewhere = find_other_ranks(sources.variables)
+    return Description(where=where, ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
 
 
-def others(variables: Mapping[str, str]) -> str:
-    """Return the variable that says that this process is one of several, with its value.
+def find_other_ranks(variables: Mapping[str, str]) -> str:
+    """Return the variable by which this process is one of several ranks, as ``PMI_SIZE=8``.
 
-    ``""`` if none does.
+    ``""`` if there is no such variable.
     """
     sizes = [name for name in _SIZES if name in variables]
     if any(name in variables for name in _TORCHRUN):
@@ -45,25 +44,29 @@ def others(variables: Mapping[str, str]) -> str:
     for name in sizes:
         if variables[name].strip() != "1":
             return f"{name}={variables[name]}"
-    for name in (*_RANKS, *_TORCHRUN):
-        if name in variables and not sizes:
-            return f"{name}={variables[name]}"
-    if _TENSORFLOW in variables and tasks_of(variables[_TENSORFLOW]) != 1:
+    if not sizes:
+        for name in (*_RANKS, *_TORCHRUN):
+            if name in variables:
+                return f"{name}={variables[name]}"
+    if _TENSORFLOW in variables and count_tasks(variables[_TENSORFLOW]) != 1:
         return _TENSORFLOW
     return ""
 
 
-def tasks_of(config: str) -> int:
-    """Return how many tasks a TF_CONFIG has.
+def count_tasks(config: str) -> int:
+    """Return the number of tasks in a TF_CONFIG.
 
-    1 if it describes no cluster, 0 if it cannot be read.
+    For example 3 for ``{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}}``; 1 if the text
+    has no cluster, 0 if it cannot be read.
     """
     try:
         cluster = mapping(mapping(decode(config)).get("cluster"))
     except ValueError:
         return 0
-    return (
-        sum(len(listed) for listed in cluster.values() if isinstance(listed, (list, dict)))
-        if cluster
-        else 1
-    )
+    if not cluster:
+        return 1
+    count = 0
+    for tasks in cluster.values():
+        if isinstance(tasks, (list, dict)):
+            count += len(tasks)
+    return count

@@ -1,12 +1,11 @@
-"""Platforms that take a few words each: what they set goes through what they
-share, or is not enough. Pure.
+"""Platforms that need a few lines each. Pure.
 
-SageMaker's file is the job's hosts. HyperPod's agent is the program, one in each pod, and gets its
-ranks from the operator. A rank of mpirun is one process, whatever scheduler gave mpirun the hosts.
-dstack and SkyPilot give every node the addresses of all. With LSF, PBS and OAR a job's script runs
-on its first host, and who starts what on the others is not known. Pods of KubeRay, of an Indexed
-Job and of a JobSet know nothing of each other: a person tells them. Of other schedulers no more is
-read than how many hosts, or processes, a job has; a job of one is started.
+SageMaker: its file has the job's hosts. HyperPod: its agent runs in each pod as the program, and
+gets its ranks from the operator. mpirun: each rank is one process, under any scheduler. dstack and
+SkyPilot: every node gets the addresses of all nodes. LSF, PBS and OAR: the job's script runs on its
+first host, and its commands on the other hosts are not known. KubeRay, Indexed Job and JobSet: the
+pods get no list of pods, so a person sets TRAINWORKS_HOSTS. Other schedulers: only the number of
+hosts or processes is read, and a job of one host is started.
 
 Sources: dstackai/dstack, runner/internal/executor/executor.go, execJob; docs.skypilot.co,
 running-jobs/environment-variables; IBM Spectrum LSF, Environment variables set for job execution;
@@ -19,27 +18,28 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.environment import cluster_hosts
-from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Description, Given, ranks
+from trainworks_launcher.environment.platforms import HYPERPOD_AGENT, Description, Sources, ranks
 from trainworks_launcher.environment.platforms.common import (
     AddressVariables,
     Reader,
-    config_of,
-    described_by_addresses,
-    numbered,
-    on_one_host,
+    describe_by_addresses,
+    describe_one_host,
+    make_config,
+    make_labels,
 )
 
 _ON_EACH_HOST = "start train once on each host, for example with"
+"""Beginning of an advice; the scheduler's command follows: ``blaunch``."""
 
 
-def _dstack(given: Given) -> Description:
-    return described_by_addresses(
-        given,
+def _dstack(sources: Sources) -> Description:
+    return describe_by_addresses(
+        sources,
         "dstack",
         "dstack sets them for every node of a task: do not set or unset them",
         AddressVariables(
@@ -52,9 +52,9 @@ def _dstack(given: Given) -> Description:
     )
 
 
-def _skypilot(given: Given) -> Description:
-    return described_by_addresses(
-        given,
+def _skypilot(sources: Sources) -> Description:
+    return describe_by_addresses(
+        sources,
         "SkyPilot",
         "SkyPilot sets them in a task's run section:"
         " hand them on if it starts a container of its own",
@@ -67,40 +67,41 @@ def _skypilot(given: Given) -> Description:
     )
 
 
-def _lsf(given: Given) -> Description:
-    variables = given.variables
-    words = (
-        variables.get("LSB_MCPU_HOSTS", "").split()[::2] or variables.get("LSB_HOSTS", "").split()
-    )
-    words = words or given.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
-    parts = (variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX"))
-    job = "_".join(word for word in parts if word not in ("", "0"))
-    return on_one_host("LSF", "LSB_MCPU_HOSTS", words, f"{_ON_EACH_HOST} blaunch")._replace(
-        job_id=job
-    )
+def _lsf(sources: Sources) -> Description:
+    variables = sources.variables
+    hosts = variables.get("LSB_MCPU_HOSTS", "").split()[::2]  # hostA 8 hostB 8
+    if not hosts:
+        hosts = variables.get("LSB_HOSTS", "").split()
+    if not hosts:
+        hosts = sources.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
+    ids = [variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX")]
+    job_id = "_".join(part for part in ids if part not in ("", "0"))
+    description = describe_one_host("LSF", "LSB_MCPU_HOSTS", hosts, f"{_ON_EACH_HOST} blaunch")
+    return description._replace(job_id=job_id)
 
 
-def _pbs(given: Given) -> Description:
-    variables = given.variables
-    words = given.read(variables.get("PBS_NODEFILE", "")).split()
-    if not words and variables.get("PBS_NUM_NODES", "").strip() == "1":
-        words = [given.hostname]
-    made = on_one_host("PBS", "PBS_NODEFILE", words, f"{_ON_EACH_HOST} pbsdsh")
-    return made._replace(job_id=variables.get("PBS_JOBID", "").strip())
+def _pbs(sources: Sources) -> Description:
+    variables = sources.variables
+    hosts = sources.read(variables.get("PBS_NODEFILE", "")).split()
+    if not hosts and variables.get("PBS_NUM_NODES", "").strip() == "1":
+        hosts = [sources.hostname]
+    description = describe_one_host("PBS", "PBS_NODEFILE", hosts, f"{_ON_EACH_HOST} pbsdsh")
+    return description._replace(job_id=variables.get("PBS_JOBID", "").strip())
 
 
-def _oar(given: Given) -> Description:
-    variables = given.variables  # the file has a line for each core
-    words = given.read(
-        variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
-    ).split()
-    made = on_one_host("OAR", "OAR_NODEFILE", words, f"{_ON_EACH_HOST} oarsh")
-    return made._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
+def _oar(sources: Sources) -> Description:
+    variables = sources.variables
+    path = variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
+    hosts = sources.read(path).split()  # a line for each core
+    description = describe_one_host("OAR", "OAR_NODEFILE", hosts, f"{_ON_EACH_HOST} oarsh")
+    return description._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
 
 
-def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]:
-    def describe(given: Given) -> Description:
-        reader = Reader(given.variables, title, advice)
+def _named_by_a_person(title: str, advice: str) -> Callable[[Sources], Description]:
+    """Return a ``describe`` that asks for TRAINWORKS_HOSTS, because the platform has no list."""
+
+    def describe(sources: Sources) -> Description:
+        reader = Reader(sources.variables, title, advice)
         reader.text(names.HOSTS_VARIABLE)
         return Description(problems=reader.problems)
 
@@ -108,7 +109,7 @@ def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]
 
 
 _OF_EACH_PROCESS = "NEURON_PJRT_PROCESSES_NUM_DEVICES"
-"""The variable that has a number for each process, not the number of them."""
+"""Variable with one number for each process: ``32,32`` for two processes."""
 
 _COUNTS: Mapping[str, str] = MappingProxyType(
     {
@@ -136,72 +137,74 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
         "NODE_COUNT": "a manifest",
     }
 )
-"""Variable with the number, or with the names -> the scheduler that sets it, with its source."""
+"""Variable with a number or a list of hosts or processes -> the scheduler, with its source."""
 
 
-def _counted(given: Given) -> Description:
-    found = [name for name in _COUNTS if name in given.variables]
-    more = [name for name in found if _number(name, given.variables[name]) != 1]
-    if not more:
-        return Description(where=found[0])
-    if given.pairs or given.lists:
-        made = _several(given)
-        if made.resource_config:
-            return made
-    name = more[0]
+def _counted(sources: Sources) -> Description:
+    """Return a job of this one host; of several hosts only if other variables name the hosts."""
+    counts = [name for name in _COUNTS if name in sources.variables]
+    above_one = [name for name in counts if _count_in(name, sources.variables[name]) != 1]
+    if not above_one:
+        return Description(where=counts[0])
+    if sources.pairs or sources.lists:
+        description = _several(sources)
+        if description.resource_config:
+            return description
+
+    name = above_one[0]
+    scheduler, _, _ = _COUNTS[name].partition(" (")
     problem = (
-        f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
+        f"{name}={sources.variables[name]} says that the job has several hosts, and not which ones"
     )
     advice = (
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE}"
         " to its own name; for a job of this one host set both to its name"
     )
-    return Description(
-        problems=(Problem(problem, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),)
-    )
+    return Description(problems=(Problem(problem, f"a variable of {scheduler}", advice),))
 
 
-def _several(given: Given) -> Description:
-    """Return the hosts of a scheduler that is recognised by the kind of its variables.
+def _several(sources: Sources) -> Description:
+    """Return the hosts of an unknown scheduler, recognised by the kind of its variables.
 
-    Else what to set.
-
-    A list with this host's index in it says all, and so does a number of hosts with the leader's
-    address. In a file of hosts a host looks for itself: the order is not that of the indices
-    (Google Batch, BATCH_HOSTS_FILE).
+    Two kinds of variables describe the hosts: a list of addresses with this host's index, and a
+    number of hosts with this host's index and the leader's address. Otherwise the job is refused
+    with the variables to set.
     """
-    pair = next(iter(given.pairs), None)
-    for listed in given.lists:
-        made = _of_list(given, listed, pair)
-        if made is not None:
-            return made
-    address = (
-        cluster_hosts.leader(given.variables, pair.vendor)
-        if pair is not None and pair.of_hosts
-        else ("", "")
+    pair = next(iter(sources.pairs), None)
+    for listed in sources.lists:
+        description = _of_list(sources, listed, pair)
+        if description is not None:
+            return description
+    if pair is None:
+        return _refuse_list(sources.lists[0])
+
+    variable = address = ""
+    if pair.of_hosts:
+        variable, address = cluster_hosts.find_leader(sources.variables, pair.vendor)
+    if not address or pair.place >= pair.size:
+        return _refuse_pair(pair)
+    hosts = make_labels(pair.size)
+    return Description(
+        why=f"{pair} count hosts, and {variable} leads to the first",
+        resource_config=make_config(hosts, hosts[pair.place]),
+        where=pair.names[0],
+        leader_address=address,
+        names_resolve=False,
     )
-    if pair is not None and address[1] and pair.place < pair.size:
-        hosts = numbered(pair.size)
-        return Description(
-            why=f"{pair} count hosts, and {address[0]} leads to the first",
-            resource_config=config_of(hosts, hosts[pair.place]),
-            where=pair.names[0],
-            leader_address=address[1],
-            names_resolve=False,
-        )
-    if pair is not None:
-        problem = (
-            f"{pair} say that this is one of several processes, and not where the first one is"
-        )
-        advice = (
-            "if each runs on a host of its own, set MASTER_ADDR to the first host's address,"
-            f" NNODES={pair.size} and NODE_RANK=${pair.names[1]};"
-            f" if it is a job of its own, set {_TO_ITSELF}"
-        )
-        return Description(
-            where=pair.names[0], problems=(Problem(problem, f"variable {pair.names[0]}", advice),)
-        )
-    listed = given.lists[0]
+
+
+def _refuse_pair(pair: cluster_hosts.Pair) -> Description:
+    count, index = pair.names
+    problem = f"{pair} say that this is one of several processes, and not where the first one is"
+    advice = (
+        "if each runs on a host of its own, set MASTER_ADDR to the first host's address,"
+        f" NNODES={pair.size} and NODE_RANK=${index};"
+        f" if it is a job of its own, set {_TO_ITSELF}"
+    )
+    return Description(where=count, problems=(Problem(problem, f"variable {count}", advice),))
+
+
+def _refuse_list(listed: cluster_hosts.HostList) -> Description:
     shown = ",".join(listed.hosts[:_SHOWN])
     problem = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
@@ -220,50 +223,64 @@ _TO_ITSELF = f"{names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} to its name"
 
 
 def _of_list(
-    given: Given, listed: cluster_hosts.Listed, pair: cluster_hosts.Pair | None
+    sources: Sources, listed: cluster_hosts.HostList, pair: cluster_hosts.Pair | None
 ) -> Description | None:
-    """Return the hosts of a list in which this one knows its place, None if it does not."""
+    """Return the hosts of a list; None if this host's place in the list is not known.
+
+    Args:
+        sources: The sources of the platform.
+        listed: The list.
+        pair: A count with an index; None if there is none. A count as large as the list shows that
+            ``train`` was started on each of the hosts.
+    """
     hosts = listed.hosts
-    own = given.hostname.partition(".")[0]
-    here = next(
-        (host for host in hosts if host.partition(".")[0] == own or host == given.address()), ""
-    )
-    index_name = cluster_hosts.index_of(given.variables, listed)
+    index_name = cluster_hosts.find_index(sources.variables, listed)
     fits = pair is not None and pair.size == len(hosts) and pair.place < pair.size
-    if not listed.in_file and (index_name or fits):
-        index = (
-            int(given.variables[index_name])
-            if index_name
-            else pair.place
-            if pair is not None
-            else 0
-        )
-        here = hosts[index]
-    elif not fits or pair is None:
-        return None  # nothing says that train was started on each of them
-    if not here:
+    current = ""
+    if not listed.in_file and index_name:
+        current = hosts[int(sources.variables[index_name])]
+    elif not listed.in_file and pair is not None and fits:
+        current = hosts[pair.place]
+    elif fits:
+        # A file may have another order than the indices (Google Batch, BATCH_HOSTS_FILE).
+        current = _find_own_name(sources, hosts)
+    if not current:
         return None
     why = f"{listed.name} has the hosts"
-    return Description(why=why, resource_config=config_of(hosts, here), where=listed.name)
+    return Description(why=why, resource_config=make_config(hosts, current), where=listed.name)
 
 
-def _number(name: str, value: str) -> int:
-    """Return the number that a variable says, or how many hosts or processes it lists.
+def _find_own_name(sources: Sources, hosts: Sequence[str]) -> str:
+    """Return the host of a list with this host's name or address; ``""`` if there is none."""
+    own_name, _, _ = sources.hostname.partition(".")
+    for host in hosts:
+        name, _, _ = host.partition(".")
+        if name == own_name or host == sources.address():
+            return host
+    return ""
 
-    0 for nothing.
+
+def _count_in(name: str, value: str) -> int:
+    """Return the number of hosts or processes in a variable, which may be a list; 0 if empty.
+
+    Args:
+        name: Name of the variable.
+        value: Its value, for example ``2`` or ``a:8471,b:8471``.
     """
-    words = re.split(r"[,\s]+", value.strip()) if value.strip() else []
+    value = value.strip()
+    words = re.split(r"[,\s]+", value) if value else []
     if name == _OF_EACH_PROCESS:
         return len(words)
     if len(words) == 1 and words[0].isdecimal():
         return int(words[0])
-    # A host may be named once for each of its processes, with another port.
-    return len({word.rpartition(":")[0] or word for word in words})
+    # A host may be listed once for each of its processes, with another port.
+    hosts = {word.rpartition(":")[0] or word for word in words}
+    return len(hosts)
 
 
-ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
+ROWS: Mapping[str, Callable[[Sources], Description]] = MappingProxyType(
     {
-        "sagemaker": lambda given: Description(resource_config=given.resource_config),
+        "sagemaker": lambda sources: Description(resource_config=sources.resource_config),
         "hyperpod": lambda _: Description(where=HYPERPOD_AGENT),
         "mpirun": ranks.describe,
         "dstack": _dstack,
@@ -273,13 +290,13 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         "oar": _oar,
         "counted": _counted,
         "several": _several,
-        "kuberay": _told_by_a_person(
+        "kuberay": _named_by_a_person(
             "KubeRay",
             f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and"
             f" {names.HOST_VARIABLE} on every host that runs train; if each is a job of its own,"
             " set both to its own name",
         ),
-        "indexed_job": _told_by_a_person(
+        "indexed_job": _named_by_a_person(
             "a Kubernetes Indexed Job",
             f"set {names.HOSTS_VARIABLE} in the manifest,"
             " for example JOB-[0-3].SERVICE (docs/platforms/jobset.md);"
@@ -287,4 +304,4 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         ),
     }
 )
-"""Name of the platform -> what it says."""
+"""Name of the platform -> its ``describe``."""

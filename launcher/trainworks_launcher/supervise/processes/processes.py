@@ -143,9 +143,9 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
             " or all together are too long"
         )
     if error.errno == errno.EAGAIN:
-        from trainworks_launcher.environment.cgroups import of_processes  # only a failure needs it
+        from trainworks_launcher.environment.cgroups import process_limit  # only a failure needs it
 
-        return f"{reason}{of_processes()}"
+        return f"{reason}{process_limit()}"
     first_line = b""
     with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
         first_line = opened.readline(_FIRST_LINE)
