@@ -30,8 +30,8 @@ class Elastic(NamedTuple):
     minimum_hosts: int = 0
 
     @property
-    def asked(self) -> bool:
-        """Whether the job may go on after a failure."""
+    def is_requested(self) -> bool:
+        """Whether the job continues after a failure."""
         return self.restarts > 0 or self.minimum_hosts > 0
 
 

@@ -165,7 +165,7 @@ def _is_dynamic(job: Job) -> bool:
     """Return whether the hosts may form a new group: several hosts, and
     restarts or a minimum of hosts.
     """
-    return job.placement.elastic.asked and len(job.placement.distribution_hosts) > 1
+    return job.placement.elastic.is_requested and len(job.placement.distribution_hosts) > 1
 
 
 def _numa_binding(job: Job) -> list[Reason]:
