@@ -144,7 +144,7 @@ LOCKS = ("uv.lock", "pylock.toml", "poetry.lock", "pdm.lock", "Pipfile.lock", "e
 """Files of other tools at the root of the code that say what it needs."""
 
 
-def unread(code: Code) -> tuple[str, ...]:
+def ignored_lock_files(code: Code) -> tuple[str, ...]:
     """Return lines for the log: which files that look like requirements no
     installation at the start reads.
     """
