@@ -70,8 +70,8 @@ def choose_fabric(
         devices: The devices of the host; ``devices.efa`` is None for unknown EFA devices.
         instance_type: Instance type of the host.
         hosts: Number of hosts of the distribution.
-        inherited: The container's environment; its values are the user's choice, and are kept if
-            this host can have them.
+        inherited: The container's environment. Its values are the user's choice, and are kept on a
+            host that can have these values.
     """
     row = manifest.instances.get(instance_type)
     has_efa = row is not None and row.efa

@@ -14,7 +14,7 @@ from trainworks_launcher.job.program import Program
 from trainworks_launcher.job.starters import starter_of, words_of
 
 CUDA = frozenset(("cuda", "cudnn", "nccl"))
-"""Components of an image for GPUs, which has at least one of them in its manifest."""
+"""Components of an image for GPUs, which lists at least one of these in its manifest."""
 
 
 def warnings(environment: Environment, program: Program, placement: Placement) -> tuple[str, ...]:

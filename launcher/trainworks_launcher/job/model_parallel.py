@@ -1,9 +1,9 @@
 """Check the parameters of smp's first version before a cluster starts. Pure.
 
-smp_parameters.json has the names, types and ranges of the parameters, and rules between them. It is
-a copy of the file that this project's own smp reads (docs/smdistributed.md). Sources: the AWS
-guide, 'Required parameters for smdistributed', and public scripts. An unknown parameter is only
-warned of, because scripts have parameters of other versions.
+smp_parameters.json has the names, types, ranges and rules of the parameters, and is a copy of the
+file that this project's own smp reads (docs/smdistributed.md). Sources: the AWS guide, 'Required
+parameters for smdistributed', and public scripts. An unknown parameter is only a warning, because
+scripts have parameters of other versions.
 """
 
 from __future__ import annotations

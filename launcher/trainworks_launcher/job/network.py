@@ -183,13 +183,13 @@ def _has_interface(interfaces: tuple[str, ...], value: str, is_whole_name: bool)
 
 
 def _choose_interface(environment: Environment, reader: Reader) -> _Interface:
-    """Choose the network interface: the platform's if it exists, else the one towards the leader.
+    """Choose the network interface: the platform's, else the one that routes to the leader.
 
-    The platform may name several, separated by commas, as NCCL, gloo and Open MPI read them. Where
-    it names none, gloo takes the interface that the host's own name leads to. An interface is
-    chosen then only if that name leads to no address of this host (``Devices.reaching``).
+    The platform may name several interfaces, such as ``eth0,eth1``, as NCCL, gloo and Open MPI read
+    the list. Without the platform's choice gloo uses the address of the host's own name, so that an
+    interface is needed only if this name has no address of this host (``Devices.reaching``).
 
-    A warning is added to the reader if another interface than the platform's is chosen.
+    The reader gets a warning if another interface than the platform's is chosen.
     """
     requested = environment.hosts.interface
     devices = environment.devices

@@ -29,7 +29,7 @@ MODEL_PARALLEL = "smdistributed.modelparallel"
 """The one mode that has no switch of its own."""
 
 DATA_PARALLEL = "smdistributed.dataparallel"
-"""A mode of mpirun. Beside torch_distributed it is only a library of the ranks."""
+"""A mode of mpirun. With torch_distributed, smddp is only a library of the ranks."""
 
 _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
 """Hyperparameters that end like the switch of a mode, and switch on no mode."""
@@ -638,7 +638,7 @@ def accelerators(environment: Environment, instance_type: str) -> tuple[int, int
 def _sees_gpus(environment: Environment, instance_type: str) -> bool:
     """Return whether this host is of the instance type, and its number of GPUs is certain.
 
-    ``visible_gpus`` makes the number certain, too: it may hide every GPU.
+    CUDA_VISIBLE_DEVICES makes the number certain, too, because the variable may hide every GPU.
     """
     if not is_type_of_this_host(environment, instance_type):
         return False

@@ -214,8 +214,8 @@ def _aws_program(
 ) -> tuple[str, ...]:
     """Return the command line of a program that calls AWS.
 
-    It runs with the Python that has boto3; without boto3 with the launcher's Python, and calls the
-    aws command line.
+    The Python with boto3 runs the program. Without boto3 the launcher's Python does, and the
+    program calls the aws command line.
 
     Args:
         environment: The environment of the host.

@@ -1,4 +1,4 @@
-"""Hold the plan of one host: its command line, its environment, and the reason for each of them.
+"""Hold the plan of one host: the command line, the environment, and the reason for each part.
 
 ``train --plan`` prints the plan, and supervise/ runs the same plan.
 """
@@ -268,7 +268,7 @@ def _control(placement: Placement, network: Network) -> Control | None:
 
 
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
-    """Plan a host that refuses the job: it only sends the refusal to the other hosts.
+    """Plan a host that refuses the job and only sends the refusal to the other hosts.
 
     None for a job of one launcher.
     """

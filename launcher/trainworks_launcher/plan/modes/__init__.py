@@ -34,8 +34,8 @@ _PYTHON_HOME = "PYTHONHOME"
 def plan_host(job: Job) -> NodePlan:
     """Return the plan of the job's host, by the job's mode.
 
-    A host without ranks runs the program once, by itself (as sagemaker-training). A host that
-    reaches the others only by ssh has no ranks either, but starts them there.
+    A host without ranks runs the program once, by itself (as sagemaker-training). The launcher in a
+    job of the Kubernetes MPI operator has no ranks either, but runs mpirun.
 
     Raises RefusalError with all problems of the mode.
     """
@@ -81,8 +81,8 @@ def plan_host(job: Job) -> NodePlan:
 def _warn_of_python_home(job: Job) -> str:
     """Return a warning if PYTHONHOME belongs to another Python than the job's; else ``""``.
 
-    Python looks for its library in PYTHONHOME. With another Python's it ends with status 1 before
-    the first line of a script.
+    Python looks for its library in PYTHONHOME. With the library of another Python, Python ends with
+    status 1 before the first line of a script.
     """
     home = job.inherited.get(_PYTHON_HOME, "")
     python = job.environment.programs.get("python", "")

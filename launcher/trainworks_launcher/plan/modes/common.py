@@ -34,8 +34,8 @@ class Variable(NamedTuple):
         value: Such as ``worker``.
         why: Reason for the value, one sentence.
         origin: The user, the platform, the image or a default.
-        ours: Whether it replaces another value of the container, because the processes need this
-            value to connect.
+        ours: Whether the variable replaces a value of the container, because the processes need
+            the launcher's value to connect.
     """
 
     name: str

@@ -161,9 +161,9 @@ def _reaches_hosts(job: Job) -> bool:
 def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[Variable, ...]:
     """Return the variable that limits Open MPI to the interface of this host towards the others.
 
-    Without it Open MPI uses every interface on which two hosts have addresses of one subnet, also
-    a bridge for containers that reaches no other host. Each host has its own value, because its
-    interface may have another name.
+    Without this variable Open MPI uses every interface with an address of a subnet that another
+    host also has, even a bridge for containers that reaches no other host. Each host has its own
+    value, because its interface may have another name.
 
     ``()`` where the user or the platform chooses the interface, where the host has only one, and
     for a job of one host.

@@ -1,13 +1,13 @@
 """Plan mode parameter_server: every host runs the program, and a parameter server beside it.
 
 The mode differs by framework. TensorFlow: a cluster of ``master``, ``worker`` and ``ps`` tasks in
-TF_CONFIG. MXNet: a scheduler, servers and workers, whose role is DMLC_ROLE; a scheduler or a server
-only has to ``import mxnet``. PyTorch has no servers: its processes connect by MASTER_ADDR and RANK.
-Source: the processes that the SageMaker toolkits of these frameworks start, because scripts were
-written for them.
+TF_CONFIG. MXNet: a scheduler, servers and workers, with the role in DMLC_ROLE; a scheduler or a
+server only has to ``import mxnet``. PyTorch has no servers: its processes connect by MASTER_ADDR
+and RANK. Source: the processes that the SageMaker toolkits of these frameworks start, for which
+scripts were written.
 
-A server serves the programs of all hosts and does not end by itself: the launcher ends it with the
-job.
+A server serves the programs of all hosts and does not end by itself. The launcher ends the servers
+with the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plan mode ray: Ray's head and the program on the leader, Ray's workers on the other hosts.
 
 programs/ray_node.py starts the program when all hosts have joined. ``ray start --block`` runs the
-head and the workers beside the program (``Auxiliary``), and they end with the job. It fails when
-one of its processes dies, and the job then fails, too.
+head and the workers beside the program (``Auxiliary``), and they end with the job. ``ray start``
+fails when one of Ray's processes dies, and the job then fails, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan, Reason, words_of
 
 _OWN = ("--head", "--address", "--port", "--block", "--node-ip-address")
-"""Options of ``ray start`` that only the launcher sets, because the hosts connect by them."""
+"""Options of ``ray start`` that only the launcher sets, because the hosts need these to connect."""
 
 _HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")
 """Options that ``ray start`` refuses for a worker.

@@ -35,8 +35,8 @@ from trainworks_launcher.plan.plan import (
 from trainworks_launcher.plan.script_environment import exported_variables
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
-"""Variable with value ``1``: compile the graphs of a Neuron job before it runs, as
-sagemaker-training.
+"""Variable with value ``1``: compile the graphs of a Neuron job before the job runs (as
+sagemaker-training).
 """
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -66,7 +66,7 @@ Source: pytorch/pytorch pull request 135262.
 _KEEP_ALIVES = 5
 """Keep-alives of c10d rendezvous that a host may miss.
 
-The time between two of them is so long that the control channel finds a lost host first.
+The time between two keep-alives is so long that the control channel finds a lost host first.
 """
 
 
