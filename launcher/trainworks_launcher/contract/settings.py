@@ -52,7 +52,7 @@ class Reader:
         """Read a hyperparameter that is a whole number of at least 1.
 
         Returns:
-            The number; None if it is absent or empty, and after a problem.
+            The number; None for an absent or empty value, and after a problem.
         """
         value = self.reserved.get(name)
         if value is None or value == "":
@@ -66,7 +66,7 @@ class Reader:
         return value
 
     def port(self, name: str, default: int) -> int:
-        """Read a TCP port from a variable; the default if it is absent or wrong."""
+        """Read a TCP port from a variable; the default for an absent or wrong value."""
         value = self.variables.get(name, "").strip()
         if not value:
             return default
