@@ -50,13 +50,13 @@ class Mode(NamedTuple):
         """Whether mpirun starts the ranks, also on hosts without a launcher."""
         return self.programs == _MPIRUN
 
-    def programs_for(self, served: bool) -> tuple[str, ...]:
-        """Return the programs that each host needs.
+    def programs_for(self, has_ssh_workers: bool) -> tuple[str, ...]:
+        """Return the programs that each host needs, such as ``("mpirun", "ssh")``.
 
         Args:
-            served: Whether the other hosts run no launcher.
+            has_ssh_workers: Whether the other hosts have no launcher, and serve ssh.
         """
-        if not served:
+        if not has_ssh_workers:
             return self.programs
         return (*self.programs, "ssh")
 

@@ -54,7 +54,7 @@ def _warn_without_gpu(environment: Environment, placement: Placement) -> str:
     if CUDA.isdisjoint(environment.manifest.components):
         return ""
     is_known = devices.efa is not None and is_type_of_this_host(environment, instance_type)
-    if not is_known or devices.gpus or devices.neuron_devices or placement.served:
+    if not is_known or devices.gpus or devices.neuron_devices or placement.has_ssh_workers:
         return ""
     is_hidden = devices.visible_gpus is not None
     is_emulated = environment.variables.get(names.EMULATION_VARIABLE) == "1"

@@ -131,7 +131,7 @@ def describe(job: Job) -> str:
     """
     placement = job.placement
     program = job.program.entry.name
-    if placement.served:
+    if placement.has_ssh_workers:
         hosts = len(placement.distribution_hosts)
         ranks = f"{placement.processes} process(es) on {hosts} host(s) that serve ssh"
         return f"mode {placement.mode}, started by host {placement.host}, {ranks}, {program}"
@@ -143,7 +143,7 @@ def _host_rank_text(placement: Placement) -> str:
     """Return the host's rank among the hosts of the job, such as ``1 of 2``."""
     job_hosts = len(placement.hosts)
     hosts = len(placement.distribution_hosts)
-    if placement.takes_part:
+    if placement.has_ranks:
         text = f"{placement.host_rank + 1} of {hosts}"
     else:
         text = f"takes no part in it, {hosts} do"
@@ -158,6 +158,6 @@ def _processes_text(placement: Placement) -> str:
     text = "1 process on this host"
     if count != 1:
         text = f"{count} processes on this host"
-    if placement.takes_part and placement.processes > count:
+    if placement.has_ranks and placement.processes > count:
         text += f", {placement.processes} in all"
     return text

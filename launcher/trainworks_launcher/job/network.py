@@ -126,7 +126,7 @@ def _hang_limit(placement: Placement, reader: Reader) -> float:
     limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
     if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off":
         return 0.0
-    if not placement.served:
+    if not placement.has_ssh_workers:
         return limit
     # The hosts of the ranks have no launcher that sees the progress of ranks, so that a job which
     # prints nothing would look like a job that hangs.

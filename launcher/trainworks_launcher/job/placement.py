@@ -60,8 +60,8 @@ class Placement(NamedTuple):
         mpi_options_where: The setting of ``mpi_options``, such as ``hyperparameter NAME``.
         elastic: Restarts, and hosts that may be lost.
         leader_address: Name or address by which this host reaches the leader.
-        served: Whether the other hosts have no launcher, and serve ssh with keys that the platform
-            mounts.
+        has_ssh_workers: Whether the other hosts have no launcher, and serve ssh with keys that the
+            platform mounts, as in a job of the Kubernetes MPI operator.
         tasks: The task that this process is, where the platform starts every rank; else None.
         warnings: Lines to print before the start.
     """
@@ -79,7 +79,7 @@ class Placement(NamedTuple):
     mpi_options_where: str
     elastic: Elastic
     leader_address: str
-    served: bool = False
+    has_ssh_workers: bool = False
     tasks: Tasks | None = None
     warnings: tuple[str, ...] = ()
 
@@ -102,7 +102,7 @@ class Placement(NamedTuple):
         """
         if self.tasks is not None:
             return tuple(f"task {rank}" for rank in range(sum(self.tasks.counts)))
-        if self.served:
+        if self.has_ssh_workers:
             return (self.host,)
         workers = [host for host in self.hosts if host != self.leader]
         return (self.leader, *workers)
@@ -115,7 +115,7 @@ class Placement(NamedTuple):
         return self.host
 
     @property
-    def takes_part(self) -> bool:
+    def has_ranks(self) -> bool:
         """Whether this host has ranks. A host without ranks runs the program once, by itself."""
         return self.host in self.distribution_hosts
 
@@ -130,7 +130,7 @@ class Placement(NamedTuple):
     @property
     def processes_per_host(self) -> int:
         """Processes of this host; 1 on a host without ranks."""
-        if not self.takes_part:
+        if not self.has_ranks:
             return 1
         return self.slots[self.host_rank]
 
@@ -199,7 +199,7 @@ def read_placement(
         mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
         leader_address=leader_address,
-        served=bool(platform.served),
+        has_ssh_workers=bool(platform.served),
         tasks=platform.tasks,
         elastic=elastic,
         warnings=tuple(reader.warnings),
@@ -446,9 +446,9 @@ def _choose_distribution_hosts(
     """
     groups = {group.name: group.hosts for group in environment.hosts.groups}
     group_names = _read_group_names(groups, reader)
-    served = environment.platform.served
-    if served:
-        return served
+    ssh_workers = environment.platform.served
+    if ssh_workers:
+        return ssh_workers
     if mode.name == "none":
         return tuple(hosts)
     if not group_names:
@@ -498,7 +498,8 @@ def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
     """Return a problem for each program of the mode that is not in the image, such as mpirun."""
     reason = f"the job asks for {mode.name}"
     problems = []
-    for name in mode.programs_for(bool(environment.platform.served)):
+    has_ssh_workers = bool(environment.platform.served)
+    for name in mode.programs_for(has_ssh_workers):
         if not environment.programs.get(name):
             problems.append(missing_program(environment, name, reason))
     return problems

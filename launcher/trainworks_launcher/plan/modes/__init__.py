@@ -41,7 +41,7 @@ def plan_host(job: Job) -> NodePlan:
     """
     placement = job.placement
     mode = "none"
-    if placement.takes_part or placement.served:
+    if placement.has_ranks or placement.has_ssh_workers:
         mode = placement.mode
     plan = planner(mode)(job)
 

@@ -196,7 +196,7 @@ def programs_of_mode(job: Job) -> Mapping[str, str]:
     All of them exist, because placement.py refuses a job without them.
     """
     placement = job.placement
-    required = MODES[placement.mode].programs_for(placement.served)
+    required = MODES[placement.mode].programs_for(placement.has_ssh_workers)
     return MappingProxyType({name: job.environment.programs[name] for name in required})
 
 

@@ -6,9 +6,9 @@ own host: the variables in the environment file that the host's launcher wrote, 
 of mpirun and of the user's ``-x``. So the leader's host-specific values reach no other host, and no
 value is too long for a command line.
 
-Some platforms start no launcher on the workers, which only serve ssh (``Placement.served``), for
-example the Kubernetes MPI operator. The one launcher then starts mpirun, which gives the ranks the
-launcher's variables with ``-x``, without the host-specific ones.
+Some platforms start no launcher on the workers, which only serve ssh, for example the Kubernetes
+MPI operator (``Placement.has_ssh_workers``). The one launcher then starts mpirun, which gives the
+ranks the launcher's variables with ``-x``, without the host-specific ones.
 
 Sources of the MCA parameters: the reference of Open MPI (``ompi_info --all``,
 ``prte_info --all``), and the command line of sagemaker-training, for which jobs were tuned.
@@ -80,7 +80,7 @@ def plan_ranks(
     Raises:
         RefusalError: The user's options contradict each other.
     """
-    served = job.placement.served
+    has_ssh_workers = job.placement.has_ssh_workers
     programs = common.programs_of_mode(job)
     network, network_why = network_variables(job)
     where = job.placement.mpi_options_where
@@ -92,7 +92,7 @@ def plan_ranks(
     parameters, left_out, parameter_problems = merge_parameters(
         _parameters(job, dialect), user, dialect, job.inherited, where
     )
-    if served and job.program.requirements:
+    if has_ssh_workers and job.program.requirements:
         problem = "requirements are not installed on the workers"
         advice = "put them into the image (build.py extend), or install them before mpirun"
         problems.append(Problem(problem, job.program.code.requirements, advice))
@@ -113,7 +113,7 @@ def plan_ranks(
     for setting in parameters:
         line.append(_parameter(setting, dialect))
     line += exports.reasons.values()
-    if served:
+    if has_ssh_workers:
         line.append(_handed_on(env, exports.reasons))
     if user.rest:
         line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
@@ -121,7 +121,7 @@ def plan_ranks(
     line += [*before, *_program(job)]
 
     argv: tuple[str, ...] = ()
-    if job.placement.host == job.placement.leader or served:
+    if job.placement.host == job.placement.leader or has_ssh_workers:
         argv = words_of(line)
         why = list(line)
         for option, reason in (*left_out, *exports.left_out):
@@ -130,7 +130,7 @@ def plan_ranks(
         no_command = "mpirun on the leader starts the ranks of this host through this launcher"
         why = [Reason("no command", no_command)]
     shell = None
-    if served:
+    if has_ssh_workers:
         shell = Shell(programs["ssh"])
     return NodePlan(
         mode=job.placement.mode,
@@ -155,7 +155,7 @@ def plan_ranks(
 
 def _reaches_hosts(job: Job) -> bool:
     """Return whether mpirun starts ranks on other hosts."""
-    return len(job.placement.distribution_hosts) > 1 or job.placement.served
+    return len(job.placement.distribution_hosts) > 1 or job.placement.has_ssh_workers
 
 
 def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[Variable, ...]:
@@ -169,7 +169,7 @@ def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[
     for a job of one host.
     """
     devices = job.environment.devices
-    if job.placement.served or not _reaches_hosts(job) or not devices.routed:
+    if job.placement.has_ssh_workers or not _reaches_hosts(job) or not devices.routed:
         return ()
     is_chosen_by_platform = bool(job.environment.hosts.interface)
     interfaces = [name for name in devices.interfaces if name != "lo"]
@@ -191,7 +191,7 @@ def _rank_wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
         exports: The variables of the user's ``-x``, which the host's own values do not replace.
     """
     size = ("--size", str(job.placement.processes))
-    if job.placement.served:
+    if job.placement.has_ssh_workers:
         return common.rank_wrapper(job, "refuses a job with fewer ranks than planned", size)
     why = "gives each rank the environment of its own host"
     return common.rank_wrapper(job, why, (*size, "--keep", ",".join(exports)))
@@ -269,7 +269,7 @@ def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     agent = f"{environment.launcher_python} -I {environment.launcher_directory}/programs/agent.py"
     agent_why = "ask the launcher of each host to start it"
     concurrent = 32
-    if job.placement.served:
+    if job.placement.has_ssh_workers:
         agent_why = "ssh with the keys that the platform mounted"
         # An ssh client ends with the daemon of Open MPI 5; the agent of a launcher ends at once.
         concurrent = max(len(job.placement.distribution_hosts), 128)
