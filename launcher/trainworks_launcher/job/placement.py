@@ -552,24 +552,12 @@ def _count_slots(
 
     type_of_host = environment.hosts.instance_types(hosts)
     count_of_type: dict[str, int] = {}
-    reasons: list[str] = []
     for host in hosts:
         instance_type = type_of_host[host]
-        if instance_type in count_of_type:
-            continue
-        gpus, neuron_cores = accelerators(environment, instance_type)
-        if not mode.one_per_host:
-            reader.warnings += _warn_of_differences(environment, instance_type)
-        if neuron_cores:
-            _check_neuron(environment, mode, instance_type, reader)
-        if per_host and gpus and per_host > gpus:
-            _refuse_processes(per_host, gpus, "GPU", instance_type, reader)
-        elif per_host and neuron_cores and per_host > neuron_cores:
-            _refuse_processes(per_host, neuron_cores, "Neuron core", instance_type, reader)
-        count_of_type[instance_type] = per_host or gpus or neuron_cores or 1
-        reasons.append(_why_default_count(gpus, neuron_cores))
+        if instance_type not in count_of_type:
+            count = _count_on_type(environment, mode, instance_type, per_host, reader)
+            count_of_type[instance_type] = count
 
-    why = reasons[0]
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
     elif requested and environment.invocation.processes_per_host:
@@ -578,7 +566,35 @@ def _count_slots(
         why = f"hyperparameter {names.PROCESSES_PER_HOST}"
     elif per_host:
         why = platform.processes_why
+    else:
+        why = _why_default_count(environment, type_of_host[hosts[0]])
     return _Slots(tuple(count_of_type[type_of_host[host]] for host in hosts), why)
+
+
+def _count_on_type(
+    environment: Environment, mode: Mode, instance_type: str, per_host: int | None, reader: Reader
+) -> int:
+    """Count the processes of a host of an instance type, and refuse more than its accelerators.
+
+    Args:
+        environment: The environment of the host.
+        mode: The mode of the job.
+        instance_type: Such as ``ml.p5.48xlarge``.
+        per_host: Processes per host, from the user, the platform or the mode; None for the default.
+        reader: The reader of the placement.
+    """
+    gpus, neuron_cores = accelerators(environment, instance_type)
+    if not mode.one_per_host:
+        reader.warnings += _warn_of_differences(environment, instance_type)
+    if neuron_cores:
+        _check_neuron(environment, mode, instance_type, reader)
+    if per_host is None:
+        return gpus or neuron_cores or 1
+    if gpus and per_host > gpus:
+        _refuse_processes(per_host, gpus, "GPU", instance_type, reader)
+    elif neuron_cores and per_host > neuron_cores:
+        _refuse_processes(per_host, neuron_cores, "Neuron core", instance_type, reader)
+    return per_host
 
 
 def _check_neuron(environment: Environment, mode: Mode, instance_type: str, reader: Reader) -> None:
@@ -604,8 +620,9 @@ def _refuse_processes(
     reader.refuse(problem, where, f"give at most {count}: one process per {accelerator}")
 
 
-def _why_default_count(gpus: int, neuron_cores: int) -> str:
-    """Return the reason for the default number of processes on a host with these accelerators."""
+def _why_default_count(environment: Environment, instance_type: str) -> str:
+    """Return the reason for the default number of processes, such as ``one per GPU``."""
+    gpus, neuron_cores = accelerators(environment, instance_type)
     if gpus:
         return "one per GPU"
     if neuron_cores:
