@@ -41,12 +41,17 @@ class Reader:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
 
-    def refuse(self, what: str, where: str, advice: str = "") -> None:
-        """Add a problem; parameters as in ``Problem``.
+    def refuse(self, problem: str, where: str, advice: str = "") -> None:
+        """Add a problem.
 
         The caller continues with the nearest value, to find the other problems, too.
+
+        Args:
+            problem: The mistake, such as ``'80a' is not a TCP port``.
+            where: The setting, such as ``variable MASTER_PORT``.
+            advice: The remedy; ``""`` for none.
         """
-        self.problems.append(Problem(what, where, advice))
+        self.problems.append(Problem(problem, where, advice))
 
     def count(self, name: str) -> int | None:
         """Read a hyperparameter that is a whole number of at least 1.
