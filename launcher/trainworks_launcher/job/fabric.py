@@ -22,6 +22,7 @@ Source: EC2 user guide, Get started with EFA, which requires memlock unlimited.
 """
 
 _PROVIDER = "FI_PROVIDER"
+_CANNOT_USE = "this container cannot use EFA"
 
 
 class Fabric(NamedTuple):
@@ -78,37 +79,36 @@ def choose_fabric(
     if devices.efa is None:
         if not has_efa:
             return Fabric()
-        origin = f"the image's instance table says that {instance_type} has EFA"
-    elif devices.efa:
-        origin = f"EFA devices on this host: {', '.join(devices.efa)}"
+        evidence = f"the image's instance table says that {instance_type} has EFA"
+        return _with_efa(manifest, instance_type, hosts, inherited, evidence)
+    if devices.efa:
+        evidence = f"EFA devices on this host: {', '.join(devices.efa)}"
         locked = devices.locked_memory
-        if locked is not None and locked < LOCKED_BYTES:
-            warning = (
-                f"{origin}, but only {locked >> 10} KiB of memory may be locked: traffic between"
-                " hosts goes over TCP; start the container with --ulimit memlock=-1 (Slurm: ulimit"
-                " -l unlimited)"
-            )
-            return _without("this container cannot use EFA", inherited, [warning])
-    elif devices.closed_efa:
+        if locked is None or locked >= LOCKED_BYTES:
+            return _with_efa(manifest, instance_type, hosts, inherited, evidence)
+        warning = (
+            f"{evidence}, but only {locked >> 10} KiB of memory may be locked: traffic between"
+            " hosts goes over TCP; start the container with --ulimit memlock=-1 (Slurm: ulimit"
+            " -l unlimited)"
+        )
+        return _without(_CANNOT_USE, inherited, [warning])
+    if devices.closed_efa:
         closed = ", ".join(devices.closed_efa)
         warning = (
             f"this host has EFA ({closed}), but the container can open none of its"
             " devices: traffic between hosts goes over TCP; pass /dev/infiniband into the"
             " container, and the right to open it"
         )
-        return _without("this container cannot use EFA", inherited, [warning])
-    elif has_efa:
-        warning = (
+        return _without(_CANNOT_USE, inherited, [warning])
+    if not has_efa:
+        return _without("this host has no EFA device", inherited)
+    warnings = []
+    if hosts > 1:
+        warnings.append(
             f"{instance_type} has EFA, but no EFA device is in this container: traffic between"
             " hosts goes over TCP; pass the EFA devices into the container"
         )
-        warnings = []
-        if hosts > 1:
-            warnings.append(warning)
-        return _without("this container cannot use EFA", inherited, warnings)
-    else:
-        return _without("this host has no EFA device", inherited)
-    return _with_efa(manifest, instance_type, hosts, inherited, origin)
+    return _without(_CANNOT_USE, inherited, warnings)
 
 
 def _with_efa(
@@ -116,16 +116,16 @@ def _with_efa(
     instance_type: str,
     hosts: int,
     inherited: Mapping[str, str],
-    origin: str,
+    evidence: str,
 ) -> Fabric:
     """Return the fabric of a host with EFA.
 
-    origin: the evidence of EFA, such as ``EFA devices on this host: rdmap0s6``.
+    evidence: the reason for EFA, such as ``EFA devices on this host: rdmap0s6``.
     """
     row = manifest.instances.get(instance_type)
     has_rdma = row is not None and row.efa_rdma
     variables: dict[str, str] = {}
-    reasons = [("EFA", origin)]
+    reasons = [("EFA", evidence)]
     for variable in manifest.fabric:
         if variable.rdma and not has_rdma:
             continue
