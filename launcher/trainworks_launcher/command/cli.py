@@ -199,7 +199,7 @@ def _check(measures: bool) -> int:
         from trainworks_launcher.plan import bandwidth
 
         if shutil.which(bandwidth.PROGRAM):
-            return _train(bandwidth.ASKED, measures)
+            return _train(bandwidth.INVOCATION, measures)
         print(f"warning: {bandwidth.MISSING}")
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run_checks

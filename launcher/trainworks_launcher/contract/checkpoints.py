@@ -1,10 +1,10 @@
 """Find the newest complete checkpoint in a directory, and whether any file is younger than the job.
 
-A checkpoint may be half written: the job was killed meanwhile, or SageMaker uploaded the directory
-at that moment and restored it at the next start. So a directory counts only if it has the file that
-its writer writes last (LAST_FILES), or if a file beside it names it as the latest (TRACKERS), and
-no file that can be checked cheaply is cut off. The directory is only read. This module imports no
-other of the launcher, because rank.py loads it, too.
+A checkpoint may be half written, if the job was killed during the writing, or if SageMaker uploaded
+the directory at that moment. A directory is complete if it has the file that its framework writes
+last (LAST_FILES), or if a file beside the directory names the directory as the latest (TRACKERS).
+No file with a cheap check may be cut off. The directory is only read. This module imports no other
+module of the launcher, because programs/rank.py loads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 LAST_FILES = (
-    # torch.distributed.checkpoint: its coordinator writes it after every rank has written its part.
+    # torch.distributed.checkpoint: written by the coordinator after the parts of all ranks
     ".metadata",
     "trainer_state.json",  # Trainer of transformers: after model, optimizer and random state
     "random_states_0.pkl",  # save_state of accelerate
@@ -31,7 +31,7 @@ TRACKERS = (
 )
 """File beside checkpoints, written last -> form of the directory's name, filled with its text."""
 
-# Written by SageMaker beside the files that it uploads.
+# SageMaker writes these files beside the uploaded files.
 _SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
 _TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
 _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
@@ -65,7 +65,7 @@ def newest_complete(directory: str) -> str:
     """Return the path of the newest complete checkpoint; ``""`` for none.
 
     The highest number in the names decides, because a copy from S3 has the times of the copying. A
-    checkpoint without a number (``last.ckpt``) is the newest if it was written after that one.
+    checkpoint without a number (``last.ckpt``) is the newest if no numbered checkpoint is younger.
     """
     numbered: Checkpoint | None = None
     unnumbered: Checkpoint | None = None
@@ -86,9 +86,9 @@ def newest_complete(directory: str) -> str:
 
 
 def step_in(name: str) -> int:
-    """Return the step in the name of a checkpoint, -1 for none: ``epoch=3-step=400.ckpt`` is 400.
+    """Return the step in the name of a checkpoint: 400 for ``epoch=3-step=400.ckpt``; -1 for none.
 
-    ``checkpoint-400`` is a step of transformers' Trainer. Another number may be that of an epoch.
+    ``checkpoint-400`` is a step of transformers' Trainer. Other numbers may be epochs.
     """
     matches = _STEP.findall(Path(name).name)
     if not matches:
@@ -160,7 +160,7 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
 
 
 def _last_file(folder: Path) -> Path | None:
-    """Return the file of a checkpoint that is written last; None if it is not there."""
+    """Return the file that the checkpoint's framework writes last; None if it is missing."""
     for name in LAST_FILES:
         if (folder / name).exists():
             return folder / name
@@ -226,7 +226,7 @@ def _is_complete_directory(folder: Path) -> bool:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """Return the beginning of a file; nothing if it cannot be read."""
+    """Return the beginning of a file; ``b""`` for an unreadable file."""
     try:
         with path.open("rb") as opened:
             return opened.read(limit)
@@ -237,12 +237,14 @@ def _read(path: Path, limit: int) -> bytes:
 def _shards_of_index(path: Path) -> set[str]:
     """Return the files that an index of transformers names.
 
-    For an unreadable index a name that no file has, so that the checkpoint is not complete.
+    An unreadable index names the file ``""``, which cannot exist: the checkpoint is not complete.
     """
     try:
-        return {str(name) for name in json.loads(_read(path, _HEADER_BYTES))["weight_map"].values()}
+        index = json.loads(_read(path, _HEADER_BYTES))
+        shards = index["weight_map"].values()
     except (ValueError, KeyError, TypeError, AttributeError):
         return {""}
+    return set(map(str, shards))
 
 
 def _is_complete(path: Path) -> bool:

@@ -1,6 +1,6 @@
-"""Decode hyperparameters, and split them into the user's and the platform's. Pure.
+"""Decode hyperparameters, and separate the user's from the reserved ones. Pure.
 
-The rules are sagemaker-training's, on which scripts rely.
+The rules are those of sagemaker-training, because scripts rely on them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from trainworks_launcher.contract.json_values import Json, decode, text
 
 
 def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Decode every value that is JSON text; keep the others.
+    """Decode every value that is JSON text: ``"0.1"`` is 0.1, and ``"adam"`` stays a string.
 
-    The platform delivers only strings, which the SDK has encoded as JSON. A string that is not JSON
-    is the value itself.
+    The platform delivers only strings, which the SDK has encoded as JSON.
     """
     decoded: dict[str, Json] = {}
     for name, value in raw.items():
@@ -36,14 +35,14 @@ def is_reserved(name: str) -> bool:
 
 
 class Reserved(Mapping[str, Json]):
-    """The reserved hyperparameters, which are meant for the launcher."""
+    """The reserved hyperparameters, which are for the launcher, such as ``sagemaker_program``."""
 
     def __init__(self, hyperparameters: Mapping[str, Json]) -> None:
-        """Take the reserved ones of all hyperparameters."""
+        """Keep the reserved ones among all hyperparameters."""
         self._values = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
 
     def __getitem__(self, name: str) -> Json:
-        """Return a value as it was given."""
+        """Return the decoded value of a hyperparameter."""
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,7 +50,7 @@ class Reserved(Mapping[str, Json]):
         return iter(self._values)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of reserved hyperparameters."""
         return len(self._values)
 
     def is_on(self, name: str) -> bool:
@@ -59,12 +58,12 @@ class Reserved(Mapping[str, Json]):
         return truth(self.get(name))
 
     def text(self, name: str) -> str:
-        """Return a text; "" if it is absent, or is none."""
+        """Return a text; ``""`` for an absent value, and for a value of another type."""
         return text(self.get(name))
 
 
 def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Reserved]:
-    """Return the user's hyperparameters, and the reserved ones."""
+    """Return (the user's hyperparameters, the reserved ones)."""
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
     return MappingProxyType(user), Reserved(hyperparameters)
 

@@ -1,9 +1,9 @@
-"""Inspections that may never return: of a dead mount, a name server that is gone, a process that
-hangs in a driver.
+"""Inspect objects that may never answer: a dead mount, a lost name server, a driver that hangs.
 
-Each runs in a thread of its own, and is awaited with a bound (``Inspection``, ``run_in_time``;
-``Loop.look`` in the event loop, which must not wait at all). ``inspecting`` notes the object
-before, so that the waiting thread can name it.
+Each inspection runs in a thread of its own, and the caller waits with a time limit (``Inspection``,
+``run_in_time``). The event loop must not wait at all (``Loop.look`` in supervise/event_loop.py).
+``inspecting`` notes the object before the inspection, so that the waiting thread can name the
+object in a message.
 """
 
 from __future__ import annotations
@@ -40,21 +40,18 @@ def inspecting(what: str, path: str = "") -> Iterator[None]:
 
 
 def current() -> Inspected:
-    """Return the object of the present inspection."""
+    """Return the object of the inspection that runs."""
     return _current[-1]
 
 
 Result = TypeVar("Result")
 
 LOOK_SECONDS = 0.8
-"""Limit for an inspection that only adds to known facts.
-
-Heartbeats and the end of a job must not wait.
-"""
+"""Time limit of an inspection for a message. Heartbeats and the end of a job must not wait."""
 
 
 class Inspection(Generic[Result]):
-    """An inspection in a thread, which is left alone if it does not return.
+    """An inspection in a thread. A thread that does not return is left alone.
 
     Attributes:
         results: The result, in a list; empty before the end, and after an exception.

@@ -1,4 +1,4 @@
-"""JSON values, and typed access to them: small pure helpers for parsers of outside input."""
+"""Decode JSON values, and read them by type: small pure helpers for parsers of outside input."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NOTHING: Mapping[str, Json] = MappingProxyType({})
 
 
 NESTING_LIMIT = 100
-"""Levels of lists and objects in a JSON text.
+"""Maximum of nested lists and objects in a JSON text.
 
-More would end in a RecursionError somewhere after the decoder.
+A deeper value would raise RecursionError in code after the decoder.
 """
 
 
@@ -33,7 +33,8 @@ def decode(text: str) -> Json:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels") from error
     except json.JSONDecodeError:
         raise
-    except ValueError as error:  # of the conversion of a whole number, since Python 3.11
+    except ValueError as error:
+        # Since Python 3.11 a whole number of too many digits raises ValueError.
         raise ValueError("a whole number has too many digits") from error
     if text.count("[") + text.count("{") > NESTING_LIMIT and _depth(value) > NESTING_LIMIT:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels")
@@ -41,17 +42,21 @@ def decode(text: str) -> Json:
 
 
 def _depth(value: Json) -> int:
-    """Return the levels of lists and objects, counted without recursion."""
+    """Return the number of nested lists and objects, counted without recursion: 2 for ``[[1]]``."""
     depth = 0
     level: list[Json] = [value]
     while level:
         inner: list[Json] = []
+        is_nested = False
         for entry in level:
             if isinstance(entry, dict):
+                is_nested = True
                 inner.extend(entry.values())
             elif isinstance(entry, list):
+                is_nested = True
                 inner.extend(entry)
-        depth += any(isinstance(entry, (dict, list)) for entry in level)
+        if is_nested:
+            depth += 1
         level = inner
     return depth
 
@@ -68,9 +73,7 @@ def kind(value: Json) -> str:
 
 
 def unusable(text: str) -> str:
-    """Return why a text cannot be an argument or a variable of a process.
-
-    "" if it can.
+    """Return the reason why a text cannot be an argument or a variable of a process, else ``""``.
 
     >>> unusable("straße"), unusable("a\\0b")
     ('', 'has a NUL character')
@@ -88,10 +91,10 @@ def unusable(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Replace halves of surrogate pairs by their escapes, so that UTF-8 can carry the text.
+    """Replace halves of surrogate pairs by escapes such as ``\\udcff``, for an output in UTF-8.
 
-    JSON reads the escapes back. Python uses such halves for bytes of variables and paths that are
-    not UTF-8.
+    Python uses such halves for bytes of variables and paths that are not UTF-8. JSON reads the
+    escapes back.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -99,31 +102,31 @@ def readable(text: str) -> str:
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
 )
-"""Commands to a terminal: colours, moves, titles. Source: ECMA-48, 5.4 and 5.6."""
+"""Escape sequences of a terminal: colours, moves, titles. Source: ECMA-48, 5.4 and 5.6."""
 
 
 def printable(text: str) -> str:
-    """Remove commands to a terminal: keep only visible characters, blanks, tabs and line ends.
+    """Remove escape sequences of a terminal; keep visible characters, blanks, tabs and line ends.
 
     >>> printable("\\x1b[31mred\\x1b[0m, \\x07loss\\r\\n")
     'red,  loss\\n'
     """
     text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    # One expression, because whole outputs of ranks pass here.
+    # One expression, because it is faster than a loop, and whole outputs of ranks pass here.
     return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
 
 
 def compact(value: object) -> str:
-    """Encode as JSON without blanks and with sorted keys: the form of the SM_* variables
-    (sagemaker-training).
+    """Encode as JSON without blanks and with sorted keys, as sagemaker-training in SM_* variables.
+
+    >>> compact({"b": [1, 2], "a": None})
+    '{"a":null,"b":[1,2]}'
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def text_form(value: Json) -> str:
-    """Return a value as the text of a variable: a string as it is, null as ``""``, else compact
-    JSON.
-    """
+    """Return a value as the text of a variable: the string itself, ``""`` for null, else JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -132,26 +135,28 @@ def text_form(value: Json) -> str:
 
 
 def text(value: Json, default: str = "") -> str:
-    """Return the value if it is a string, else ``default``."""
-    return value if isinstance(value, str) else default
+    """Return a string; the default for a value of another type."""
+    if isinstance(value, str):
+        return value
+    return default
 
 
 def texts(value: Json) -> tuple[str, ...]:
-    """Return the strings of a list, in order; empty for anything that is not a list."""
+    """Return the strings of a list, in order; ``()`` for a value that is no list."""
     if not isinstance(value, list):
         return ()
     return tuple(entry for entry in value if isinstance(entry, str))
 
 
 def mapping(value: Json) -> Mapping[str, Json]:
-    """Return the value if it is an object, else an empty one."""
+    """Return an object; an empty object for a value of another type."""
     if not isinstance(value, dict):
         return NOTHING
     return value
 
 
 def number(value: Json) -> int:
-    """Return the value if it is a whole number, else 0."""
+    """Return a whole number; 0 for a value of another type."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return value

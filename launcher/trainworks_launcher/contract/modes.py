@@ -1,10 +1,9 @@
-"""The modes, which are ways to start a job: one row each. Pure.
+"""List the modes of a job, such as torch_distributed and mpi: one row per mode. Pure.
 
 To add a mode, write ``plan/modes/FILE.py`` and add its row to MODES.
 
-A row holds the facts that the validation of a job needs before any planning, so it stands below
-``job``. The planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is
-loaded only when it is needed.
+A row has the facts for the validation of a job (job/placement.py). The function
+``plan(job) -> NodePlan`` in the mode's file is imported only for a job of this mode.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Mode(NamedTuple):
         file: Module in ``plan/modes/``.
         switch: Hyperparameter that selects the mode; ``""`` for none.
         options: Hyperparameter with the user's own mpirun options; ``""`` if the mode has none.
-        one_per_host: Each host gets one process, whatever its devices.
-        needs_count: The job must state the processes per host.
+        one_per_host: Each host gets one process, also a host with several GPUs.
+        needs_count: The job must set the processes per host.
         programs: Programs that start the ranks.
         by_name: The processes get the names of all hosts, and connect by name.
         trainium: Whether the mode works on hosts with Neuron cores.
@@ -51,13 +50,13 @@ class Mode(NamedTuple):
         """Whether mpirun starts the ranks, also on hosts without a launcher."""
         return self.programs == _MPIRUN
 
-    def programs_for(self, served: bool) -> tuple[str, ...]:
-        """Return the programs that each host needs.
+    def programs_for(self, has_ssh_workers: bool) -> tuple[str, ...]:
+        """Return the programs that each host needs, such as ``("mpirun", "ssh")``.
 
         Args:
-            served: Whether the other hosts run no launcher.
+            has_ssh_workers: Whether the other hosts have no launcher, and serve ssh.
         """
-        if not served:
+        if not has_ssh_workers:
             return self.programs
         return (*self.programs, "ssh")
 

@@ -1,8 +1,8 @@
-"""All names that the launcher shares with its users: variables, hyperparameters, paths, limits.
+"""Define the names that the launcher shares with users: variables, hyperparameters, paths, limits.
 
-One documented constant per name: so a name is spelled once, can be searched for, and has its unit,
-default and source in one place. "as sagemaker-training" marks behaviour of that package on which
-scripts rely. Names with the prefix ``TRAINWORKS_`` are introduced by this launcher.
+Each name is one constant, with its unit, default and source. "as sagemaker-training" marks
+behaviour of that package on which scripts rely. Only names with the prefix ``TRAINWORKS_`` are this
+launcher's own.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ PROGRAM_VARIABLE = "SAGEMAKER_PROGRAM"
 """Entry point; wins over the hyperparameter ``sagemaker_program`` (as sagemaker-training)."""
 
 SUBMIT_DIRECTORY_VARIABLE = "SAGEMAKER_SUBMIT_DIRECTORY"
-"""Directory (or local tar.gz) of the user's code. sagemaker-training reads and then ignores it.
+"""Directory, or local tar.gz, of the user's code, which sagemaker-training reads and then ignores.
 
-This launcher uses it, below the hyperparameter ``sagemaker_submit_directory`` and above BASE/code.
+The hyperparameter ``sagemaker_submit_directory`` wins over this variable; the default is BASE/code.
 """
 
 TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
@@ -108,29 +108,21 @@ REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "SAGEMAKER_REGION")
 """Region, first one set wins: the platform sets AWS_REGION, boto3 reads AWS_DEFAULT_REGION."""
 
 LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
-"""Log level, below the hyperparameter of that name. sagemaker-training reads and then
-ignores it; this launcher uses it."""
+"""Log level, which sagemaker-training reads and then ignores. The hyperparameter LOG_LEVEL wins."""
 
 JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 """Name of the job, set by the platform."""
 
 ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
-"""How hyperparameters become arguments, one of arguments.STYLES.
-
-Below the hyperparameter ARGUMENT_STYLE.
+"""Style of the script's arguments, one of arguments.STYLES; the hyperparameter ARGUMENT_STYLE wins.
 """
 
 ARGUMENT_ORDER_VARIABLE = "TRAINWORKS_ARGUMENT_ORDER"
-"""The order of those arguments, one of arguments.ORDERS.
-
-Below the hyperparameter ARGUMENT_ORDER.
+"""Order of the script's arguments, one of arguments.ORDERS; the hyperparameter ARGUMENT_ORDER wins.
 """
 
 STRICT_VARIABLE = "TRAINWORKS_STRICT_REQUIREMENTS"
-"""``on``: requirements that the image cannot fulfil as they are written are refused.
-
-Default off.
-"""
+"""``on``: refuse requirements that the image cannot fulfil exactly as written; default off."""
 
 REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
 """ARN of the CodeArtifact repository from which pip installs (as sagemaker-training)."""
@@ -243,9 +235,10 @@ LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 processes; default on."""
 
 JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
-"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: with it hosts prove
-that they are of the job when they join. Removed from the environment of every child process.
-Default: the content of JOB_SECRET_FILE.
+"""A secret of at least JOB_SECRET_MINIMUM characters, the same on every host.
+
+A host that joins the leader proves with the secret that it belongs to the job. No child process
+gets the variable. Default: the content of JOB_SECRET_FILE.
 """
 
 JOB_SECRET_FILE_VARIABLE = "TRAINWORKS_JOB_SECRET_FILE"
@@ -267,9 +260,9 @@ hosts.
 """
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
-"""Hosts with which a torchrun job goes on when others are lost.
+"""Number of hosts with which a torchrun job continues after the loss of others.
 
-Also the hyperparameter MIN_HOSTS. Default: all of them.
+Also the hyperparameter MIN_HOSTS. Default: all hosts.
 """
 
 MPI_HOSTFILE_VARIABLE = "OMPI_MCA_orte_default_hostfile"
@@ -285,10 +278,10 @@ For plain hosts, and for schedulers without a file in ``platforms``.
 """
 
 HOST_VARIABLE = "TRAINWORKS_HOST"
-"""This host's name in HOSTS_VARIABLE; default: the kernel's host name, if it is one of them."""
+"""This host's name in HOSTS_VARIABLE; default: the kernel's hostname, if HOSTS_VARIABLE has it."""
 
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Index of a pod in its Indexed Job; Kubernetes sets it in every container of one."""
+"""Index of a pod in its Indexed Job; Kubernetes sets the variable in each container of the pod."""
 
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
 """``1``: the job's log begins with the table of ``train explain``; default off."""
@@ -331,7 +324,7 @@ IMAGE_MANIFEST_SCHEMA = 1
 """The manifest schema that this launcher reads."""
 
 OPEN_MPI = "open-mpi"
-"""The manifest's name of the component whose version decides mpirun's dialect."""
+"""The manifest's name of Open MPI; its version decides the spelling of mpirun's options."""
 
 NCCL_PLUGIN = "aws-ofi-nccl"
 """The manifest's name of the component with which NCCL uses libfabric, and so EFA."""
@@ -356,30 +349,35 @@ MASTER_PORT = 7777
 """Default of MASTER_PORT, as in the framework toolkits (as sagemaker-training)."""
 
 STOP_SECONDS = 30.0
-"""From a stop signal to KILL on a host without a container and without a scheduler, which would
-send KILL themselves.
+"""Seconds from a stop signal to KILL on a host without a container and without a scheduler.
+
+A container engine and a scheduler send KILL themselves.
 """
 
 JOIN_LIMIT_SECONDS = 600.0
-"""Hosts of one job start minutes apart when an image is large; sagemaker-training waits 15
-minutes for a name alone."""
+"""Default seconds within which all hosts have to join the leader.
+
+Hosts of one job start minutes apart with a large image. sagemaker-training waits 15 minutes for the
+name of a host to resolve.
+"""
 
 PREPARE_LIMIT_SECONDS = 1800.0
-"""A requirements.txt with something to compile is slow, not stuck."""
+"""Default seconds for code and requirements; pip may have to compile packages."""
 
 HEARTBEAT_SECONDS = 1.0
 """Longest interval between two heartbeats on the control channel."""
 
 HEARTBEAT_LIMIT_SECONDS = 12.0
-"""Silence after a missing heartbeat, after which a host is lost.
+"""Default seconds without a heartbeat after which a host counts as lost.
 
 Every host must have ended within 15 s of a host's death.
 """
 
 HANG_LIMIT_SECONDS = 600.0
-"""torch's own watchdog of NCCL ends a job after the same time, without a cause.
+"""Default seconds without progress of any rank after which a job counts as hanging.
 
-Source: torch/distributed/constants.py.
+torch's watchdog of NCCL ends a job after the same time, without a cause. Source:
+torch/distributed/constants.py.
 """
 
 START_LOOK_SECONDS = 60.0
@@ -460,12 +458,10 @@ a short one offline.
 """
 
 ELASTIC_RESTARTS = 3
-"""Restarts of a job that may go on with fewer hosts, if the job gives no number: with 0 the job
-could not go on.
-"""
+"""Default restarts of a job that may continue with fewer hosts; it continues by a restart."""
 
 FRUITLESS_RESTARTS = 3
-"""Restarts in a row without progress after which a job ends, however many are allowed."""
+"""Number of restarts in a row without progress that end a job, even if more are allowed."""
 
 FRUITLESS_SECONDS = 600.0
 """A longer attempt of the ranks counts as progress: a script may work without output."""
@@ -543,9 +539,8 @@ SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 """Place of the code: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
 
 ARGUMENT_STYLE = "sagemaker_argument_style"
-"""How hyperparameters become arguments, one of arguments.STYLES.
-
-Default "value" (as sagemaker-training).
+"""Style of the script's arguments, one of arguments.STYLES; default "value" (as
+sagemaker-training).
 """
 
 ARGUMENT_ORDER = "sagemaker_argument_order"
@@ -557,7 +552,7 @@ LOG_LEVEL = "sagemaker_container_log_level"
 S3_OUTPUT = "sagemaker_s3_output"
 """Address to which sagemaker-training uploads output/intermediate during a job.
 
-This launcher does not, and warns.
+This launcher uploads nothing, and warns.
 """
 
 JOB_NAME = "sagemaker_job_name"
@@ -626,10 +621,10 @@ INSTANCE_TYPE = "sagemaker_instance_type"
 """Str: the instance type as the SDK knows it; else the resource config's."""
 
 MAX_RESTARTS = "sagemaker_torch_distributed_max_restarts"
-"""Int: as MAX_RESTARTS_VARIABLE says."""
+"""Int: the same as MAX_RESTARTS_VARIABLE."""
 
 MIN_HOSTS = "sagemaker_torch_distributed_min_hosts"
-"""Int: as MIN_HOSTS_VARIABLE says."""
+"""Int: the same as MIN_HOSTS_VARIABLE."""
 
 DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""
@@ -637,8 +632,8 @@ DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 MODEL_PARALLEL_PARAMETERS = "mp_parameters"
 """Object; a non-empty one switches model parallelism on (as sagemaker-training).
 
-Without the reserved prefix, so it is an argument as well.
+The name has no reserved prefix, so that the script gets an argument as well.
 """
 
 MODEL_PARALLEL_VARIABLE = "SM_HP_MP_PARAMETERS"
-"""The same as an environment variable (as sagemaker-training)."""
+"""MODEL_PARALLEL_PARAMETERS as an environment variable (as sagemaker-training)."""

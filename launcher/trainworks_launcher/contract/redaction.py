@@ -2,8 +2,8 @@
 
 There are two rules. By name: a variable, a hyperparameter, an option or a key inside a JSON value
 is secret if its name has a word such as PASSWORD. By form: ``user:password@`` inside a URL, and
-tokens of a well-known form. A ``Redactor`` also knows the values that are secret by name, and hides
-these in every other place: in SM_HPS, in a command line, in a traceback.
+tokens of a well-known form, such as ``hf_...``. A ``Redactor`` also knows the values that are
+secret by name, and hides these values everywhere: in SM_HPS, in a command line, in a traceback.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MASK = "******"
 """The text that is shown in place of a secret."""
 
 VALUE_LENGTH = 8
-"""Length from which a value is hidden outside its own place: a shorter one is part of too many
-other words.
+"""Minimum length of a secret that is hidden everywhere. A shorter one is hidden only behind its
+name, because other words may contain the same letters.
 """
 
 _WORDS = frozenset(
@@ -47,10 +47,10 @@ _BEFORE_PASS = frozenset(
         "num", "one", "per", "render", "second", "single", "test", "third", "two",
     )
 )  # fmt: skip
-"""Words before ``pass`` with which it means a turn over data. Every other ``pass`` is a password.
-"""
+"""Words before ``pass`` in the names of turns over data. Every other ``pass`` is a password."""
+
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
-_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
+_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # the form of most secrets
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
 # The shell's working directory; in a connection string, a password.
 _NOT_SECRET = frozenset(("PWD", "OLDPWD"))
@@ -70,16 +70,18 @@ _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name is that of a secret: ``WANDB_API_KEY``, ``dbPassword``.
+    """Return whether a name is that of a secret, as ``WANDB_API_KEY`` and ``dbPassword``.
 
-    Not ``max_tokens``.
+    ``max_tokens`` is not.
     """
     if name in _NOT_SECRET:
         return False
-    words = [word.lower() for word in _SPLIT.split(name) if word]
+    words = _words_of(name)
     if not words:
         return False
-    before = words[-2] if len(words) > 1 else ""
+    before = ""
+    if len(words) > 1:
+        before = words[-2]
     if words[-1] == "id" and before in _BEFORE_IDENTIFIER:
         return True
     if words[-1] == _PASS:
@@ -87,11 +89,18 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words)
 
 
-def is_secret(name: str, value: object) -> bool:
-    """Return whether the value of a name is secret, by the name; ``key`` alone may be any key.
+def _words_of(name: str) -> list[str]:
+    """Return the words of a name in lower case: ``dbPassword`` has ``db`` and ``password``."""
+    return [word.lower() for word in _SPLIT.split(name) if word]
 
-    A fraction is a measurement if the name ends with another word. ``PWD`` is a path except in a
-    connection string.
+
+def is_secret(name: str, value: object) -> bool:
+    """Return whether a value is secret, by its name.
+
+    The value of ``key`` alone is secret only if it has the form of a secret. A fraction is a
+    measurement, unless the name ends with a word such as ``password``. ``PWD`` is a path, except in
+    a connection string.
+
     >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543")
     (False, True)
     >>> is_secret("api_key", "x")
@@ -101,7 +110,7 @@ def is_secret(name: str, value: object) -> bool:
     """
     if name.upper() in _NOT_SECRET:
         return isinstance(value, str) and bool(value) and not value.startswith("/")
-    last = [word.lower() for word in _SPLIT.split(name) if word][-1:]
+    last = _words_of(name)[-1:]
     if not _WORDS.union(_LAST_WORDS).intersection(last) and _FRACTION.fullmatch(str(value)):
         return False
     if name.lower() in _LAST_WORDS_ALONE and isinstance(value, str):
@@ -135,7 +144,7 @@ _WEBHOOK = re.compile(
     r"\b(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
     r"|(?:discord|discordapp)\.com/api/(?:v\d+/)?webhooks/|[\w.-]*webhook\.office\.com/webhookb2/)[^\s'\"<>,;)]+"
 )
-"""Addresses that are secrets themselves: whichever program knows one may write."""
+"""Webhooks: every program with such an address may write to the channel."""
 
 _CONNECTION = re.compile(
     rf"(\b(?:AccountKey|SharedAccessKey)\s*=\s*|;\s*(?:Password|Pwd)\s*=\s*(?!/)"
@@ -226,9 +235,9 @@ class Redactor:
         return redact_options(redact_tokens(redact_urls(text)))
 
     def value(self, name: str, value: str) -> str:
-        """Redact the value of a name: all of it if the name is that of a secret.
+        """Redact a value: the whole value if its name is that of a secret, else its secret parts.
 
-        The keys of an object and the options of a list count as names too.
+        Keys of an object and options of a list are names, too.
         """
         if value and is_secret(name, value):
             return MASK
@@ -255,14 +264,15 @@ class Redactor:
                     redacted_entries[key] = self.json(entry)
             return redacted_entries
         if isinstance(value, list):
-            # A list of texts may be a command line, in which an option's value follows it.
+            # A list of texts may be a command line, where a value follows its option.
             texts = [entry for entry in value if isinstance(entry, str)]
             if len(texts) == len(value):
                 return [*self.words(texts)]
             return [self.json(entry) for entry in value]
         if not isinstance(value, str):
             return value
-        if value.startswith("-"):  # the value may be options of a command line
+        if value.startswith("-"):
+            # The value may be options of a command line.
             try:
                 words = tuple(shlex.split(value))
             except ValueError:
@@ -273,7 +283,7 @@ class Redactor:
         return self._pairs(value)
 
     def _pairs(self, text: str) -> str:
-        """Redact a text that may hold an object: ``a=1,password=x`` or ``{'password': 'x'}``."""
+        """Redact a text with pairs, such as ``a=1,password=x`` or ``{'password': 'x'}``."""
         pieces: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
@@ -334,7 +344,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """Return a value as it is, inside a JSON text, and in Python's own form of a list."""
+    """Return a value in its three forms: plain, inside JSON, and inside Python's ``repr``."""
     return value, json.dumps(value)[1:-1], repr(value)[1:-1]
 
 
@@ -343,8 +353,9 @@ def _collect(value: object, secrets: set[str], name: str = "") -> None:
     if isinstance(value, Mapping):
         for key, entry in value.items():
             # Every value below a secret name is secret.
-            is_below_secret = is_secret_name(name) and not is_secret_name(f"{key}")
-            nearest_name = name if is_below_secret else f"{key}"
+            nearest_name = f"{key}"
+            if is_secret_name(name) and not is_secret_name(nearest_name):
+                nearest_name = name
             _collect(entry, secrets, nearest_name)
     elif isinstance(value, (list, tuple)):
         for entry in value:

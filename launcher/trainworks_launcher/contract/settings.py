@@ -41,18 +41,23 @@ class Reader:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
 
-    def refuse(self, what: str, where: str, advice: str = "") -> None:
-        """Add a problem; parameters as in ``Problem``.
+    def refuse(self, problem: str, where: str, advice: str = "") -> None:
+        """Add a problem.
 
         The caller continues with the nearest value, to find the other problems, too.
+
+        Args:
+            problem: The mistake, such as ``'80a' is not a TCP port``.
+            where: The setting, such as ``variable MASTER_PORT``.
+            advice: The remedy; ``""`` for none.
         """
-        self.problems.append(Problem(what, where, advice))
+        self.problems.append(Problem(problem, where, advice))
 
     def count(self, name: str) -> int | None:
         """Read a hyperparameter that is a whole number of at least 1.
 
         Returns:
-            The number; None if it is absent or empty, and after a problem.
+            The number; None for an absent or empty value, and after a problem.
         """
         value = self.reserved.get(name)
         if value is None or value == "":
@@ -66,7 +71,7 @@ class Reader:
         return value
 
     def port(self, name: str, default: int) -> int:
-        """Read a TCP port from a variable; the default if it is absent or wrong."""
+        """Read a TCP port from a variable; the default for an absent or wrong value."""
         value = self.variables.get(name, "").strip()
         if not value:
             return default

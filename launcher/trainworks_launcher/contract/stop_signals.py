@@ -1,6 +1,6 @@
-"""The launcher's reaction to each signal, and handlers of signals before a job is planned.
+"""List the launcher's reaction to each signal, and handle signals before a job is planned.
 
-| signal | what it does |
+| signal | reaction |
 |---|---|
 | TERM, INT | stop the job: the ranks get the same signal |
 | HUP, QUIT | stop the job: the ranks get TERM, the signal at which scripts save |
@@ -34,20 +34,27 @@ STOP_SIGNALS: Mapping[int, signal.Signals] = {
 """Signal by which a platform, or a person, stops a job -> the signal for the ranks."""
 
 _NAMED = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT", "XCPU")
-PASSED_ON = frozenset(
-    (
-        *(int(getattr(signal, f"SIG{name}")) for name in _NAMED if hasattr(signal, f"SIG{name}")),
-        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-    )
-)
-"""Signals for ranks. They end a process without a handler, and mean something to a script."""
+
+
+def _signals_for_ranks() -> frozenset[int]:
+    numbers = set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+    for name in _NAMED:
+        number = getattr(signal, f"SIG{name}", None)
+        # Python knows STKFLT only since 3.11.
+        if number is not None:
+            numbers.add(int(number))
+    return frozenset(numbers)
+
+
+PASSED_ON = _signals_for_ranks()
+"""Signals for ranks, such as USR1. A script may handle them; without a handler the rank ends."""
 
 
 def handled() -> tuple[int, ...]:
-    """Return the signals that the launcher handles; not HUP if it is ignored (nohup(1))."""
-    numbers = [int(number) for number in (*STOP_SIGNALS, *PASSED_ON)]
+    """Return the signals that the launcher handles, without an ignored HUP (nohup(1))."""
+    numbers = list(map(int, (*STOP_SIGNALS, *PASSED_ON)))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        numbers = [number for number in numbers if number != signal.SIGHUP]
+        numbers.remove(signal.SIGHUP)
     return tuple(numbers)
 
 

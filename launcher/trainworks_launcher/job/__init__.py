@@ -1,1 +1,1 @@
-"""What the job is: program, placement and network, or all problems at once. Pure."""
+"""Validate a job: its program, placement and network. job.py combines the three. Pure."""

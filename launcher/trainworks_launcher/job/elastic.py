@@ -1,8 +1,7 @@
-"""Restarts and lost hosts: what a torchrun job asks for, and whether that can be. Pure.
+"""Read the restarts and the minimum of hosts of a torchrun job. Pure.
 
-``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the
-platform that starts the container); both are the user's, so two different values are a
-contradiction and none of them wins.
+Both are a hyperparameter (from the SDK) or a variable (from the platform that starts the
+container). Both settings are the user's, so two different values of one number are refused.
 """
 
 from __future__ import annotations
@@ -14,110 +13,145 @@ from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.settings import Reader
 
 MODE = "torch_distributed"
-"""The only mode whose own launcher starts ranks again, and can go on with fewer hosts."""
+"""The only mode with a starter, torchrun, that restarts ranks and continues with fewer hosts."""
 
 
 class Elastic(NamedTuple):
-    """What may happen after a failure.
+    """The elasticity of a job.
 
     Attributes:
-        restarts: How often the ranks are started again after a failure; 0: never.
-        minimum_hosts: The job goes on with this many hosts when others are
-            lost; 0: only with all of them.
+        restarts: How often torchrun restarts the ranks after a failure; 0: never.
+        minimum_hosts: Number of hosts with which the job continues after the loss of others;
+            0: only with all hosts.
     """
 
     restarts: int = 0
     minimum_hosts: int = 0
 
     @property
-    def asked(self) -> bool:
-        """Whether the job may go on after a failure."""
+    def is_requested(self) -> bool:
+        """Whether the job continues after a failure."""
         return self.restarts > 0 or self.minimum_hosts > 0
 
 
 def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elastic:
-    """Read what a job asks for.
+    """Read the restarts and the minimum of hosts.
 
     Args:
-        reader: Of the job's placement; gets what is wrong.
+        reader: The reader of the placement, which gets the problems.
         mode: The job's mode.
-        hosts: Number of hosts of the distribution.
-        all_hosts: Number of hosts of the job, with those that take no part in the distribution.
+        hosts: Number of hosts with ranks.
+        all_hosts: Number of hosts of the job, with those without ranks.
     """
-    numbers = _Numbers(reader)
-    restarts = numbers.read(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
-    minimum = numbers.read(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
+    restarts_setting = _Setting(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
+    minimum_setting = _Setting(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
+    restarts, restarts_places = _read_number(restarts_setting, reader)
+    minimum, minimum_places = _read_number(minimum_setting, reader)
+    places = sorted((*restarts_places, *minimum_places))
     if mode != MODE and minimum is not None and minimum < hosts:
-        where = " or ".join(sorted(numbers.given))
+        where = " or ".join(places)
         advice = f"leave it out, or start the job with {MODE}"
         reader.refuse(f"a job of mode {mode} cannot go on with fewer hosts", where, advice)
     if minimum is None or minimum == hosts:
         return Elastic(restarts or 0)
     if hosts < all_hosts:
-        where = " or ".join(sorted(numbers.given))
         problem = (
             f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
         )
-        reader.refuse(
-            problem, where, "then every host is needed: leave it out, or let all take part"
-        )
+        where = " or ".join(places)
+        advice = "then every host is needed: leave it out, or let all take part"
+        reader.refuse(problem, where, advice)
     if restarts == 0:
         problem = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
-        where = " and ".join(sorted(numbers.given))
-        reader.refuse(
-            problem, where, "a job goes on without a lost host by a restart: allow at least 1"
-        )
-    return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
+        where = " and ".join(places)
+        advice = "a job goes on without a lost host by a restart: allow at least 1"
+        reader.refuse(problem, where, advice)
+    if restarts is None:
+        restarts = names.ELASTIC_RESTARTS
+    return Elastic(restarts, minimum)
 
 
-class _Numbers:
-    """Whole numbers, each of which can be given in two places. given: the
-    places, as a person knows them.
+class _Setting(NamedTuple):
+    """A whole number that is a hyperparameter or a variable.
+
+    Attributes:
+        hyperparameter: Name of the hyperparameter.
+        variable: Name of the variable.
+        least: The smallest possible number.
+        most: The largest possible number; None for no limit.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.given: set[str] = set()
+    hyperparameter: str
+    variable: str
+    least: int
+    most: int | None
 
-    def read(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
-        """Return the number; None if it is given nowhere, or wrong (then a problem)."""
-        found: dict[int, str] = {}
-        for where, value in (
-            (f"hyperparameter {hyperparameter}", self._reader.reserved.get(hyperparameter)),
-            (f"variable {variable}", self._reader.variables.get(variable, "").strip()),
-        ):
-            if value is None or value == "":
+    @property
+    def possible(self) -> str:
+        """The possible numbers, such as ``from 1 to 4`` or ``of at least 0``."""
+        if self.most is None:
+            return f"of at least {self.least}"
+        return f"from {self.least} to {self.most}"
+
+    def nearest(self, number: float) -> int:
+        """Return the possible number that is nearest to a number."""
+        nearest = max(self.least, int(number))
+        if self.most is None:
+            return nearest
+        return min(self.most, nearest)
+
+
+class _Number(NamedTuple):
+    """The number of a setting.
+
+    Attributes:
+        value: None without a value, and after a problem with the only value.
+        places: The places of its values, such as ``hyperparameter NAME``.
+    """
+
+    value: int | None
+    places: tuple[str, ...]
+
+
+def _read_number(setting: _Setting, reader: Reader) -> _Number:
+    """Read a number from its hyperparameter and its variable. The reader gets the problems."""
+    values: dict[str, Json] = {
+        f"hyperparameter {setting.hyperparameter}": reader.reserved.get(setting.hyperparameter),
+        f"variable {setting.variable}": reader.variables.get(setting.variable, "").strip(),
+    }
+    places: list[str] = []
+    place_of_number: dict[int, str] = {}
+    for where, value in values.items():
+        if value is None or value == "":
+            continue
+        places.append(where)
+        advice = f"give a whole number {setting.possible}, or leave it out"
+        number = _number(value)
+        if number is not None:
+            nearest = setting.nearest(number)
+            if nearest == number:
+                place_of_number.setdefault(nearest, where)
                 continue
-            self.given.add(where)
-            number = _number(value)
-            if (
-                number is None
-                or number != int(number)
-                or number < least
-                or (most is not None and number > most)
-            ):
-                possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
-                advice = f"give a whole number {possible}, or leave it out"
-                if number is not None:
-                    nearest = max(least, int(number) if most is None else min(most, int(number)))
-                    advice = f"give a whole number {possible}; the nearest is {nearest}"
-                self._reader.refuse(f"{value!r} is not possible", where, advice)
-            else:
-                found.setdefault(int(number), where)
-        if len(found) > 1:
-            said = " and ".join(str(number) for number in found)
-            self._reader.refuse(
-                f"{said} contradict each other", " and ".join(found.values()), "keep one"
-            )
-        return next(iter(found), None)
+            advice = f"give a whole number {setting.possible}; the nearest is {nearest}"
+        reader.refuse(f"{value!r} is not possible", where, advice)
+    if len(place_of_number) > 1:
+        numbers = " and ".join(map(str, place_of_number))
+        where = " and ".join(place_of_number.values())
+        reader.refuse(f"{numbers} contradict each other", where, "keep one")
+    return _Number(next(iter(place_of_number), None), tuple(places))
 
 
 def _number(value: Json) -> float | None:
-    """Return the value as a finite number, None if it is none."""
+    """Return a value such as ``3``, ``3.0`` or ``"3"`` as a number of less than 1,000,000.
+
+    None for another value.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if abs(number) < 1e6 else None
+    if abs(number) < 1e6:
+        return number
+    return None

@@ -1,38 +1,39 @@
-"""EFA: what a host's network fabric needs, decided by its devices. Pure.
+"""Choose EFA or TCP between the hosts, and the variables of EFA. Pure.
 
-Devices present on the host decide. Where devices cannot be seen (planning for another host, or on a
-laptop) the manifest's instance table is the fallback. A host without EFA gets none of these
-variables: with FI_PROVIDER=efa and no device, libfabric finds no provider at all and the job hangs
-or dies. Which variables, is a matter of the image's versions: its manifest lists them.
+The devices of the host decide. Where devices cannot be seen (in a plan for another host, or on a
+laptop) the instance table of the image's manifest decides. A host without EFA gets no variable of
+EFA: with FI_PROVIDER=efa and no device, libfabric finds no provider, and the job hangs or dies. The
+manifest lists the variables, because they depend on the versions in the image.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.environment.manifest import GENERIC_FABRIC, Instance, Manifest
 
 LOCKED_BYTES = 128 << 20
-"""Less memory that may be locked is far from what libfabric registers for one process.
+"""Minimum of lockable memory (memlock) for EFA; libfabric registers much more for one process.
 
-Source: EC2 user guide, Get started with EFA, which asks for no limit at all.
+Source: EC2 user guide, Get started with EFA, which requires memlock unlimited.
 """
 
 _PROVIDER = "FI_PROVIDER"
+_CANNOT_USE = "this container cannot use EFA"
 
 
 class Fabric(NamedTuple):
-    """What is used between hosts.
+    """The network fabric between the hosts.
 
     Attributes:
-        efa: Whether EFA is used.
-        variables: Variables to set.
-        reasons: Variable or fact, and why.
+        efa: Whether EFA is used; else TCP.
+        variables: Variables to set, such as ``FI_PROVIDER``.
+        reasons: Pairs of a variable, or ``EFA``, and its reason.
         warnings: Lines for the log.
-        unusable: Variable -> why a value of it that the user has set is left out.
+        unusable: Variable -> reason why this host cannot have a value that the user has set.
     """
 
     efa: bool = False
@@ -42,13 +43,18 @@ class Fabric(NamedTuple):
     unusable: Mapping[str, str] = MappingProxyType({})
 
     def why_left_out(self, name: str, value: str) -> str:
-        """Return why a variable with a value that a user chose is left out.
+        """Return the reason why a user's value of a variable is left out; ``""`` if it is kept.
 
-        ``""`` if it is kept.
+        ``FI_PROVIDER=tcp`` and a switch with value ``0`` are always kept.
         """
-        given = value.strip().lower()
-        kept = given != "efa" if name == _PROVIDER else given in ("", "0")
-        return "" if kept else self.unusable.get(name, "")
+        word = value.strip().lower()
+        if name == _PROVIDER:
+            uses_efa = word == "efa"
+        else:
+            uses_efa = word not in ("", "0")
+        if not uses_efa:
+            return ""
+        return self.unusable.get(name, "")
 
 
 def choose_fabric(
@@ -58,50 +64,51 @@ def choose_fabric(
     hosts: int,
     inherited: Mapping[str, str],
 ) -> Fabric:
-    """Decide for one host.
+    """Choose the fabric of one host.
 
     Args:
         manifest: The image's manifest.
-        devices: What the host has; its EFA devices are None if they cannot be known.
+        devices: The devices of the host; ``devices.efa`` is None for unknown EFA devices.
         instance_type: Instance type of the host.
         hosts: Number of hosts of the distribution.
-        inherited: The container's environment; a value in it is the user's
-            choice, if this host can keep it.
+        inherited: The container's environment. Its values are the user's choice, and are kept on a
+            host that can have these values.
     """
     row = manifest.instances.get(instance_type)
     has_efa = row is not None and row.efa
     if devices.efa is None:
         if not has_efa:
             return Fabric()
-        origin = f"the image's instance table says that {instance_type} has EFA"
-    elif devices.efa:
-        origin = f"EFA devices on this host: {', '.join(devices.efa)}"
+        evidence = f"the image's instance table says that {instance_type} has EFA"
+        return _with_efa(manifest, instance_type, hosts, inherited, evidence)
+    if devices.efa:
+        evidence = f"EFA devices on this host: {', '.join(devices.efa)}"
         locked = devices.locked_memory
-        if locked is not None and locked < LOCKED_BYTES:
-            warning = (
-                f"{origin}, but only {locked >> 10} KiB of memory may be locked: traffic between"
-                " hosts goes over TCP; start the container with --ulimit memlock=-1 (Slurm: ulimit"
-                " -l unlimited)"
-            )
-            return _without("this container cannot use EFA", inherited, [warning])
-    elif devices.closed_efa:
+        if locked is None or locked >= LOCKED_BYTES:
+            return _with_efa(manifest, instance_type, hosts, inherited, evidence)
+        warning = (
+            f"{evidence}, but only {locked >> 10} KiB of memory may be locked: traffic between"
+            " hosts goes over TCP; start the container with --ulimit memlock=-1 (Slurm: ulimit"
+            " -l unlimited)"
+        )
+        return _without(_CANNOT_USE, inherited, [warning])
+    if devices.closed_efa:
         closed = ", ".join(devices.closed_efa)
         warning = (
             f"this host has EFA ({closed}), but the container can open none of its"
             " devices: traffic between hosts goes over TCP; pass /dev/infiniband into the"
             " container, and the right to open it"
         )
-        return _without("this container cannot use EFA", inherited, [warning])
-    elif has_efa:
-        warning = (
+        return _without(_CANNOT_USE, inherited, [warning])
+    if not has_efa:
+        return _without("this host has no EFA device", inherited)
+    warnings = []
+    if hosts > 1:
+        warnings.append(
             f"{instance_type} has EFA, but no EFA device is in this container: traffic between"
             " hosts goes over TCP; pass the EFA devices into the container"
         )
-        warnings = [warning] if hosts > 1 else []
-        return _without("this container cannot use EFA", inherited, warnings)
-    else:
-        return _without("this host has no EFA device", inherited)
-    return _with_efa(manifest, instance_type, hosts, inherited, origin)
+    return _without(_CANNOT_USE, inherited, warnings)
 
 
 def _with_efa(
@@ -109,13 +116,16 @@ def _with_efa(
     instance_type: str,
     hosts: int,
     inherited: Mapping[str, str],
-    origin: str,
+    evidence: str,
 ) -> Fabric:
-    """Return the fabric of a host that uses EFA. origin: how it is known that the host has EFA."""
+    """Return the fabric of a host with EFA.
+
+    evidence: the reason for EFA, such as ``EFA devices on this host: rdmap0s6``.
+    """
     row = manifest.instances.get(instance_type)
     has_rdma = row is not None and row.efa_rdma
     variables: dict[str, str] = {}
-    reasons = [("EFA", origin)]
+    reasons = [("EFA", evidence)]
     for variable in manifest.fabric:
         if variable.rdma and not has_rdma:
             continue
@@ -127,43 +137,46 @@ def _with_efa(
     warnings = []
     if hosts > 1:
         plugin = names.NCCL_PLUGIN
-        costs = [missing.cost for missing in manifest.missing if missing.component == plugin]
-        warnings = [f"this host has EFA, but the image has no {plugin}: {cost}" for cost in costs]
-    unusable = MappingProxyType(dict(_without_rdma(manifest, row, instance_type)))
-    made = Fabric(True, MappingProxyType(variables), tuple(reasons), unusable=unusable)
-    return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
+        for missing in manifest.missing:
+            if missing.component == plugin:
+                warnings.append(f"this host has EFA, but the image has no {plugin}: {missing.cost}")
+    unusable = _unusable_without_rdma(manifest, row, instance_type)
+    fabric = Fabric(True, MappingProxyType(variables), tuple(reasons), unusable=unusable)
+    return fabric._replace(warnings=(*warnings, *_warn_of_left_out(fabric, inherited)))
 
 
 def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = ()) -> Fabric:
-    """Return the fabric of a host without EFA: libfabric finds no provider at
-    all if it is told to use EFA.
+    """Return the fabric of a host without EFA, which leaves FI_PROVIDER=efa of the user out.
+
+    why: the reason, such as ``this host has no EFA device``.
     """
-    made = Fabric(unusable=MappingProxyType({_PROVIDER: why}))
-    return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
+    fabric = Fabric(unusable=MappingProxyType({_PROVIDER: why}))
+    return fabric._replace(warnings=(*warnings, *_warn_of_left_out(fabric, inherited)))
 
 
-def _without_rdma(
+def _unusable_without_rdma(
     manifest: Manifest, row: Instance | None, instance_type: str
-) -> Iterator[tuple[str, str]]:
-    """Yield variables that make libfabric abort where the devices do not read
-    remote memory, and why.
+) -> Mapping[str, str]:
+    """Return the variables of RDMA, with the reason, if the EFA devices have no RDMA read.
+
+    libfabric would abort the job with such a variable.
     """
-    if row is not None and row.efa and not row.efa_rdma:
-        for variable in (*GENERIC_FABRIC, *manifest.fabric):
-            if variable.rdma:
-                yield (
-                    variable.name,
-                    (
-                        f"the EFA devices of {instance_type} do"
-                        " not read remote memory: libfabric aborts"
-                    ),
-                )
+    unusable: dict[str, str] = {}
+    if row is None or not row.efa or row.efa_rdma:
+        return unusable
+    why = f"the EFA devices of {instance_type} do not read remote memory: libfabric aborts"
+    for variable in (*GENERIC_FABRIC, *manifest.fabric):
+        if variable.rdma:
+            unusable[variable.name] = why
+    return MappingProxyType(unusable)
 
 
-def _left_out(made: Fabric, inherited: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each variable of the container that is left out."""
-    for name in made.unusable:
+def _warn_of_left_out(fabric: Fabric, inherited: Mapping[str, str]) -> list[str]:
+    """Return a warning for each variable of the container that is left out."""
+    warnings = []
+    for name in fabric.unusable:
         value = inherited.get(name, "")
-        why = made.why_left_out(name, value)
+        why = fabric.why_left_out(name, value)
         if why:
-            yield f"left out {name}={value}: {why}"
+            warnings.append(f"left out {name}={value}: {why}")
+    return warnings

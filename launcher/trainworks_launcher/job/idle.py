@@ -1,7 +1,7 @@
-"""What a job leaves idle, or does twice, without a word of the script: one warning each. Pure.
+"""Warn of idle GPUs, of hosts that train alone, and of CUDA without a GPU. Pure.
 
-All of them follow from the mode, the hosts and the devices. The script may know
-better, and says so by doing it.
+The warnings follow from the mode, the hosts and the devices. They do not refuse the job, because
+the script may use the GPUs and the hosts by itself.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ from trainworks_launcher.job.program import Program
 from trainworks_launcher.job.starters import starter_of, words_of
 
 CUDA = frozenset(("cuda", "cudnn", "nccl"))
-"""Components of the image manifest of which an image for GPUs has at least one."""
+"""Components of an image for GPUs, which lists at least one of these in its manifest."""
 
 
 def warnings(environment: Environment, program: Program, placement: Placement) -> tuple[str, ...]:
-    """Return a line for each: GPUs without a process, hosts that each train
-    alone, an image for CUDA without a GPU.
-    """
-    found = []
-    # A shell script and a starter may well start more.
-    alone = (
+    """Return one line per warning."""
+    lines = []
+    # A program that is not Python's, and a starter such as torchrun, may start more processes.
+    is_single_process = (
         placement.mode == "none"
         and program.entry.in_python
         and starter_of(words_of(program)) is None
     )
     gpus, hosts = environment.devices.gpus, len(placement.distribution_hosts)
-    if alone and gpus > 1 and not environment.platform.ranks_elsewhere:
-        found.append(
+    if is_single_process and gpus > 1 and not environment.platform.ranks_elsewhere:
+        lines.append(
             f"this host has {gpus} GPUs, and one process is started: the others stay idle unless"
             " the program uses them by itself; one process for each GPU is train --mode"
             " torch_distributed"
         )
-    # The script may read where the others are.
-    finds_itself = "MASTER_ADDR" in environment.platform.kept
-    if alone and hosts > 1 and placement.host == placement.leader and not finds_itself:
-        found.append(
+    # With MASTER_ADDR of the platform the script may connect to the other hosts.
+    has_master_address = "MASTER_ADDR" in environment.platform.kept
+    is_leader = placement.host == placement.leader
+    if is_single_process and hosts > 1 and is_leader and not has_master_address:
+        lines.append(
             f"each of the {hosts} hosts runs the whole program: unless it shares the work itself,"
             " each trains alone, and where they write to one place the last one replaces the"
             " others; one job of all hosts is train --mode torch_distributed"
         )
-    line = _no_gpu(environment, placement)
-    return (*found, line) if line else tuple(found)
+    no_gpu = _warn_without_gpu(environment, placement)
+    if no_gpu:
+        lines.append(no_gpu)
+    return tuple(lines)
 
 
-def _no_gpu(environment: Environment, placement: Placement) -> str:
-    """Return a line if the image is for CUDA and this host shows no GPU.
-
-    ``""`` where somebody has hidden them.
-    """
-    devices, kind = environment.devices, placement.instance_type
-    is_known = devices.efa is not None and is_type_of_this_host(environment, kind)
-    wanted = CUDA.isdisjoint(environment.manifest.components) or not is_known
-    hidden = (
-        devices.visible_gpus is not None
-        or environment.variables.get(names.EMULATION_VARIABLE) == "1"
-    )
-    if wanted or hidden or devices.gpus or devices.neuron_devices or placement.served:
+def _warn_without_gpu(environment: Environment, placement: Placement) -> str:
+    """Return a warning if the image is for CUDA and the container sees no GPU; else ``""``."""
+    devices, instance_type = environment.devices, placement.instance_type
+    if CUDA.isdisjoint(environment.manifest.components):
         return ""
-    row = environment.manifest.instances.get(kind, Instance())
+    is_known = devices.efa is not None and is_type_of_this_host(environment, instance_type)
+    if not is_known or devices.gpus or devices.neuron_devices or placement.has_ssh_workers:
+        return ""
+    is_hidden = devices.visible_gpus is not None
+    is_emulated = environment.variables.get(names.EMULATION_VARIABLE) == "1"
+    if is_hidden or is_emulated:
+        return ""
+    row = environment.manifest.instances.get(instance_type, Instance())
     if row.gpus:
-        return ""  # placement has said it
-    todo = (
+        # placement.py has warned of the difference from the instance table.
+        return ""
+    advice = (
         "start the container with its GPUs (docker run --gpus all), or ask the scheduler for some"
     )
-    if kind.startswith(names.PLATFORM_TYPES):
-        todo = f"{kind} has none: take an instance type with GPUs, or an image for CPUs"
-    return f"this image is for CUDA and sees no GPU: {todo}"
+    if instance_type.startswith(names.PLATFORM_TYPES):
+        advice = f"{instance_type} has none: take an instance type with GPUs, or an image for CPUs"
+    return f"this image is for CUDA and sees no GPU: {advice}"

@@ -1,8 +1,9 @@
-"""From the environment to a validated job, or to one refusal with every problem in it. Pure.
+"""Validate a job as one host sees it, or refuse it with all of its problems. Pure.
 
-A job has three parts, each read by its own function: ``program`` (what runs), ``placement`` (where
-it runs) and ``network`` (how the hosts reach each other). A job is made for one host.
-``make_job(environment, host)`` makes it for another host, with what is known about that one.
+A job has three parts, each read by a function of its own file: the user's program (program.py),
+the placement of ranks on hosts (placement.py) and the network between the hosts (network.py).
+``make_job(environment, host)`` makes the job of another host (other_hosts.py), for example for
+``train --plan --host algo-2``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from trainworks_launcher.job.program import Program, read_program
 
 
 class Job(NamedTuple):
-    """A validated job as seen from one host: everything that a mode needs to plan that host.
+    """A validated job as one host sees it: the input of ``plan.modes.plan_host``.
 
     Attributes:
-        environment: What the launcher knows about the host, the image and the platform's files.
-        program: What runs.
-        placement: Where it runs.
-        network: How the hosts reach each other.
+        environment: The host, its image and the files of the platform, as they were read.
+        program: The user's program, its code and its arguments.
+        placement: The mode, the hosts, and the processes of each host.
+        network: The interface, the fabric, the ports and the time limits.
     """
 
     environment: Environment
@@ -37,7 +38,7 @@ class Job(NamedTuple):
 
     @property
     def inherited(self) -> Mapping[str, str]:
-        """The container's environment; a value in it is the user's choice."""
+        """The container's environment variables; a value among them is the user's choice."""
         return self.environment.variables
 
     @property
@@ -53,29 +54,31 @@ class Job(NamedTuple):
 
 
 class JobRefusedError(RefusalError):
-    """A refusal by a host that knows which job it belongs to.
+    """A refusal of a job by a host that knows the other hosts of the job.
+
+    This host tells the other hosts of the refusal (``plan.plan.plan_of_refusal``).
 
     Attributes:
-        placement: Where the job runs, as far as it could be read.
-        network: How this host reaches the other hosts, to tell them.
+        placement: The hosts of the job; a wrong value is replaced by the nearest one.
+        network: The port of the control channel, and the time limits.
     """
 
     def __init__(self, problems: Sequence[Problem], placement: Placement, network: Network) -> None:
-        """Keep all three."""
+        """Hold the problems, the placement and the network."""
         super().__init__(problems)
         self.placement = placement
         self.network = network
 
 
 def make_job(environment: Environment, host: str = "") -> Job:
-    """Validate everything and make the job of one host. Nothing is started or changed.
+    """Validate the job of one host. Nothing is started or changed.
 
     Args:
-        environment: What was read on this host.
-        host: Name of the host; default: this host.
+        environment: The environment of this host.
+        host: Name of the host that the job is made for, such as ``algo-2``; default: this host.
 
     Raises:
-        JobRefusedError: Something is wrong. It has all problems.
+        JobRefusedError: The job has problems; the error holds all of them.
     """
     environment = environment_of(environment, host)
     program, program_problems = read_program(environment)
@@ -94,17 +97,19 @@ def make_job(environment: Environment, host: str = "") -> Job:
     return Job(environment, program, placement, network)
 
 
+_SWITCHES = (
+    names.LOG_PREFIX_VARIABLE,
+    names.CLEAN_EXIT_VARIABLE,
+    names.GIVE_UP_VARIABLE,
+    names.SUMMARY_VARIABLE,
+)
+"""Variables with the value ``on`` or ``off``."""
+
+
 def _check_settings(environment: Environment) -> list[Problem]:
-    """Check the settings of the launcher itself: the form of the log, and a
-    secret that can be guessed.
-    """
+    """Check the variables that set the launcher itself, and the length of the job's secret."""
     reader = Reader({}, environment.variables)
-    for name in (
-        names.LOG_PREFIX_VARIABLE,
-        names.CLEAN_EXIT_VARIABLE,
-        names.GIVE_UP_VARIABLE,
-        names.SUMMARY_VARIABLE,
-    ):
+    for name in _SWITCHES:
         reader.word(name, ("on", "off"))
     reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
     reader.word(names.NUMA_VARIABLE, names.NUMA_BINDINGS)
@@ -120,32 +125,39 @@ def _check_settings(environment: Environment) -> list[Problem]:
 
 
 def describe(job: Job) -> str:
-    """Return one line for the log: the mode, this host's place in it, the
-    processes, the program.
+    """Return one line for the log: the mode, the host's rank, the processes and the program.
+
+    For example ``mode mpi, host algo-1 (1 of 2), 8 processes on this host, 16 in all, train.py``.
     """
     placement = job.placement
-    hosts, part = len(placement.hosts), len(placement.distribution_hosts)
-    if placement.served:
-        ranks = f"{placement.processes} process(es) on {part} host(s) that serve ssh"
-        return (
-            f"mode {placement.mode}, started by host {placement.host}, {ranks},"
-            f" {job.program.entry.name}"
-        )
-    place = (
-        f"{placement.host_rank + 1} of {part}"
-        if placement.takes_part
-        else f"takes no part in it, {part} do"
-    )
-    if part < hosts:
-        place += f", {hosts} in the job"
+    program = job.program.entry.name
+    if placement.has_ssh_workers:
+        hosts = len(placement.distribution_hosts)
+        ranks = f"{placement.processes} process(es) on {hosts} host(s) that serve ssh"
+        return f"mode {placement.mode}, started by host {placement.host}, {ranks}, {program}"
+    host = f"host {placement.host} ({_host_rank_text(placement)})"
+    return f"mode {placement.mode}, {host}, {_processes_text(placement)}, {program}"
+
+
+def _host_rank_text(placement: Placement) -> str:
+    """Return the host's rank among the hosts of the job, such as ``1 of 2``."""
+    job_hosts = len(placement.hosts)
+    hosts = len(placement.distribution_hosts)
+    if placement.has_ranks:
+        text = f"{placement.host_rank + 1} of {hosts}"
+    else:
+        text = f"takes no part in it, {hosts} do"
+    if hosts < job_hosts:
+        text += f", {job_hosts} in the job"
+    return text
+
+
+def _processes_text(placement: Placement) -> str:
+    """Return the processes of the host and of the job: ``8 processes on this host, 16 in all``."""
     count = placement.processes_per_host
-    total = (
-        f", {placement.processes} in all"
-        if placement.takes_part and placement.processes > count
-        else ""
-    )
-    processes = f"{count} process{'' if count == 1 else 'es'} on this host{total}"
-    return (
-        f"mode {placement.mode}, host {placement.host} ({place}), {processes},"
-        f" {job.program.entry.name}"
-    )
+    text = "1 process on this host"
+    if count != 1:
+        text = f"{count} processes on this host"
+    if placement.has_ranks and placement.processes > count:
+        text += f", {placement.processes} in all"
+    return text

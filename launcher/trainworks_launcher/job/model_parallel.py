@@ -1,9 +1,9 @@
-"""The parameters of smp's first version, checked before a cluster's time is spent on them. Pure.
+"""Check the parameters of smp's first version before a cluster starts. Pure.
 
-Keys, types, ranges and rules between keys are in smp_parameters.json, a copy of the file that the
-library of this project reads (docs/smdistributed.md). Their source is the AWS guide, 'Required
-parameters for smdistributed', and what public scripts pass. A key that is not known is a warning
-and no refusal: scripts have keys of other versions.
+smp_parameters.json has the names, types, ranges and rules of the parameters, and is a copy of the
+file that this project's own smp reads (docs/smdistributed.md). Sources: the AWS guide, 'Required
+parameters for smdistributed', and public scripts. An unknown parameter is only a warning, because
+scripts have parameters of other versions.
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.json_values import Json, decode, mapping
 
 _OLD, _NEW = "partitions", "pipeline_parallel_degree"
-"""Two names of one parameter, by age. Hugging Face's Trainer looks for the old one only."""
+"""The old and the new name of one parameter. Hugging Face's Trainer reads only the old name."""
 
 _SHARDED = "sharded_data_parallel_degree"
 
 OPEN_LIBRARY = "trainworks-smdistributed"
-"""The distribution of this project that has smddp and smp.
-
-The manifest of an image with it protects it.
-"""
+"""The distribution with this project's own smddp and smp; the image's manifest protects it."""
 
 
 class _Range(NamedTuple):
-    """Which values a key takes.
+    """The possible values of a parameter.
 
     Attributes:
         type: ``switch``, ``whole number``, ``number`` or ``text``.
         least: The smallest number.
-        most: The largest number, if there is one.
-        choices: The only texts that are taken; empty for any.
-        may_be_null: Null is the same as no value.
+        most: The largest number; None for no limit.
+        choices: The possible texts; empty for any text.
+        may_be_null: Whether null is the same as no value.
     """
 
     type: str
@@ -47,77 +44,100 @@ class _Range(NamedTuple):
     may_be_null: bool = False
 
     def has(self, value: Json) -> bool:
-        """Return whether the key can have this value."""
+        """Return whether the parameter can have this value."""
         if self.type == "switch":
             return isinstance(value, bool)
         if self.type == "text":
             return isinstance(value, str) and (not self.choices or value in self.choices)
-        kinds = (int,) if self.type == "whole number" else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        return self.least <= value and (self.most is None or value <= self.most)
+        if self.type == "whole number" and not isinstance(value, int):
+            return False
+        if self.most is not None and value > self.most:
+            return False
+        return value >= self.least
 
     def advice(self, value: Json) -> str:
-        """Return what to give instead of a value."""
+        """Return the remedy for a wrong value, such as ``give a whole number of at least 1``."""
         if self.type == "switch":
             return "give true or false"
+        if self.choices and isinstance(value, str):
+            return nearest(value, self.choices)
         if self.choices:
-            return (
-                nearest(value, self.choices)
-                if isinstance(value, str)
-                else f"use one of: {', '.join(self.choices)}"
-            )
+            return f"use one of: {', '.join(self.choices)}"
         if self.type == "text":
             return "give a text"
-        span = (
-            f"of at least {self.least}"
-            if self.most is None
-            else f"from {self.least} to {self.most}"
-        )
-        return f"give a {self.type} {span}"
+        if self.most is None:
+            return f"give a {self.type} of at least {self.least}"
+        return f"give a {self.type} from {self.least} to {self.most}"
+
+
+class _Rule(NamedTuple):
+    """A rule between two parameters.
+
+    Attributes:
+        kind: ``needs``, ``off needs``, ``is below``, ``excludes`` or ``above one needs``.
+        key: Name of the parameter that has the rule.
+        other: Name of the other parameter.
+    """
+
+    kind: str
+    key: str
+    other: str
 
 
 class _Table(NamedTuple):
-    """The file: the range of each key, the keys that do nothing, rules (kind, key, other key).
+    """The content of smp_parameters.json.
 
-    And what the image's own library asks: the first PyTorch for a degree above
-    1, and switches that cannot be on.
+    Attributes:
+        ranges: Parameter -> its possible values.
+        without_effect: Parameters that are known and do nothing.
+        rules: Rules between two parameters.
+        needs_torch: Parameter -> the first PyTorch with which this project's smp reads a degree
+            above 1.
+        refused: Switch that this project's smp does not have -> the keys ``because`` and
+            ``instead``.
     """
 
     ranges: Mapping[str, _Range]
     without_effect: tuple[str, ...]
-    rules: tuple[tuple[str, str, str], ...]
+    rules: tuple[_Rule, ...]
     needs_torch: Mapping[str, str]
     refused: Mapping[str, Mapping[str, str]]
 
 
 @lru_cache(maxsize=None)
 def _table() -> _Table:
-    import pkgutil  # jobs without smp do not pay for it
+    import pkgutil  # takes time, and only jobs with smp need it
 
     data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
-    ranges = {
-        key: _Range(**{**row, "choices": tuple(row.get("choices", ()))})
-        for key, row in data["keys"].items()
-    }
-    ranges.update({old: ranges[new] for old, new in data["old_names"].items()})
-    rules = tuple((kind, key, other) for kind, key, other in data["rules"])
+    ranges: dict[str, _Range] = {}
+    for name, row in data["keys"].items():
+        choices = tuple(row.pop("choices", ()))
+        ranges[name] = _Range(**row, choices=choices)
+    for old, new in data["old_names"].items():
+        ranges[old] = ranges[new]
     return _Table(
-        ranges, tuple(data["without_effect"]), rules, data["needs_torch"], data["refused"]
+        ranges=ranges,
+        without_effect=tuple(data["without_effect"]),
+        rules=tuple(_Rule(*rule) for rule in data["rules"]),
+        needs_torch=data["needs_torch"],
+        refused=data["refused"],
     )
 
 
 def known() -> list[str]:
-    """Return every parameter of smp."""
+    """Return the names of all parameters of smp."""
     return [*_table().ranges, *_table().without_effect]
 
 
 def parameters(
     hyperparameters: Mapping[str, Json], variables: Mapping[str, str]
 ) -> tuple[Json, str]:
-    """Return the parameters and where they are; (None, "") when there are none.
+    """Return (the parameters, the setting that has them); ``(None, "")`` without parameters.
 
-    An empty object counts as none (as sagemaker-training).
+    The setting is ``hyperparameter NAME`` or ``variable NAME``. An empty object means no parameters
+    (as sagemaker-training).
     """
     value = hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
     if value not in (None, "", {}, "{}"):
@@ -131,160 +151,162 @@ def parameters(
         return text, f"variable {names.MODEL_PARALLEL_VARIABLE}"
 
 
-def complete(given: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the parameters with the pipeline degree under both of its names.
-
-    1 where the model is only sharded.
-    """
-    degree = given.get(_NEW, given.get(_OLD, 1))
-    return {**given, _OLD: degree, _NEW: degree}
+def complete(parameters: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the parameters with the pipeline degree under both of its names; default: 1."""
+    degree = parameters.get(_NEW, parameters.get(_OLD, 1))
+    return {**parameters, _OLD: degree, _NEW: degree}
 
 
 def check(value: Json, where: str) -> list[Problem]:
-    """Everything that is wrong with the parameters."""
+    """Return the problems of the parameters. where: the setting that has the parameters."""
     if not isinstance(value, dict):
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
     ranges = _table().ranges
-    nullable = {name for name, each in ranges.items() if each.may_be_null}
-    given = {
-        name: entry for name, entry in value.items() if entry is not None or name not in nullable
-    }
-    found = [
-        (f"{name} is {given[name]!r}", each.advice(given[name]))
-        for name, each in ranges.items()
-        if name in given and not each.has(given[name])
-    ]
-    return [
-        Problem(text, where, advice)
-        for text, advice in (*found, *_no_degree(value), *_wrong_together(given))
-    ]
+    nullable = {name for name, possible in ranges.items() if possible.may_be_null}
+    absent = {name for name in nullable if value.get(name) is None}
+    present = {name: parameter for name, parameter in value.items() if name not in absent}
+    problems: list[Problem] = []
+    for name, possible in ranges.items():
+        if name in present and not possible.has(present[name]):
+            advice = possible.advice(present[name])
+            problems.append(Problem(f"{name} is {present[name]!r}", where, advice))
+    problems += _check_degree(value, where)
+    problems += _check_rules(present, where)
+    return problems
 
 
-def _no_degree(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return (what is wrong, advice) where a client does not say into how many
-    partitions the model is split.
+def _check_degree(value: Mapping[str, Json], where: str) -> list[Problem]:
+    """Return a problem for parameters without the number of partitions of the model.
 
-    The guide requires it. Only its page on sharded data parallelism leaves it
-    out, which splits in another way.
+    The guide requires this number. Only its page on sharded data parallelism has none, because
+    sharding splits the model in another way.
     """
     if _NEW in value or _OLD in value or _SHARDED in value:
         return []
+    problem = f"neither {_NEW} nor {_OLD} says into how many partitions the model is split"
     advice = f"give {_NEW}, or its older name {_OLD}: 1 keeps the model whole"
-    return [(f"neither {_NEW} nor {_OLD} says into how many partitions the model is split", advice)]
+    return [Problem(problem, where, advice)]
 
 
 def unknown(value: Json) -> list[str]:
-    """Return a warning for each key that smp does not know: misspelt, or of another version."""
-    return [
-        f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know;"
-        f" {nearest(name, known())}"
-        for name in mapping(value)
-        if name not in known()
-    ]
+    """Return a warning for each unknown parameter: misspelt, or of another version."""
+    warnings = []
+    for name in mapping(value):
+        if name not in known():
+            warnings.append(
+                f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know;"
+                f" {nearest(name, known())}"
+            )
+    return warnings
 
 
 def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
-    """Everything that is wrong with the parameters for this number of processes.
+    """Return the problems of the parameters with this number of processes.
 
-    What ``check`` finds is not told.
-
-    Where ``ddp`` is missing, the script may give it to ``smp.init``, which asks for it.
+    ``check`` returns the other problems. A missing ``ddp`` is no problem, because the script may
+    pass ``ddp`` to ``smp.init``.
     """
-    given = complete(mapping(value))
-    degrees = [given.get(name, 1) for name in (_NEW, "tensor_parallel_degree", _SHARDED)]
-    if not all(_is_whole(degree, 1) for degree in degrees):
-        return []
-    pipeline, tensor, sharded = (int(str(degree)) for degree in degrees)
-    split, no_ddp = pipeline * tensor, given.get("ddp") is False
-    found: list[tuple[str, str]] = []
+    parameters = complete(mapping(value))
+    degrees: list[int] = []
+    for name in (_NEW, "tensor_parallel_degree", _SHARDED):
+        degree = parameters.get(name, 1)
+        if not _is_whole(degree, 1):
+            return []
+        degrees.append(int(str(degree)))
+    pipeline, tensor, sharded = degrees
+    split = pipeline * tensor
+    is_ddp_off = parameters.get("ddp") is False
+    problems: list[Problem] = []
     if processes % split:
-        text = (
+        problem = (
             f"{processes} process(es) for models of {split}: {_NEW} {pipeline} x"
             f" tensor_parallel_degree {tensor}"
         )
-        found.append((text, f"start a multiple of {split} processes, or change a degree"))
-    elif processes > split and no_ddp:
-        text = (
-            f"{processes} processes train {processes // split}"
-            " copies of the model, and ddp is false"
-        )
-        found.append((text, f"set ddp to true, or start {split} process(es)"))
-    elif tensor > 1 and no_ddp:
-        found.append((f"tensor_parallel_degree is {tensor}, and ddp is false", "set ddp to true"))
+        advice = f"start a multiple of {split} processes, or change a degree"
+        problems.append(Problem(problem, where, advice))
+    elif processes > split and is_ddp_off:
+        copies = processes // split
+        problem = f"{processes} processes train {copies} copies of the model, and ddp is false"
+        advice = f"set ddp to true, or start {split} process(es)"
+        problems.append(Problem(problem, where, advice))
+    elif tensor > 1 and is_ddp_off:
+        problem = f"tensor_parallel_degree is {tensor}, and ddp is false"
+        problems.append(Problem(problem, where, "set ddp to true"))
     if sharded > 1 and split == 1 and processes % sharded:
-        text = f"sharded_data_parallel_degree is {sharded} of {processes} process(es)"
-        found.append((text, f"give a divisor of {processes}"))
-    return [Problem(text, where, advice) for text, advice in found]
+        problem = f"sharded_data_parallel_degree is {sharded} of {processes} process(es)"
+        problems.append(Problem(problem, where, f"give a divisor of {processes}"))
+    return problems
 
 
 def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list[Problem]:
-    """Everything that the image's own library refuses on every rank, after all hosts have started.
+    """Return the problems with which this project's smp would end every rank of a started job.
 
-    protected: Distributions of the image, from its manifest.
+    ``[]`` for an image with another smp.
+
+    Args:
+        value: The parameters.
+        where: The setting that has the parameters.
+        protected: Distribution of the image -> its version, from the manifest.
     """
     if OPEN_LIBRARY not in protected:
         return []
-    given = mapping(value)
-    refused = [
-        Problem(
-            f"{key} is true, and the image's smp cannot do it: {row['because']}",
-            where,
-            row["instead"],
-        )
-        for key, row in _table().refused.items()
-        if given.get(key) is True
-    ]
+    parameters = mapping(value)
+    problems: list[Problem] = []
+    for name, row in _table().refused.items():
+        if parameters.get(name) is True:
+            problem = f"{name} is true, and the image's smp cannot do it: {row['because']}"
+            problems.append(Problem(problem, where, row["instead"]))
     torch = protected.get("torch", "")
-    return refused + [
-        Problem(
-            f"{key} is {given[key]}, and needs PyTorch {least}; the image has {torch}",
-            where,
-            f"take an image with PyTorch {least} or later, or set it to 1; shard_optimizer_state"
-            " saves memory as well",
-        )
-        for key, least in _table().needs_torch.items()
-        if torch and _is_on(given.get(key)) and _release(torch) < _release(least)
-    ]
+    if not torch:
+        return problems
+    for name, least in _table().needs_torch.items():
+        if _is_on(parameters.get(name)) and _release(torch) < _release(least):
+            problem = (
+                f"{name} is {parameters[name]}, and needs PyTorch {least}; the image has {torch}"
+            )
+            advice = (
+                f"take an image with PyTorch {least} or later, or set it to 1;"
+                " shard_optimizer_state saves memory as well"
+            )
+            problems.append(Problem(problem, where, advice))
+    return problems
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what follows them."""
+    """Return the numbers of a version: ``2.9.1+cu130`` is ``(2, 9, 1)``."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
 
 
-def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return (what is wrong, advice) of parameters that need or exclude each other."""
-    found: list[tuple[str, str]] = []
-    old, new = value.get(_OLD), value.get(_NEW)
+def _check_rules(present: Mapping[str, Json], where: str) -> list[Problem]:
+    """Return the problems of parameters that need or exclude each other.
+
+    present: the parameters without those that are null and may be null.
+    """
+    problems: list[Problem] = []
+    old, new = present.get(_OLD), present.get(_NEW)
     if old is not None and new is not None and old != new:
+        problem = f"{_OLD} is {old!r} and {_NEW} is {new!r}"
         advice = f"they are the old and the new name of one parameter: keep {_NEW}"
-        found.append((f"{_OLD} is {old!r} and {_NEW} is {new!r}", advice))
-    whole = complete(value)
+        problems.append(Problem(problem, where, advice))
+    parameters = complete(present)
     for kind, key, other in _table().rules:
-        here, beside = whole.get(key), whole.get(other)
-        if kind == "needs" and key in value and beside is not True:
-            found.append(
-                (f"{key} is given without {other}", f"set {other} as well, or leave it out")
-            )
-        elif kind == "off needs" and here is False and other not in value:
-            found.append((f"{key} is off without a {other}", f"give {other}"))
-        elif (
-            kind == "is below"
-            and _is_whole(here, 0)
-            and _is_whole(beside, 1)
-            and int(str(here)) >= int(str(beside))
-        ):
-            found.append(
-                (
-                    f"{key} is {here!r}, and {other} is {beside!r}",
-                    f"give 0 to {int(str(beside)) - 1}",
-                )
-            )
-        elif kind == "excludes" and _is_on(here) and _is_on(beside):
-            found.append((f"{key} is {here!r} beside {other} {beside!r}", "keep one of them"))
-        # "above one needs": the script may give it to `smp.init`.
-        # `check_processes` refuses what is switched off.
-    return found
+        value, other_value = parameters.get(key), parameters.get(other)
+        if kind == "needs" and key in present and other_value is not True:
+            problem = f"{key} is given without {other}"
+            problems.append(Problem(problem, where, f"set {other} as well, or leave it out"))
+        elif kind == "off needs" and value is False and other not in present:
+            problems.append(Problem(f"{key} is off without a {other}", where, f"give {other}"))
+        elif kind == "is below" and _is_whole(value, 0) and _is_whole(other_value, 1):
+            limit = int(str(other_value))
+            if int(str(value)) >= limit:
+                problem = f"{key} is {value!r}, and {other} is {other_value!r}"
+                problems.append(Problem(problem, where, f"give 0 to {limit - 1}"))
+        elif kind == "excludes" and _is_on(value) and _is_on(other_value):
+            problem = f"{key} is {value!r} beside {other} {other_value!r}"
+            problems.append(Problem(problem, where, "keep one of them"))
+        # The rules "above one needs" are not checked: the script may pass the other parameter to
+        # smp.init. check_processes refuses a ddp that is off.
+    return problems
 
 
 def _is_on(value: Json) -> bool:

@@ -1,9 +1,9 @@
-"""The environment as another host of the job would read it, as far as this host can know it. Pure.
+"""Derive the environment of another host of the job from this host's. Pure.
 
-For ``train --plan --host NAME`` and preflight. The image, the code and the hyperparameters are the
-same on every host. Names are the other host's. Devices are too: those of this host if it is of the
-same instance type, else what the image's instance table says; the number of CPUs is not in that
-table and stays this host's.
+For ``train --plan --host NAME`` and for trainworks_preflight. The image, the code and the
+hyperparameters are the same on every host; the names are the other host's. The devices are this
+host's if both hosts have the same instance type, else those in the image's instance table. The
+number of CPUs is always this host's, because the table has no CPUs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from trainworks_launcher.environment.manifest import Instance
 
 
 def environment_of(environment: Environment, host: str) -> Environment:
-    """Return the environment of ``host``.
+    """Return the environment of a host.
 
-    Unchanged for this host, and for a name that is none of the job's.
+    The same environment for this host, and for an unknown name, which placement.py refuses.
     """
     hosts = environment.hosts
     if not host or host == hosts.current or host not in hosts.names:
         return environment
-    kind = hosts.instance_type_of(host)
+    instance_type = hosts.instance_type_of(host)
     devices = environment.devices
-    if kind != hosts.instance_type_of(hosts.current):
-        row = environment.manifest.instances.get(kind, Instance())
+    if instance_type != hosts.instance_type_of(hosts.current):
+        row = environment.manifest.instances.get(instance_type, Instance())
         devices = devices._replace(
             gpus=row.gpus,
             visible_gpus=None,
@@ -33,15 +33,18 @@ def environment_of(environment: Environment, host: str) -> Environment:
             gpu_nodes=(),
         )
     platform = environment.platform
-    if platform.tasks is not None:  # its first task
-        counts, number = platform.tasks.counts, hosts.names.index(host)
-        platform = platform._replace(
-            tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0)
-        )
+    if platform.tasks is not None:
+        # The first task of the host stands for all of its tasks.
+        host_rank = hosts.names.index(host)
+        rank = sum(platform.tasks.counts[:host_rank])
+        platform = platform._replace(tasks=platform.tasks._replace(rank=rank, local_rank=0))
+    hostname = environment.hostname
+    if hostname == hosts.current:
+        # The kernel's hostname is the host's name in the job on every host of such a platform.
+        hostname = host
     return environment._replace(
         platform=platform,
         hosts=hosts.seen_from(host),
         devices=devices,
-        # A platform that names its hosts does so everywhere.
-        hostname=host if environment.hostname == hosts.current else environment.hostname,
+        hostname=hostname,
     )

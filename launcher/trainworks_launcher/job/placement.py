@@ -1,7 +1,7 @@
-"""Where a job runs: the mode, the hosts that take part, and the processes of each. Pure.
+"""Place a job: choose its mode, its hosts, and the number of processes on each host. Pure.
 
-The helpers of ``read_placement`` tell its reader what is wrong and go on with the nearest value, so
-that all problems of a job are reported together.
+A helper of ``read_placement`` adds a problem to the reader and continues with the nearest value, so
+that a refusal has all problems of the job.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from typing import Iterable, NamedTuple, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
@@ -29,39 +29,40 @@ MODEL_PARALLEL = "smdistributed.modelparallel"
 """The one mode that has no switch of its own."""
 
 DATA_PARALLEL = "smdistributed.dataparallel"
-"""A mode of mpirun, or only a library where torchrun is asked for as well."""
+"""A mode of mpirun. With torch_distributed, smddp is only a library of the ranks."""
 
 _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
-
+"""Hyperparameters that end like the switch of a mode, and switch on no mode."""
 
 _IPV6_MODES = ("none", ELASTIC)
-"""Modes that find a host by its address. mpirun and TensorFlow take what stands
-behind a colon for something else.
+"""Modes that take an IPv6 address as a host's name.
+
+mpirun reads the text after a colon as a number of slots, TensorFlow as a port.
 """
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class Placement(NamedTuple):
-    """Where a job runs, as seen from one host.
+    """The hosts and processes of a job, as one host sees them.
 
     Attributes:
-        mode: A name of ``registry.MODES``.
+        mode: A key of ``contract.modes.MODES``, such as ``torch_distributed``.
         hosts: All hosts of the job, in the platform's order.
         host: This host.
-        distribution_hosts: Hosts that take part in the distribution, its leader first.
-        slots: Processes of each of ``distribution_hosts``.
-        processes: Processes of the distribution in all.
-        processes_origin: Who decided on the number of processes per host.
-        processes_why: How that number was found.
-        instance_type: Instance type of this host.
-        mpi_options: The user's own mpirun options.
-        mpi_options_where: The setting that ``mpi_options`` come from.
+        distribution_hosts: The hosts that have ranks, the leader first.
+        slots: Number of processes of each of ``distribution_hosts``, such as ``(8, 8)``.
+        processes: Number of ranks of the job; at most the sum of ``slots``.
+        processes_origin: The user or the platform, by whom the processes per host were chosen.
+        processes_why: Reason for the processes per host, such as ``one per GPU``.
+        instance_type: Instance type of this host, such as ``ml.p5.48xlarge``.
+        mpi_options: The user's mpirun options, as words.
+        mpi_options_where: The setting of ``mpi_options``, such as ``hyperparameter NAME``.
         elastic: Restarts, and hosts that may be lost.
         leader_address: Name or address by which this host reaches the leader.
-        served: Whether no launcher runs on the other hosts, which serve ssh
-            with keys that the platform mounts.
-        tasks: Where the platform starts every rank: which of them this process is; else None.
+        has_ssh_workers: Whether the other hosts have no launcher, and serve ssh with keys that the
+            platform mounts, as in a job of the Kubernetes MPI operator.
+        tasks: The task that this process is, where the platform starts every rank; else None.
         warnings: Lines to print before the start.
     """
 
@@ -78,18 +79,17 @@ class Placement(NamedTuple):
     mpi_options_where: str
     elastic: Elastic
     leader_address: str
-    served: bool = False
+    has_ssh_workers: bool = False
     tasks: Tasks | None = None
     warnings: tuple[str, ...] = ()
 
     @property
     def leader(self) -> str:
-        """The host that has rank 0, starts mpirun, and listens on the control
-        port: first of the distribution.
+        """The host that has rank 0, starts mpirun, and listens on the control port.
 
-        One host for all three, also where a group's distribution does not begin with the job's
-        first host: mpirun needs the keys that the listening host made, and the model that is kept
-        is rank 0's.
+        All three are on one host, also where the distribution is an instance group without the
+        job's first host: mpirun needs keys that the listening host makes, and the model that is
+        kept is the one that rank 0 writes.
         """
         return self.distribution_hosts[0]
 
@@ -97,91 +97,109 @@ class Placement(NamedTuple):
     def members(self) -> tuple[str, ...]:
         """The launchers of the job, the leader's first: one per host, or one per task.
 
-        A task has no host in its name: which host has which rank is not known
-        everywhere (srun, --distribution).
+        A task is named by its rank, ``task 3``, because a task of Slurm cannot know the hosts of
+        all ranks (srun --distribution).
         """
         if self.tasks is not None:
             return tuple(f"task {rank}" for rank in range(sum(self.tasks.counts)))
-        if self.served:
+        if self.has_ssh_workers:
             return (self.host,)
-        return (self.leader, *(host for host in self.hosts if host != self.leader))
+        workers = [host for host in self.hosts if host != self.leader]
+        return (self.leader, *workers)
 
     @property
     def member(self) -> str:
         """This launcher's name in ``members``."""
-        return self.host if self.tasks is None else f"task {self.tasks.rank}"
+        if self.tasks is not None:
+            return f"task {self.tasks.rank}"
+        return self.host
 
     @property
-    def takes_part(self) -> bool:
-        """Whether this host is one of the distribution's.
-
-        Another host runs the program by itself.
-        """
+    def has_ranks(self) -> bool:
+        """Whether this host has ranks. A host without ranks runs the program once, by itself."""
         return self.host in self.distribution_hosts
 
     @property
     def host_rank(self) -> int:
         """Index of this host in ``distribution_hosts``; 0 is the leader.
 
-        Raises ValueError if it takes no part.
+        Raises ValueError for a host without ranks.
         """
         return self.distribution_hosts.index(self.host)
 
     @property
     def processes_per_host(self) -> int:
-        """Processes of this host; 1 if it takes no part in the distribution."""
-        return self.slots[self.host_rank] if self.takes_part else 1
+        """Processes of this host; 1 on a host without ranks."""
+        if not self.has_ranks:
+            return 1
+        return self.slots[self.host_rank]
 
 
-def read_placement(environment: Environment, asked: str = "") -> tuple[Placement, list[Problem]]:
-    """Read where the job runs.
+class _Slots(NamedTuple):
+    """The number of processes on each host of the distribution.
+
+    Attributes:
+        counts: One number per host, in the order of the hosts, such as ``(8, 8)``.
+        why: Reason for the numbers, such as ``one per GPU``.
+    """
+
+    counts: tuple[int, ...]
+    why: str
+
+
+def read_placement(
+    environment: Environment, requested_host: str = ""
+) -> tuple[Placement, list[Problem]]:
+    """Choose the mode, the hosts and the processes of a job.
 
     Args:
         environment: The environment of the host.
-        asked: The host that a person asked for; default: this host.
+        requested_host: The host that the job is made for, from option ``--host``; default: this
+            host.
 
     Returns:
-        The placement, and everything that is wrong with it.
+        The placement, and its problems.
     """
     reader = Reader(environment.reserved, environment.variables)
     reader.problems += check_resource_config(environment.hosts.document)
-    hosts, host = _hosts(environment, asked, reader)
+    hosts = _read_hosts(environment, reader)
+    host = _choose_host(environment, hosts, requested_host, reader)
     mode = _choose_mode(environment, reader)
-    part = _hosts_of(environment, mode, hosts, reader)
+    distribution_hosts = _choose_distribution_hosts(environment, mode, hosts, reader)
     reader.problems += _missing_programs(environment, mode)
-    per_host = reader.count(names.PROCESSES_PER_HOST)
-    counts, why = _slots(environment, mode, part, per_host, reader)
-    processes = _processes(reader, mode, counts)
+    requested_processes = reader.count(names.PROCESSES_PER_HOST)
+    slots = _count_slots(environment, mode, distribution_hosts, requested_processes, reader)
+    processes = _count_processes(reader, mode, slots.counts)
     if mode.name == MODEL_PARALLEL:
         _check_model_parallel(environment, processes, reader)
     reader.warnings += _unknown_types(environment, hosts)
     _check_addresses(environment, mode, hosts, reader)
-    elastic = read_elastic(reader, mode.name, len(part), len(hosts))
+    elastic = read_elastic(reader, mode.name, len(distribution_hosts), len(hosts))
     _check_restarts(environment, mode, elastic, reader)
     platform = environment.platform
-    leader = part[0]
+    leader = distribution_hosts[0]
     leader_address = platform.leader_address or leader
     if host == leader and environment.devices.own_route:
-        # The leader's name may lead elsewhere on the leader itself: there its programs take its
-        # address.
+        # The leader's own name may resolve to another host on the leader itself, so the programs
+        # of the leader take its address.
         leader_address = environment.devices.own_route
     origin = Origin.PLATFORM
-    if per_host and not mode.one_per_host:
+    if requested_processes and not mode.one_per_host:
         origin = Origin.USER
     placement = Placement(
         mode=mode.name,
         hosts=hosts,
         host=host,
-        distribution_hosts=part,
-        slots=counts,
+        distribution_hosts=distribution_hosts,
+        slots=slots.counts,
         processes=processes,
         processes_origin=origin,
-        processes_why=why,
+        processes_why=slots.why,
         instance_type=environment.hosts.instance_type_of(host),
         mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
         leader_address=leader_address,
-        served=bool(platform.served),
+        has_ssh_workers=bool(platform.served),
         tasks=platform.tasks,
         elastic=elastic,
         warnings=tuple(reader.warnings),
@@ -190,7 +208,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
 
 
 def _check_model_parallel(environment: Environment, processes: int, reader: Reader) -> None:
-    """Refuse parameters of model parallelism that do not fit the processes or the library."""
+    """Refuse parameters of model parallelism that the processes or the image's smp cannot have."""
     parameters, where = model_parallel.parameters(
         environment.hyperparameters, environment.variables
     )
@@ -203,8 +221,9 @@ def _check_model_parallel(environment: Environment, processes: int, reader: Read
 def _check_addresses(
     environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
 ) -> None:
-    """Refuse hosts with IPv6 addresses for names, where a mode cannot take them."""
-    if mode.name in _IPV6_MODES or not any(":" in name for name in hosts):
+    """Refuse IPv6 addresses as names of hosts in a mode that does not read IPv6 addresses."""
+    has_ipv6 = any(":" in name for name in hosts)
+    if not has_ipv6 or mode.name in _IPV6_MODES:
         return
     problem = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
     where = f"{environment.platform.where}: hosts"
@@ -212,21 +231,20 @@ def _check_addresses(
 
 
 def _check_restarts(environment: Environment, mode: Mode, elastic: Elastic, reader: Reader) -> None:
-    """Refuse restarts by torchrun where the hosts have no names that lead to them."""
+    """Refuse restarts by torchrun where the names of the hosts do not resolve."""
     platform = environment.platform
-    if elastic.asked and mode.name == ELASTIC and not platform.names_resolve:
-        problem = (
-            f"restarts need the hosts' names, and {platform.platform} does not say where they are"
-        )
-        where = f"variable {names.MAX_RESTARTS_VARIABLE}"
-        reader.refuse(problem, where, "leave restarts to the platform")
+    if not elastic.is_requested or mode.name != ELASTIC or platform.names_resolve:
+        return
+    problem = f"restarts need the hosts' names, and {platform.platform} does not say where they are"
+    where = f"variable {names.MAX_RESTARTS_VARIABLE}"
+    reader.refuse(problem, where, "leave restarts to the platform")
 
 
 def _is_ipv6(name: str) -> bool:
-    """Return whether a host's name is an IPv6 address, without an interface."""
+    """Return whether a host's name is an IPv6 address without an interface, such as ``fd00::1``."""
     if ":" not in name or "%" in name:
         return False
-    import ipaddress  # hosts mostly have names
+    import ipaddress  # takes time, and few jobs have IPv6 addresses
 
     try:
         return bool(ipaddress.IPv6Address(name))
@@ -234,75 +252,54 @@ def _is_ipv6(name: str) -> bool:
         return False
 
 
-def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[str, ...], str]:
-    """Return (hosts, the host this job is made for).
-
-    Without a resource config the job is one host: this one.
-    """
-    where = environment.platform.where
-    hosts, current = environment.hosts.names, environment.hosts.current
+def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
+    """Return all hosts of the job. Without a resource config the job is this host alone."""
     if not environment.hosts.document:
-        hosts, current = (environment.hostname,), environment.hostname
-    elif not hosts:
+        hosts: tuple[str, ...] = (environment.hostname,)
+    else:
+        hosts = environment.hosts.names
+    where = environment.platform.where
+    if not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
-        hosts = (current or environment.hostname,)
+        hosts = (environment.hosts.current or environment.hostname,)
     malformed = [name for name in hosts if not _HOST.fullmatch(name) and not _is_ipv6(name)]
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
-    doubles = [name for name, count in Counter(hosts).items() if count > 1]
-    if doubles:
-        problem = f"{min(doubles)!r} is listed more than once"
+    duplicates = [name for name, count in Counter(hosts).items() if count > 1]
+    if duplicates:
+        problem = f"{min(duplicates)!r} is listed more than once"
         reader.refuse(problem, f"{where}: hosts", "list each host once")
-    wanted = without_brackets(asked) or current
-    if not wanted and len(hosts) == 1:
-        wanted = hosts[0]
-    if wanted not in hosts:
-        source = "option --host" if asked else f"{where}: current_host"
-        reader.refuse(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts))
-        wanted = hosts[0]
-    return hosts, wanted
+    return hosts
+
+
+def _choose_host(
+    environment: Environment, hosts: Sequence[str], requested: str, reader: Reader
+) -> str:
+    """Return the host that the job is made for: the requested one, else this host."""
+    current = environment.hosts.current
+    if not environment.hosts.document:
+        current = environment.hostname
+    host = without_brackets(requested) or current
+    if not host and len(hosts) == 1:
+        host = hosts[0]
+    if host in hosts:
+        return host
+    where = f"{environment.platform.where}: current_host"
+    if requested:
+        where = "option --host"
+    reader.refuse(f"{host!r} is not one of the job's hosts", where, nearest(host, hosts))
+    return hosts[0]
 
 
 def _choose_mode(environment: Environment, reader: Reader) -> Mode:
-    """Return the one mode that is switched on.
+    """Return the mode that is switched on, else the platform's, else ``none``.
 
-    A problem if there are several, or one that is not known.
-
-    Parameters of model parallelism make two different things: with mpi they are smp's first
-    version, a mode of its own; with torch_distributed they are its second, which is only a library
-    that reads them. smddp beside torch_distributed
-    is a library too: torchrun starts the processes.
+    Several modes, and a switch of an unknown mode, are problems.
     """
     reserved = environment.reserved
-    asked = {mode: switch for switch, mode in SWITCHES.items() if reserved.is_on(switch)}
-    parameters, where = model_parallel.parameters(
-        environment.hyperparameters, environment.variables
-    )
-    if parameters is not None and "torch_distributed" not in asked:
-        if not asked:
-            advice = (
-                f"set {names.MPI_ENABLED} for smp's first version,"
-                f" {names.TORCH_DISTRIBUTED_ENABLED} for its second, or leave"
-                f" {names.MODEL_PARALLEL_PARAMETERS} out"
-            )
-            reader.refuse(
-                "no setting says how to start the model parallel processes", where, advice
-            )
-        reader.problems.extend(model_parallel.check(parameters, where))
-        asked.pop("mpi", None)
-        asked[MODEL_PARALLEL] = where
-    if "torch_distributed" in asked:
-        asked.pop(DATA_PARALLEL, None)
-    if len(asked) > 1:
-        both = " and ".join(asked)
-        advice = "keep one of them"
-        if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
-            advice = (
-                "smp is not supported together with smddp:"
-                " keep one of them (smp has its own data parallelism)"
-            )
-        reader.refuse(f"{both} are both switched on", ", ".join(asked.values()), advice)
+    switches = _switched_on(environment, reader)
+    _check_switches(switches, reader)
     for name in reserved:
         is_switch = name.startswith(names.RESERVED_PREFIX) and name.endswith("_enabled")
         is_known = name in SWITCHES or name in _NOT_A_MODE
@@ -310,10 +307,10 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
             problem = "switches on a mode that this launcher does not know"
             reader.refuse(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES)))
     platform = environment.platform
-    usual = "none"
+    default_mode = "none"
     if platform.mode and not environment.invocation.mode:
-        usual = platform.mode
-    mode = MODES[next(iter(asked), usual)]
+        default_mode = platform.mode
+    mode = MODES[next(iter(switches), default_mode)]
     if platform.tasks is not None:
         mode = _mode_of_tasks(environment, mode, reader)
     else:
@@ -322,16 +319,61 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     return mode
 
 
+def _switched_on(environment: Environment, reader: Reader) -> Mapping[str, str]:
+    """Return the modes that are switched on, each with its setting.
+
+    Parameters of model parallelism mean two different things: with mpi, the mode
+    smdistributed.modelparallel (smp's first version); with torch_distributed, only a library of
+    the ranks (smp's second version). smddp beside torch_distributed is such a library, too:
+    torchrun starts the ranks.
+    """
+    reserved = environment.reserved
+    switches = {mode: switch for switch, mode in SWITCHES.items() if reserved.is_on(switch)}
+    if "torch_distributed" in switches:
+        switches.pop(DATA_PARALLEL, None)
+        return switches
+    parameters, where = model_parallel.parameters(
+        environment.hyperparameters, environment.variables
+    )
+    if parameters is None:
+        return switches
+    if not switches:
+        advice = (
+            f"set {names.MPI_ENABLED} for smp's first version,"
+            f" {names.TORCH_DISTRIBUTED_ENABLED} for its second, or leave"
+            f" {names.MODEL_PARALLEL_PARAMETERS} out"
+        )
+        reader.refuse("no setting says how to start the model parallel processes", where, advice)
+    reader.problems.extend(model_parallel.check(parameters, where))
+    switches.pop("mpi", None)
+    switches[MODEL_PARALLEL] = where
+    return switches
+
+
+def _check_switches(switches: Mapping[str, str], reader: Reader) -> None:
+    """Refuse several modes. switches: the modes that are switched on, each with its setting."""
+    if len(switches) < 2:
+        return
+    modes = " and ".join(switches)
+    advice = "keep one of them"
+    if MODEL_PARALLEL in switches and switches.keys() & {DATA_PARALLEL, "pytorchddp"}:
+        advice = (
+            "smp is not supported together with smddp:"
+            " keep one of them (smp has its own data parallelism)"
+        )
+    reader.refuse(f"{modes} are both switched on", ", ".join(switches.values()), advice)
+
+
 def _check_platform(platform: Description, mode: Mode, reader: Reader) -> None:
-    """Refuse a mode that needs more than the platform gives."""
+    """Refuse a mode that needs launchers, ranks or names that the platform does not have."""
     if platform.served and not mode.by_mpirun:
-        what = (
+        problem = (
             f"{mode.name} needs a launcher on every host,"
             f" and {platform.platform} has one on this host only"
         )
-        reader.refuse(what, platform.where, "use mpi, or a job that starts train on every host")
+        reader.refuse(problem, platform.where, "use mpi, or a job that starts train on every host")
     elif platform.ranks_elsewhere and mode.name != "none":
-        what = (
+        problem = (
             f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another"
             " program has started this process as one of several"
         )
@@ -339,19 +381,19 @@ def _check_platform(platform: Description, mode: Mode, reader: Reader) -> None:
             "let that program start the script itself (mode none), or start train once on each"
             f" host without it, and set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
         )
-        reader.refuse(what, platform.where, advice)
+        reader.refuse(problem, platform.where, advice)
     elif mode.by_name and not platform.names_resolve:
-        what = (
+        problem = (
             f"{mode.name} tells each host the others' names, and {platform.platform} does not say"
             " where they are"
         )
-        reader.refuse(what, platform.where, "use torch_distributed or mpi")
+        reader.refuse(problem, platform.where, "use torch_distributed or mpi")
 
 
 def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode:
-    """Return the mode of a job whose platform starts every rank.
+    """Return the mode ``tasks``, for a platform that starts every rank.
 
-    A problem if the mode would start them, too.
+    Refuse a mode that starts ranks itself.
     """
     if mode.name not in ("none", "torch_distributed"):
         problem = (
@@ -363,61 +405,53 @@ def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode
 
 
 def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None:
-    """Refuse a mode that the image's framework is too old for; an unknown version is not judged."""
-    component, lowest = mode.minimum
+    """Refuse a mode for which the image's framework is too old.
+
+    A framework without a known version is not refused.
+    """
+    component, minimum = mode.minimum
     installed = version_of(environment, component)
-    if installed and installed < _numbers(lowest):
-        has = environment.manifest.components[component]
-        advice = f"use an image with {component} {lowest} or later ({MINIMUM_SOURCE})"
-        reader.refuse(
-            f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice
-        )
+    if not installed or installed >= _numbers(minimum):
+        return
+    version = environment.manifest.components[component]
+    problem = f"{mode.name} needs {component} {minimum} or later"
+    advice = f"use an image with {component} {minimum} or later ({MINIMUM_SOURCE})"
+    reader.refuse(problem, f"the image has {version}", advice)
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
-    """Return the leading numbers of the installed version of a component, for comparison.
+    """Return the numbers of the installed version of a component, such as ``(2, 4, 1)`` of torch.
 
-    () if it is not known.
+    ``()`` for an unknown version.
     """
     return _numbers(environment.manifest.components.get(component, ""))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """ "2.4.1+cpu" -> (2, 4, 1)."""
+    """Return the leading numbers of a version: ``2.4.1+cpu`` is ``(2, 4, 1)``."""
     match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(word) for word in match.group().split(".")) if match else ()
+    if match is None:
+        return ()
+    return tuple(map(int, match.group().split(".")))
 
 
-def _hosts_of(
+def _choose_distribution_hosts(
     environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
 ) -> tuple[str, ...]:
-    """Return the hosts that take part in the distribution: all, or those of the
-    named groups, in the groups' order.
+    """Return the hosts that have ranks, the leader first; never empty.
 
-    The first of them is its leader (as sagemaker-training). Never empty: a named group that does
-    not exist or has no host is refused.
+    All hosts, or the hosts of the instance groups in the hyperparameter
+    ``sagemaker_distribution_instance_groups``, in the order of the groups in the resource config
+    (as sagemaker-training).
     """
-    where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {group.name: group.hosts for group in environment.hosts.groups}
-    value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
-    asked = texts(value)
-    if isinstance(value, str) and value:
-        asked = (value,)
-    for name in asked:
-        if name not in groups:
-            advice = f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
-            if groups:
-                advice = nearest(name, tuple(groups))
-            reader.refuse(f"instance group {name!r} does not exist", where, advice)
-        elif not groups[name]:
-            advice = "give the group at least one host"
-            reader.refuse(
-                f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice
-            )
-    served = environment.platform.served
-    if mode.name == "none" or served:
-        return served or tuple(hosts)
-    if not asked:
+    group_names = _read_group_names(groups, reader)
+    ssh_workers = environment.platform.served
+    if ssh_workers:
+        return ssh_workers
+    if mode.name == "none":
+        return tuple(hosts)
+    if not group_names:
         if len(groups) > 1:
             reader.warnings.append(
                 f"the job has {len(groups)} instance groups and"
@@ -425,100 +459,170 @@ def _hosts_of(
                 " all hosts take part in the distribution"
             )
         return tuple(hosts)
-    known = frozenset(hosts)
-    part: list[str] = []
+    job_hosts = frozenset(hosts)
+    distribution_hosts: list[str] = []
     for name, members in groups.items():
-        if name in asked:
-            part += [host for host in members if host in known]
-    return tuple(part or hosts)
+        if name in group_names:
+            distribution_hosts += [host for host in members if host in job_hosts]
+    return tuple(distribution_hosts or hosts)
+
+
+def _read_group_names(groups: Mapping[str, Sequence[str]], reader: Reader) -> tuple[str, ...]:
+    """Return the instance groups of the distribution; ``()`` for all hosts.
+
+    Refuse an unknown group, and a group without a host.
+
+    Args:
+        groups: Name of a group -> its hosts, from the resource config.
+        reader: The reader of the placement.
+    """
+    where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
+    value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
+    group_names = texts(value)
+    if isinstance(value, str) and value:
+        group_names = (value,)
+    for name in group_names:
+        if name not in groups:
+            advice = f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            if groups:
+                advice = nearest(name, tuple(groups))
+            reader.refuse(f"instance group {name!r} does not exist", where, advice)
+        elif not groups[name]:
+            problem = f"the instance group {name!r} has no host"
+            advice = "give the group at least one host"
+            reader.refuse(problem, names.RESOURCE_CONFIG_FILE, advice)
+    return group_names
 
 
 def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
-    """Refuse a mode whose programs are not in the image, every one by name."""
+    """Return a problem for each program of the mode that is not in the image, such as mpirun."""
     reason = f"the job asks for {mode.name}"
-    wanted = mode.programs_for(bool(environment.platform.served))
-    missing = [name for name in wanted if not environment.programs.get(name)]
-    return [missing_program(environment, name, reason) for name in missing]
+    problems = []
+    has_ssh_workers = bool(environment.platform.served)
+    for name in mode.programs_for(has_ssh_workers):
+        if not environment.programs.get(name):
+            problems.append(missing_program(environment, name, reason))
+    return problems
 
 
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
-    """Return the refusal of a job that needs a program that is not there."""
+    """Return the problem of a job that needs a program, such as mpirun, without the program.
+
+    reason: a clause about the need, such as ``the job asks for mpi``.
+    """
     declared = environment.manifest.programs.get(name)
-    place = f"image {environment.manifest.name!r}, PATH"
+    where = f"image {environment.manifest.name!r}, PATH"
     if declared:
-        place = f"image {environment.manifest.name!r}, which declares it at {declared}"
+        where = f"image {environment.manifest.name!r}, which declares it at {declared}"
     advice = f"use an image that has {name}, or install it"
-    return Problem(f"{name} is not installed, and {reason}", place, advice)
+    return Problem(f"{name} is not installed, and {reason}", where, advice)
 
 
-def _slots(
-    environment: Environment, mode: Mode, hosts: Sequence[str], asked: int | None, reader: Reader
-) -> tuple[tuple[int, ...], str]:
-    """Return (processes of each of the distribution's hosts, how their number was found).
+def _count_slots(
+    environment: Environment,
+    mode: Mode,
+    hosts: Sequence[str],
+    requested: int | None,
+    reader: Reader,
+) -> _Slots:
+    """Count the processes of each host of the distribution.
 
-    Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get
-    the same number, so every host of the job comes to the same result, whichever host it is made
-    on.
+    The first of these that is known: the requested number, the platform's, one per GPU, one per
+    Neuron core, one. Hosts of one instance type get the same number, so that every host of the job
+    comes to the same result.
+
+    Args:
+        environment: The environment of the host.
+        mode: The mode of the job.
+        hosts: The hosts of the distribution.
+        requested: Processes per host that the user asks for; None for the default.
+        reader: The reader of the placement.
     """
     platform = environment.platform
     if platform.tasks is not None:
-        return platform.tasks.counts, f"{platform.platform} starts every rank as a task"
-    given = asked
+        return _Slots(platform.tasks.counts, f"{platform.platform} starts every rank as a task")
     if mode.one_per_host:
-        asked = 1
-    elif not asked:
-        asked = platform.processes_per_host or None
-    if mode.needs_count and asked is None:
+        per_host: int | None = 1
+    else:
+        per_host = requested or platform.processes_per_host or None
+    if mode.needs_count and per_host is None:
         advice = "set processes_per_host, normally the number of GPUs of one host"
         where = f"hyperparameter {names.PROCESSES_PER_HOST}"
         reader.refuse(f"{mode.name} needs the processes per host", where, advice)
-    type_of = environment.hosts.instance_types(hosts)
-    counts: dict[str, int] = {}
-    why = ""
-    for kind in dict.fromkeys(type_of[host] for host in hosts):
-        gpus, neuron_cores = accelerators(environment, kind)
-        if not mode.one_per_host:
-            reader.warnings += _uncounted(environment, kind)
-        if neuron_cores:
-            _check_neuron(environment, mode, kind, reader)
-        if asked and gpus and asked > gpus:
-            _refuse_processes(asked, gpus, "GPU", kind, reader)
-        elif asked and neuron_cores and asked > neuron_cores:
-            _refuse_processes(asked, neuron_cores, "Neuron core", kind, reader)
-        counts[kind] = asked or gpus or neuron_cores or 1
-        if not why:
-            why = _default_count(gpus, neuron_cores)
+
+    type_of_host = environment.hosts.instance_types(hosts)
+    count_of_type: dict[str, int] = {}
+    for host in hosts:
+        instance_type = type_of_host[host]
+        if instance_type not in count_of_type:
+            count = _count_on_type(environment, mode, instance_type, per_host, reader)
+            count_of_type[instance_type] = count
+
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
-    elif given and environment.invocation.processes_per_host:
+    elif requested and environment.invocation.processes_per_host:
         why = "option --processes-per-host"
-    elif given:
+    elif requested:
         why = f"hyperparameter {names.PROCESSES_PER_HOST}"
-    elif asked:
+    elif per_host:
         why = platform.processes_why
-    return tuple(counts[type_of[host]] for host in hosts), why
+    else:
+        why = _why_default_count(environment, type_of_host[hosts[0]])
+    return _Slots(tuple(count_of_type[type_of_host[host]] for host in hosts), why)
 
 
-def _check_neuron(environment: Environment, mode: Mode, kind: str, reader: Reader) -> None:
+def _count_on_type(
+    environment: Environment, mode: Mode, instance_type: str, per_host: int | None, reader: Reader
+) -> int:
+    """Count the processes of a host of an instance type, and refuse more than its accelerators.
+
+    Args:
+        environment: The environment of the host.
+        mode: The mode of the job.
+        instance_type: Such as ``ml.p5.48xlarge``.
+        per_host: Processes per host, from the user, the platform or the mode; None for the default.
+        reader: The reader of the placement.
+    """
+    gpus, neuron_cores = accelerators(environment, instance_type)
+    if not mode.one_per_host:
+        reader.warnings += _warn_of_differences(environment, instance_type)
+    if neuron_cores:
+        _check_neuron(environment, mode, instance_type, reader)
+    if per_host is None:
+        return gpus or neuron_cores or 1
+    if gpus and per_host > gpus:
+        _refuse_processes(per_host, gpus, "GPU", instance_type, reader)
+    elif neuron_cores and per_host > neuron_cores:
+        _refuse_processes(per_host, neuron_cores, "Neuron core", instance_type, reader)
+    return per_host
+
+
+def _check_neuron(environment: Environment, mode: Mode, instance_type: str, reader: Reader) -> None:
     """Refuse a mode or an image that cannot use the Neuron cores of an instance type."""
-    where = f"instance type {kind}"
+    where = f"instance type {instance_type}"
     if mode.name == ELASTIC and _lacks_neuron(environment):
+        problem = f"{instance_type} has Neuron cores, and the image has no Neuron"
         advice = "use an image for Neuron, or an instance type with GPUs or CPUs alone"
-        reader.refuse(f"{kind} has Neuron cores, and the image has no Neuron", where, advice)
+        reader.refuse(problem, where, advice)
     if not mode.trainium:
         reader.refuse(f"{mode.name} does not run on Trainium", where, "use torch_distributed")
 
 
-def _refuse_processes(asked: int, count: int, noun: str, kind: str, reader: Reader) -> None:
-    """Refuse more processes per host than a host has accelerators. noun: ``GPU``."""
-    of_type = f" of {kind}" if kind != LOCAL else ""
-    problem = f"{asked} processes per host on {count} {noun}(s){of_type}"
+def _refuse_processes(
+    per_host: int, count: int, accelerator: str, instance_type: str, reader: Reader
+) -> None:
+    """Refuse more processes per host than a host has accelerators. accelerator: ``GPU``."""
+    of_type = ""
+    if instance_type != LOCAL:
+        of_type = f" of {instance_type}"
+    problem = f"{per_host} processes per host on {count} {accelerator}(s){of_type}"
     where = f"hyperparameter {names.PROCESSES_PER_HOST}"
-    reader.refuse(problem, where, f"give at most {count}: one process per {noun}")
+    reader.refuse(problem, where, f"give at most {count}: one process per {accelerator}")
 
 
-def _default_count(gpus: int, neuron_cores: int) -> str:
-    """Return how the number of processes is found where nobody asks for one."""
+def _why_default_count(environment: Environment, instance_type: str) -> str:
+    """Return the reason for the default number of processes, such as ``one per GPU``."""
+    gpus, neuron_cores = accelerators(environment, instance_type)
     if gpus:
         return "one per GPU"
     if neuron_cores:
@@ -527,100 +631,118 @@ def _default_count(gpus: int, neuron_cores: int) -> str:
 
 
 def _lacks_neuron(environment: Environment) -> bool:
-    """Return whether an image whose parts are known has none of Neuron's.
+    """Return whether the manifest of the image lists components, and none of Neuron.
 
-    A foreign image's are not known.
+    An image without a manifest may have Neuron.
     """
-    components = environment.manifest.components
-    return bool(environment.manifest.document) and not any("neuron" in name for name in components)
+    manifest = environment.manifest
+    has_neuron = any("neuron" in name for name in manifest.components)
+    return bool(manifest.document) and not has_neuron
 
 
-def accelerators(environment: Environment, kind: str) -> tuple[int, int]:
+def accelerators(environment: Environment, instance_type: str) -> tuple[int, int]:
     """Return (GPUs, Neuron cores) of a host of an instance type.
 
-    This host's devices decide for its own type: a container may have been given two of eight GPUs.
-    Where none is seen (another type, or a plan made on a laptop) the image's instance table is the
-    fallback, with a warning.
+    This host's devices decide for its own type: a container may see two of eight GPUs. The image's
+    instance table is the fallback for another type, and for a host without visible devices, such as
+    a laptop that plans a job.
     """
-    if _sees_gpus(environment, kind):
+    if _sees_gpus(environment, instance_type):
         return environment.devices.gpus, 0
-    row = environment.manifest.instances.get(kind, Instance())
+    row = environment.manifest.instances.get(instance_type, Instance())
     return row.gpus, row.neuron_cores
 
 
-def _sees_gpus(environment: Environment, kind: str) -> bool:
-    """Return whether this host is of the type and was given GPUs, or none of those that it has."""
+def _sees_gpus(environment: Environment, instance_type: str) -> bool:
+    """Return whether this host is of the instance type, and its number of GPUs is certain.
+
+    CUDA_VISIBLE_DEVICES makes the number certain, too, because the variable may hide every GPU.
+    """
+    if not is_type_of_this_host(environment, instance_type):
+        return False
     devices = environment.devices
-    return is_type_of_this_host(environment, kind) and (
-        bool(devices.gpus) or devices.visible_gpus is not None
-    )
+    return devices.gpus > 0 or devices.visible_gpus is not None
 
 
-def _uncounted(environment: Environment, kind: str) -> list[str]:
-    """Return warnings if the instance table and this host's devices do not say the same."""
+def _warn_of_differences(environment: Environment, instance_type: str) -> list[str]:
+    """Return a warning for each difference between this host's devices and the instance table."""
     devices = environment.devices
-    if _sees_gpus(environment, kind) or not is_type_of_this_host(environment, kind):
+    is_own_type = is_type_of_this_host(environment, instance_type)
+    if not is_own_type or _sees_gpus(environment, instance_type):
         return []
-    row = environment.manifest.instances.get(kind, Instance())
-    found: list[str] = []
-    if row.gpus or (row.neuron_cores and not devices.neuron_devices):
-        accelerator = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
-        found.append(
-            f"{kind} has {accelerator} by the image's instance table,"
+    row = environment.manifest.instances.get(instance_type, Instance())
+    expected = ""
+    if row.gpus:
+        expected = f"{row.gpus} GPU(s)"
+    elif row.neuron_cores and not devices.neuron_devices:
+        expected = f"{row.neuron_cores} Neuron cores"
+    warnings: list[str] = []
+    if expected:
+        warnings.append(
+            f"{instance_type} has {expected} by the image's instance table,"
             " but no such device was found on this host"
         )
     if devices.neuron_devices and not row.neuron_cores:
-        found.append(
+        warnings.append(
             f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not"
-            f" say how many cores {kind} has: set {names.PROCESSES_PER_HOST}"
+            f" say how many cores {instance_type} has: set {names.PROCESSES_PER_HOST}"
         )
-    return found
+    return warnings
 
 
 def _unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
     """Return a warning for each instance type of the job that the image's table does not have."""
     manifest = environment.manifest
-    kinds = dict.fromkeys(environment.hosts.instance_types(hosts).values())
-    return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
+    instance_types = dict.fromkeys(environment.hosts.instance_types(hosts).values())
+    warnings = []
+    for instance_type in instance_types:
+        if manifest.lacks(instance_type):
+            warnings.append(unknown_type(instance_type, manifest.instances))
+    return warnings
 
 
-def unknown_type(kind: str, known: Iterable[str]) -> str:
-    """Return the warning for a type that is newer than the table, or misspelt:
-    nothing is refused for it.
+def unknown_type(instance_type: str, known: Iterable[str]) -> str:
+    """Return the warning for an instance type that is newer than the instance table, or misspelt.
+
+    known: the types of the table.
     """
     return (
-        f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs,"
+        f"the instance type {instance_type} is not in the instance table"
+        f" ({nearest(instance_type, known)}): its GPUs,"
         " Neuron cores and EFA devices are counted on the host itself; where that is not possible,"
         " none are assumed"
     )
 
 
-def is_type_of_this_host(environment: Environment, kind: str) -> bool:
-    """Return whether hosts of an instance type are like the one that the
-    environment was read on.
-    """
+def is_type_of_this_host(environment: Environment, instance_type: str) -> bool:
+    """Return whether the host on which the environment was read has this instance type."""
     hosts = environment.hosts
-    return hosts.instance_type_of(hosts.current) == kind
+    return hosts.instance_type_of(hosts.current) == instance_type
 
 
-def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
-    """Return processes of the distribution in all: its slots, or fewer where
-    mpirun is asked for fewer.
+def _count_processes(reader: Reader, mode: Mode, slots: Sequence[int]) -> int:
+    """Return the number of ranks of the job: all slots, or fewer at the user's wish.
+
+    slots: processes of each host of the distribution. Only mode mpi can have fewer ranks.
     """
-    total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
-    if total and total > sum(counts):
+    if mode.options != names.MPI_OPTIONS:
+        return sum(slots)
+    requested = reader.count(names.MPI_PROCESSES)
+    if requested is None:
+        return sum(slots)
+    if requested > sum(slots):
         reader.refuse(
-            f"{total} processes do not fit on {len(counts)} host(s) with {max(counts)} each",
+            f"{requested} processes do not fit on {len(slots)} host(s) with {max(slots)} each",
             f"hyperparameter {names.MPI_PROCESSES}",
-            f"give at most {sum(counts)}, or raise {names.PROCESSES_PER_HOST}",
+            f"give at most {sum(slots)}, or raise {names.PROCESSES_PER_HOST}",
         )
-    return total or sum(counts)
+    return requested
 
 
 def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[str, ...]:
-    """Return the user's mpirun options as words, by shell quoting rules.
+    """Return the user's mpirun options as words, split as a shell splits words.
 
-    Checked by ``flags`` when they are merged.
+    Contradictions between the options are problems (mpirun/flags.py).
     """
     where = f"hyperparameter {mode.options}"
     value = reader.reserved.get(mode.options)
@@ -634,7 +756,7 @@ def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[
     except ValueError as error:
         reader.refuse(f"cannot be split into words: {error}: {value!r}", where, "close every quote")
         return ()
-    # Only jobs with options of their own need them.
+    # Imported here, because most jobs have no mpirun options.
     from trainworks_launcher.mpirun.dialects import dialect_of
     from trainworks_launcher.mpirun.flags import parse_user_options
 

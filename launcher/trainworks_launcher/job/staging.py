@@ -1,6 +1,6 @@
-"""How code and requirements come to a host: the command lines of the programs that bring them.
+"""Make the command lines that fetch the user's code and install its requirements. Pure.
 
-Pure.
+The programs of these command lines are fetch.py, install.py and codeartifact.py in programs/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ARN = (
 )
 
 _NAMED = 4
-"""Distributions that a text names; a CUDA image keeps about twenty."""
+"""Number of distributions in a line of the log; a CUDA image keeps about twenty."""
 
 
 class Repository(NamedTuple):
@@ -40,7 +40,7 @@ class Repository(NamedTuple):
 
 
 def parse_repository(arn: str) -> Repository:
-    """Return the repository that an ARN names. Raises ValueError for anything else.
+    """Parse the ARN of a repository. Raises ValueError for another text.
 
     Source: service authorization reference, resource types of AWS CodeArtifact.
 
@@ -55,133 +55,186 @@ def parse_repository(arn: str) -> Repository:
 
 
 def with_fetch(environment: Environment, reader: Reader) -> Code:
-    """Return the code, with the command line that fetches it if it is remote."""
+    """Return the user's code; remote code gets the command line that fetches the archive."""
     code = environment.code
     if not code.remote:
         return code
-    variables = reader.variables
-    endpoint = next(
-        (variables[name] for name in names.S3_ENDPOINT_VARIABLES if variables.get(name)), ""
-    )
-    if "@" in endpoint:
-        where = next(name for name in names.S3_ENDPOINT_VARIABLES if variables.get(name))
-        advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
-        reader.refuse("the endpoint has credentials in it", f"variable {where}", advice)
-    program = _program(environment, "fetch.py", f"the code is at {code.archive}", reader)
-    words = (
+    endpoint = _s3_endpoint(reader)
+    program = _aws_program(environment, "fetch.py", f"the code is at {code.archive}", reader)
+    arguments = (
         code.archive,
         endpoint,
-        region_of(variables, reader.reserved),
-        _command_line(environment),
+        region_of(reader.variables, reader.reserved),
+        _aws_command_line(environment),
     )
-    return code._replace(fetch=(*program, *words))
+    return code._replace(fetch=(*program, *arguments))
+
+
+def _s3_endpoint(reader: Reader) -> str:
+    """Return the user's endpoint of S3; ``""`` for the default. Refuse credentials in the URL."""
+    for name in names.S3_ENDPOINT_VARIABLES:
+        endpoint = reader.variables.get(name, "")
+        if not endpoint:
+            continue
+        if "@" in endpoint:
+            advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
+            reader.refuse("the endpoint has credentials in it", f"variable {name}", advice)
+        return endpoint
+    return ""
 
 
 def installation(
     environment: Environment, code: Code, entry: EntryPoint, reader: Reader
 ) -> tuple[str, ...]:
-    """Return the command line that installs the project and its requirements; () for none.
+    """Return the command line that installs the project and its requirements; ``()`` for none.
 
-    A project is installed where its entry point is Python's: a shell script may want to do that in
-    its own way. What was installed with this code when the image was built is not installed again:
-    the host may have no network.
+    For example ``python -I install.py -- . -r requirements.txt``. A project is installed only if
+    its entry point is Python's, because a shell script may install the project in its own way. An
+    installation of the image's build is not repeated, because the host may have no network.
     """
-    is_missing = code.project and code.project not in code.installed
-    project = (".",) if is_missing and entry.kind in ("module", "package") else ()
-    listed = ("-r", code.requirements) if code.requirements in code.entries else ()
-    if code.requirements in code.installed:
-        listed = ()
-    elif not listed and code.requirements != REQUIREMENTS and not code.remote:
-        place = code.archive or code.directory
-        where, advice = (
-            f"{names.SOURCE_CODE_FILE}: requirements",
-            nearest(code.requirements, code.entries),
-        )
-        reader.refuse(f"file not found: {code.requirements!r} in {place}", where, advice)
-    if not project and not listed:
+    project: tuple[str, ...] = ()
+    is_installed = code.project in code.installed
+    if code.project and not is_installed and entry.kind in ("module", "package"):
+        project = (".",)
+    requirements = _requirements(code, reader)
+    if not project and not requirements:
         return ()
     python = environment.programs.get("python", "")
-    if not python and not entry.in_python:  # else it is a problem already
+    if not python and not entry.in_python:
+        # For an entry point of Python environment/entry_point.py has refused the job.
         problem = f"Python is not installed in this image, and there is a {code.requirements}"
         reader.refuse(problem, "program python", "install python3, or leave the file out")
     program = f"{environment.launcher_directory}/programs/install.py"
+    options = _install_options(environment, reader)
+    install = (python, "-I", program, *options, "--", *project, *requirements)
+    if project:
+        copy = f"{environment.launcher_directory}/programs/copied.py"
+        install = (environment.launcher_python, "-I", copy, *install)
+    return _with_repository(environment, install, reader)
+
+
+def _requirements(code: Code, reader: Reader) -> tuple[str, ...]:
+    """Return pip's arguments for the requirements, such as ``("-r", "requirements.txt")``.
+
+    ``()`` without such a file, and if the image's build has installed the requirements. Refuse a
+    missing file that the job names.
+    """
+    file = code.requirements
+    if file in code.installed:
+        return ()
+    if file in code.entries:
+        return ("-r", file)
+    if file != REQUIREMENTS and not code.remote:
+        place = code.archive or code.directory
+        where = f"{names.SOURCE_CODE_FILE}: requirements"
+        reader.refuse(f"file not found: {file!r} in {place}", where, nearest(file, code.entries))
+    return ()
+
+
+def _install_options(environment: Environment, reader: Reader) -> list[str]:
+    """Return the options of install.py, such as ``--strict`` and ``--keep=torch==2.9.1``."""
+    options: list[str] = []
     strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
     if strict not in ("on", "off"):
-        reader.refuse(
-            f"{strict!r} is neither on nor off",
-            f"variable {names.STRICT_VARIABLE}",
-            "write on or off",
-        )
-    options = ["--strict"] if strict == "on" else []
+        where = f"variable {names.STRICT_VARIABLE}"
+        reader.refuse(f"{strict!r} is neither on nor off", where, "write on or off")
+    if strict == "on":
+        options.append("--strict")
     if not environment.manifest.document:
-        # Nothing on the disk says what is kept: it was observed.
-        kept = environment.manifest.protected
-        options += [f"--keep={name}=={version}" for name, version in sorted(kept.items())]
-    install = (python, "-I", program, *options, "--", *project, *listed)
-    if project:
-        install = (
-            environment.launcher_python,
-            "-I",
-            f"{environment.launcher_directory}/programs/copied.py",
-            *install,
-        )
+        # Without a manifest file install.py cannot read which distributions to keep.
+        protected = environment.manifest.protected
+        options += [f"--keep={name}=={version}" for name, version in sorted(protected.items())]
+    return options
+
+
+def _with_repository(
+    environment: Environment, install: tuple[str, ...], reader: Reader
+) -> tuple[str, ...]:
+    """Return an installation from the job's CodeArtifact repository, if the job has one.
+
+    codeartifact.py gets a token, and starts the installation.
+    """
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
         return install
-    where = f"variable {names.REPOSITORY_VARIABLE}"
     try:
-        found = parse_repository(arn)
+        repository = parse_repository(arn)
     except ValueError as error:
         advice = "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
-        reader.refuse(str(error), where, advice)
+        reader.refuse(str(error), f"variable {names.REPOSITORY_VARIABLE}", advice)
         return install
-    asking = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", reader)
-    words = (found.region, found.owner, found.domain, found.repository, _command_line(environment))
-    return (*asking, *words, "--", *install)
+    reason = f"{names.REPOSITORY_VARIABLE} is set"
+    program = _aws_program(environment, "codeartifact.py", reason, reader)
+    arguments = (
+        repository.region,
+        repository.owner,
+        repository.domain,
+        repository.repository,
+        _aws_command_line(environment),
+    )
+    return (*program, *arguments, "--", *install)
 
 
 LOCKS = ("uv.lock", "pylock.toml", "poetry.lock", "pdm.lock", "Pipfile.lock", "environment.yml")
-"""Files of other tools at the root of the code that say what it needs."""
+"""Files of other tools at the root of the code that list its requirements."""
 
 
-def unread(code: Code) -> tuple[str, ...]:
-    """Return lines for the log: which files that look like requirements no
-    installation at the start reads.
+def ignored_lock_files(code: Code) -> tuple[str, ...]:
+    """Return a line for the log about each file of LOCKS that no installation reads.
+
+    ``()`` if the code has a requirements.txt, or was installed by the image's build.
     """
     if code.requirements in code.entries or code.installed:
         return ()
-    return tuple(
-        f"{name} is not read when a job starts: pip reads a {code.requirements}"
-        for name in LOCKS
-        if name in code.entries
-    )
+    lines = []
+    for name in LOCKS:
+        if name in code.entries:
+            line = f"{name} is not read when a job starts: pip reads a {code.requirements}"
+            lines.append(line)
+    return tuple(lines)
 
 
 def why_kept(environment: Environment) -> str:
-    """Return which of the image's distributions an installation keeps, for a person.
+    """Return one sentence about the image's distributions that an installation keeps.
 
-    ``""`` for an image that does not say.
+    For example ``the image's torch 2.9.1, numpy 2.3.4 stay: they are constraints``; ``""`` for an
+    image without protected distributions.
     """
     protected = [f"{name} {version}" for name, version in environment.manifest.protected.items()]
     if not protected:
         return ""
-    more = f" and {len(protected) - _NAMED} more" if len(protected) > _NAMED else ""
-    return f"the image's {', '.join(protected[:_NAMED])}{more} stay: they are constraints"
+    listed = ", ".join(protected[:_NAMED])
+    if len(protected) > _NAMED:
+        listed += f" and {len(protected) - _NAMED} more"
+    return f"the image's {listed} stay: they are constraints"
 
 
-def _program(environment: Environment, name: str, reason: str, reader: Reader) -> tuple[str, ...]:
-    """Return how a program that asks AWS is started: with the Python that has
-    boto3, else with the launcher's.
+def _aws_program(
+    environment: Environment, file: str, reason: str, reader: Reader
+) -> tuple[str, ...]:
+    """Return the command line of a program that calls AWS.
+
+    The Python with boto3 runs the program. Without boto3 the launcher's Python does, and the
+    program calls the aws command line.
+
+    Args:
+        environment: The environment of the host.
+        file: The program's file in programs/, such as ``fetch.py``.
+        reason: A clause about the need, for a refusal, such as ``the code is at s3://...``.
+        reader: The reader of the program.
     """
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
         problem = f"neither boto3 nor the aws command line is installed, and {reason}"
         reader.refuse(problem, f"image {environment.manifest.name!r}", advice)
-    has_library = environment.aws_client == BOTO3
-    python = environment.programs.get("python", "") if has_library else environment.launcher_python
-    return (python, "-I", f"{environment.launcher_directory}/programs/{name}")
+    python = environment.launcher_python
+    if environment.aws_client == BOTO3:
+        python = environment.programs.get("python", "")
+    return (python, "-I", f"{environment.launcher_directory}/programs/{file}")
 
 
-def _command_line(environment: Environment) -> str:
-    """Return the path of the aws command line, if that is what is used; else ""."""
-    return "" if environment.aws_client == BOTO3 else environment.aws_client
+def _aws_command_line(environment: Environment) -> str:
+    """Return the path of the aws command line; ``""`` if boto3 is used."""
+    if environment.aws_client == BOTO3:
+        return ""
+    return environment.aws_client

@@ -1,9 +1,9 @@
-"""Programs that start ranks themselves, such as torchrun: refused in a mode that starts ranks, too.
+"""Refuse a program that starts ranks, such as torchrun, in a mode that starts ranks, too. Pure.
 
-Two starters would make worlds of their own that know nothing of each other, and each of them would
-end well. Such a program is found in the words of a command line, behind ``env``, ``nohup`` or
-``bash -c``. What a shell script starts is not read: each rank compares itself with the plan
-(``programs/python/sitecustomize.py``). Pure.
+Every rank of the mode would start ranks of a separate job, and each of these jobs could end with
+success. The starter is found in the words of the command line, also behind ``env``, ``nohup`` or
+``bash -c``. Shell scripts are not read: in a rank, programs/python/sitecustomize.py compares RANK
+and WORLD_SIZE with the plan.
 """
 
 from __future__ import annotations
@@ -18,58 +18,60 @@ from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job.placement import Placement
 from trainworks_launcher.job.program import Program
 
-_PROGRAMS = frozenset(
-    (
-        *(
-            "torchrun",
-            "torchrun-script",
-            "deepspeed",
-            "deepspeed.pt",
-            "horovodrun",
-            "hyperpodrun",
-            "composer",
-        ),
-        *(
-            "mpirun",
-            "mpiexec",
-            "mpiexec.hydra",
-            "mpirun.mpich",
-            "mpiexec.mpich",
-            "mpirun.openmpi",
-            "mpiexec.openmpi",
-        ),
-        *("orterun", "prterun", "prun", "srun", "jsrun", "flux", "aprun"),
-    )
+_PYTHON_STARTERS = (
+    "torchrun",
+    "torchrun-script",
+    "deepspeed",
+    "deepspeed.pt",
+    "horovodrun",
+    "hyperpodrun",
+    "composer",
 )
-_WITH_A_WORD = {
+_MPI_STARTERS = (
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "mpirun.mpich",
+    "mpiexec.mpich",
+    "mpirun.openmpi",
+    "mpiexec.openmpi",
+    "orterun",
+    "prterun",
+    "prun",
+)
+_SCHEDULER_STARTERS = ("srun", "jsrun", "flux", "aprun")
+_PROGRAMS = frozenset((*_PYTHON_STARTERS, *_MPI_STARTERS, *_SCHEDULER_STARTERS))
+"""Programs that start ranks."""
+
+_SUBCOMMANDS = {
     "accelerate": "launch",
     "colossalai": "run",
     "fabric": "run",
     "lightning": "run",
     "flux": "run",
 }
-"""Programs that start ranks by one of their commands only."""
+"""Program -> the only subcommand that starts ranks, as in ``accelerate launch``."""
 
 _MODULES = frozenset(
     (
-        *(
-            "torch.distributed.run",
-            "torch.distributed.launch",
-            "torch.distributed.elastic.launcher.api",
-        ),
-        *(
-            "accelerate.commands.launch",
-            "accelerate.commands.accelerate_cli",
-            "deepspeed.launcher.runner",
-        ),
-        *("horovod.runner.launch", "composer.cli.launcher", "torch_xla.distributed.xla_spawn"),
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "torch.distributed.elastic.launcher.api",
+        "accelerate.commands.launch",
+        "accelerate.commands.accelerate_cli",
+        "deepspeed.launcher.runner",
+        "horovod.runner.launch",
+        "composer.cli.launcher",
+        "torch_xla.distributed.xla_spawn",
     )
 )
+"""Modules that start ranks, run with ``python -m``."""
+
 _SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
-_IN_FRONT = {
+_WRAPPERS = {
     "chrt": ("",),
     "doas": ("u",),
     "env": ("u", "C", "S"),
@@ -86,73 +88,87 @@ _IN_FRONT = {
     "timeout": ("k", "s"),
     "xargs": ("n", "P"),
 }
-"""Program that becomes another one -> its short options with a value of their own."""
+"""Program that runs another program -> its short options with a value, such as ``nice -n 5``."""
 
-_WORDS_FIRST = {"chrt": 1, "taskset": 1, "timeout": 1}
-"""How many words such a program takes before the other one: a time, a mask."""
+_ARGUMENTS_OF_WRAPPER = {"chrt": 1, "taskset": 1, "timeout": 1}
+"""Number of arguments before the other program: the time in ``timeout 60 PROGRAM``."""
+
+_MAX_WRAPPERS = 8
 
 _PER_HOST = frozenset(("--nproc-per-node", "--nproc_per_node", "--num_gpus", "--npernode", "--ppn"))
+"""Options of starters for the processes of each host."""
 
 
 class Starter(NamedTuple):
     """A program that starts ranks.
 
     Attributes:
-        name: What a person calls it: ``torchrun``, ``accelerate launch``.
-        words: It and its arguments.
-        rest: Its arguments.
+        name: Its name in a message, such as ``torchrun`` or ``accelerate launch``.
+        words: Its command line.
+        arguments: The arguments in ``words``.
     """
 
     name: str
     words: tuple[str, ...]
-    rest: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def starter_of(words: Sequence[str]) -> Starter | None:
-    """Return the program that starts ranks in a command line, by its name or path.
-
-    None if there is none.
+    """Return the program that starts ranks in a command line; None for another command line.
 
     >>> starter_of(("env", "A=1", "nohup", "/opt/venv/bin/torchrun", "train.py")).name
     'torchrun'
     """
     words = tuple(words)
-    for _ in range(8):  # programs in front of programs
+    for _ in range(_MAX_WRAPPERS):
         if not words:
             return None
-        name = words[0].rpartition("/")[2]
+        name = _base_name(words[0])
         if _ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
         elif name in _SHELLS:
-            words = _of_shell(words)
-        elif name in _IN_FRONT:
-            words = _behind(name, words[1:])
+            words = _command_of_shell(words)
+        elif name in _WRAPPERS:
+            words = _wrapped_command(name, words[1:])
         elif _PYTHON.fullmatch(name):
-            return _of_python(words)
+            return _starter_of_python(words)
         else:
-            return _of_program(name, words)
+            return _starter_of_program(name, words)
     return None
 
 
+def _base_name(path: str) -> str:
+    """Return the last part of a path: ``/opt/venv/bin/torchrun`` is ``torchrun``."""
+    return path.rpartition("/")[2]
+
+
 def check(environment: Environment, program: Program, placement: Placement) -> list[Problem]:
-    """Return a problem if the program of a mode that starts ranks is a starter itself."""
+    """Return a problem if both the mode and the program of a job start ranks."""
     mode = MODES[placement.mode]
-    starts = (bool(mode.programs) and not mode.one_per_host) or placement.tasks is not None
-    starter = starter_of(words_of(program)) if starts else None
+    is_of_tasks = placement.tasks is not None
+    starts_ranks = is_of_tasks or (bool(mode.programs) and not mode.one_per_host)
+    if not starts_ranks:
+        return []
+    starter = starter_of(words_of(program))
     if starter is None:
         return []
-    by = environment.platform.platform if placement.tasks is not None else f"mode {placement.mode}"
+    first_starter = f"mode {placement.mode}"
+    if is_of_tasks:
+        first_starter = environment.platform.platform
     problem = (
-        f"{by} starts the ranks, and the program {starter.name} would start ranks in each of them"
+        f"{first_starter} starts the ranks,"
+        f" and the program {starter.name} would start ranks in each of them"
     )
     script = shlex.join(_script_of(starter))
-    if placement.tasks is not None:
+    if is_of_tasks:
         advice = f"write: train -- {script}; or start one task on each host"
     elif environment.invocation.program:
-        count = _count_of(starter)
-        per_host = f" --processes-per-host {count}" if count else ""
+        options = f"--mode {placement.mode}"
+        count = _processes_per_host_of(starter)
+        if count:
+            options += f" --processes-per-host {count}"
         advice = (
-            f"write one of the two: train --mode {placement.mode}{per_host} -- {script}"
+            f"write one of the two: train {options} -- {script}"
             f" | train --mode none -- {shlex.join(starter.words)}"
         )
     else:
@@ -163,7 +179,7 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
 
 
 def words_of(program: Program) -> tuple[str, ...]:
-    """Return the command line of a job's program, as far as it can be read."""
+    """Return the command line of a job's program; ``()`` for a shell script, which is not read."""
     entry = program.entry
     if entry.kind == "line":
         return ("sh", "-c", entry.name)
@@ -171,22 +187,22 @@ def words_of(program: Program) -> tuple[str, ...]:
         return ("python", "-m", entry.module, *program.arguments)
     if entry.kind == "script":
         return ("python", entry.name, *program.arguments)
-    return (entry.name, *program.arguments) if entry.kind == "command" else ()
+    if entry.kind == "command":
+        return (entry.name, *program.arguments)
+    return ()
 
 
-def _of_shell(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of the first command of ``bash -c LINE``; () for a script."""
-    place = next((index for index, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    if not place or place + 1 >= len(words):
-        return ()
-    for line in words[place + 1].splitlines():
+def _command_of_shell(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first command of ``bash -c LINES`` that starts ranks; ``()`` for none."""
+    script = _script_of_shell(words)
+    for line in script.splitlines():
         try:
             lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
             lexer.whitespace_split = True
-            found = list(lexer)
+            tokens = list(lexer)
         except ValueError:
             return ()
-        for command in _commands(found):
+        for command in _split_commands(tokens):
             while command and _ASSIGNMENT.fullmatch(command[0]):
                 command = command[1:]
             if command and starter_of(command) is not None:
@@ -194,82 +210,102 @@ def _of_shell(words: tuple[str, ...]) -> tuple[str, ...]:
     return ()
 
 
-def _commands(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the commands of a line of shell that ``;``, ``&&`` and ``|`` divide."""
-    found: list[tuple[str, ...]] = [()]
-    for word in words:
-        if word and not word.strip(";&|"):
-            found.append(())
+def _script_of_shell(words: tuple[str, ...]) -> str:
+    """Return LINES of ``bash -c LINES``, also of ``bash -lc LINES``; ``""`` without ``-c``."""
+    for index, word in enumerate(words):
+        if re.fullmatch(r"-[a-z]*c", word):
+            return "".join(words[index + 1 : index + 2])
+    return ""
+
+
+def _split_commands(tokens: Sequence[str]) -> list[tuple[str, ...]]:
+    """Split a line of shell at ``;``, ``&&`` and ``|`` into commands."""
+    commands: list[tuple[str, ...]] = [()]
+    for token in tokens:
+        is_separator = bool(token) and not token.strip(";&|")
+        if is_separator:
+            commands.append(())
         else:
-            found[-1] = (*found[-1], word)
-    return found
+            commands[-1] = (*commands[-1], token)
+    return commands
 
 
-def _behind(name: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of the program that one such as ``env`` or ``timeout`` becomes."""
-    index, first = 0, _WORDS_FIRST.get(name, 0)
+def _wrapped_command(wrapper: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command behind a wrapper: ``-k 5 60 torchrun`` of timeout is ``torchrun``.
+
+    words: the words behind the wrapper's name.
+    """
+    arguments_left = _ARGUMENTS_OF_WRAPPER.get(wrapper, 0)
+    index = 0
     while index < len(words):
         word = words[index]
         if word == "--":
+            return words[index + 1 :]
+        if word.startswith("-"):
+            has_value = len(word) == 2 and word[1] in _WRAPPERS[wrapper]
             index += 1
+            if has_value:
+                index += 1
+        elif _ASSIGNMENT.fullmatch(word):
+            index += 1
+        elif arguments_left:
+            arguments_left -= 1
+            index += 1
+        else:
             break
-        if not word.startswith("-"):
-            if not first and not _ASSIGNMENT.fullmatch(word):
-                break
-            first -= 0 if _ASSIGNMENT.fullmatch(word) else 1
-            index += 1
-            continue
-        takes = len(word) == 2 and word[1] in _IN_FRONT[name]
-        index += 2 if takes else 1
     return words[index:]
 
 
-def _of_python(words: tuple[str, ...]) -> Starter | None:
-    """Return the starter that Python runs as a module (``-m``) or as a file."""
+def _starter_of_python(words: tuple[str, ...]) -> Starter | None:
+    """Return the starter that Python runs, as a module (``-m``) or as a file."""
     for index, word in enumerate(words[1:], 1):
         if word == "-m" and index + 1 < len(words):
             module = words[index + 1]
             if module in _MODULES:
                 return Starter(f"python -m {module}", words, words[index + 2 :])
-            if module in _WITH_A_WORD or module in _PROGRAMS:
-                return _of_program(module, words[index + 1 :])
-            return None
+            return _starter_of_program(module, words[index + 1 :])
         if not word.startswith("-"):
-            return _of_program(word.rpartition("/")[2], words[index:])
+            return _starter_of_program(_base_name(word), words[index:])
         if word == "-c":
             return None
     return None
 
 
-def _of_program(name: str, words: tuple[str, ...]) -> Starter | None:
-    if name in _WITH_A_WORD:
-        if words[1:2] != (_WITH_A_WORD[name],):
+def _starter_of_program(name: str, words: tuple[str, ...]) -> Starter | None:
+    """Return the starter that a program is, None for another program. words: its command line."""
+    if name in _SUBCOMMANDS:
+        subcommand = _SUBCOMMANDS[name]
+        if words[1:2] != (subcommand,):
             return None
-        return Starter(f"{name} {words[1]}", words, words[2:])
-    return Starter(name, words, words[1:]) if name in _PROGRAMS else None
+        return Starter(f"{name} {subcommand}", words, words[2:])
+    if name in _PROGRAMS:
+        return Starter(name, words, words[1:])
+    return None
 
 
 def _script_of(starter: Starter) -> tuple[str, ...]:
-    """Return the script behind a starter's options, with its arguments.
+    """Return the script behind a starter's options, with its arguments: ``("train.py", "--lr")``.
 
-    A stand-in where it cannot be told.
+    ``("YOUR_SCRIPT.py",)`` if no word is a script.
     """
-    rest = starter.rest
-    for index, word in enumerate(rest):
+    arguments = starter.arguments
+    for index, word in enumerate(arguments):
         if word.endswith(".py"):
-            return rest[index:]
-        if word in ("-m", "--module") and index + 1 < len(rest):
-            return ("-m", *rest[index + 1 :])
+            return arguments[index:]
+        if word in ("-m", "--module") and index + 1 < len(arguments):
+            return ("-m", *arguments[index + 1 :])
     return ("YOUR_SCRIPT.py",)
 
 
-def _count_of(starter: Starter) -> str:
-    """Return the processes of each host that a starter is asked for, ``""`` if
-    that is no number or not there.
-    """
-    for index, word in enumerate(starter.rest):
+def _processes_per_host_of(starter: Starter) -> str:
+    """Return the processes per host in a starter's options, such as ``8``; ``""`` for no number."""
+    for index, word in enumerate(starter.arguments):
         option, equals, value = word.partition("=")
-        if option in _PER_HOST:
-            value = value if equals else "".join(starter.rest[index + 1 : index + 2])
-            return value if value.isdecimal() else ""
+        if option not in _PER_HOST:
+            continue
+        if not equals:
+            value = "".join(starter.arguments[index + 1 : index + 2])
+        if value.isdecimal():
+            return value
+        return ""
     return ""

@@ -1,4 +1,1 @@
-"""What a host does, word for word, each with its reason.
-
-``modes`` make a plan, ``plan`` is its form. Pure.
-"""
+"""Plan one host of a job: modes/ makes the plan, and plan.py holds the plan. Pure."""

@@ -1,6 +1,4 @@
-"""The all-reduce of ``train check bandwidth``: nccl-tests' program, started
-over the hosts as a job is. Pure.
-"""
+"""Plan the all-reduce of ``train check bandwidth``: a job of mode mpi with nccl-tests. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from trainworks_launcher.job.job import Job
 from trainworks_launcher.plan.plan import NodePlan
 
 PROGRAM = "all_reduce_perf"
-"""Of nccl-tests. One size, which every network of GPUs is busy with; each sum is checked."""
+"""The program of nccl-tests."""
 
-ASKED = Invocation((PROGRAM, "--minbytes", "1G", "--maxbytes", "1G", "--check", "1"), "mpi")
-"""What the command line of a job with that program would ask for."""
+INVOCATION = Invocation((PROGRAM, "--minbytes", "1G", "--maxbytes", "1G", "--check", "1"), "mpi")
+"""The command line of the job. 1 GiB keeps every network of GPUs busy; each sum is checked."""
 
 MISSING = (
     f"{PROGRAM} is not in this image: build it with `--with nccl-tests` for CUDA 13, or put one"
@@ -22,29 +20,29 @@ MISSING = (
 )
 
 LIMIT_SECONDS = 900.0
-"""From the start of mpirun.
-
-Hosts that are new load CUDA and connect every pair of GPUs first, which takes minutes.
-"""
+"""Time limit of mpirun. A new host first loads CUDA and connects all GPUs, which takes minutes."""
 
 
 def measured(plan: NodePlan, job: Job) -> NodePlan:
-    """Return the plan of a job with PROGRAM whose host that starts mpirun also
-    says what its figure means.
+    """Return the plan with programs/measure.py before mpirun, which explains the measured figure.
+
+    The plan of a host without mpirun stays as it is.
     """
     if not plan.argv:
         return plan
     placement, environment = job.placement, job.environment
+    hosts = len(placement.distribution_hosts)
+    gigabits = 0
     row = environment.manifest.instances.get(placement.instance_type)
-    several = len(placement.distribution_hosts) > 1
-    asked = {
+    if row is not None and hosts > 1:
+        gigabits = row.network_gigabits
+    measurement = {
         "limit": LIMIT_SECONDS,
         "ranks": placement.processes,
-        "hosts": len(placement.distribution_hosts),
+        "hosts": hosts,
         "type": placement.instance_type,
-        "gigabits": row.network_gigabits if row and several else 0,
+        "gigabits": gigabits,
     }
     program = f"{environment.launcher_directory}/programs/measure.py"
-    return plan._replace(
-        argv=(environment.launcher_python, "-I", program, json.dumps(asked), *plan.argv)
-    )
+    measure = (environment.launcher_python, "-I", program, json.dumps(measurement))
+    return plan._replace(argv=(*measure, *plan.argv))

@@ -1,5 +1,4 @@
-"""torch's flight recorder: each rank keeps its last collectives, and writes
-them down when NCCL's time-out is over.
+"""Switch on torch's flight recorder: each rank writes its last collectives when NCCL times out.
 
 ``torchfrtrace`` reads the files. Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and
 ProcessGroupNCCL.hpp, and PyTorch's page "ProcessGroupNCCL Environment Variables". Pure.
@@ -9,43 +8,57 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.job.job import Job
 
-_RENAMED_IN = (2, 13)  # of torch
-"""From this release on, the older names of the first two variables print a
-warning in every rank.
-"""
+_FIRST_WITH_NEW_NAMES = (2, 13)
+"""First release of torch that warns of the older names of two variables, in every rank."""
 
 _ENTRIES = "2000"
-"""Collectives that a rank keeps: what newer releases keep by default."""
+"""Number of collectives that a rank keeps, the default of newer releases."""
+
+
+class _Setting(NamedTuple):
+    """A setting of the flight recorder.
+
+    Attributes:
+        variables: Names of its variable, the newest first.
+        value: Value of the variable.
+    """
+
+    variables: tuple[str, ...]
+    value: str
 
 
 def recorder_variables(job: Job) -> Mapping[str, str]:
-    """Return the variables that switch the recorder on.
+    """Return the variables of the flight recorder, without those that the container sets.
 
-    None where torch has no NCCL, or the user has set them.
+    Empty for an image without torch or without NCCL.
     """
     components = job.environment.manifest.components
     if "torch" not in components or "nccl" not in components:
         return MappingProxyType({})
     file = f"{job.environment.output}/{names.HANG_DIRECTORY}/flight-recorder-rank-"
     settings = (
-        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _ENTRIES),
-        (names.RECORDER_FILES, file),
-        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+        _Setting(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _ENTRIES),
+        _Setting(names.RECORDER_FILES, file),
+        _Setting(("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
     )
-    is_renamed = release(components["torch"]) >= _RENAMED_IN
+    has_new_names = release(components["torch"]) >= _FIRST_WITH_NEW_NAMES
     variables = {}
-    for new_and_old, value in settings:
-        if job.inherited.keys().isdisjoint(new_and_old):
-            name = new_and_old[0] if is_renamed else new_and_old[-1]
-            variables[name] = value
+    for setting in settings:
+        if not job.inherited.keys().isdisjoint(setting.variables):
+            continue
+        name = setting.variables[-1]
+        if has_new_names:
+            name = setting.variables[0]
+        variables[name] = setting.value
     return MappingProxyType(variables)
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, to be compared."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    """Return the first two numbers of a version, for comparison: ``2.9.1+cu130`` is ``(2, 9)``."""
+    numbers = re.findall(r"\d+", version)
+    return tuple(map(int, numbers[:2]))

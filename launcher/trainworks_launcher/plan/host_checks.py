@@ -1,4 +1,4 @@
-"""From a job to what is checked on its host. Pure."""
+"""Choose the checks of a host before the start, by its job. Pure."""
 
 from __future__ import annotations
 
@@ -9,42 +9,55 @@ from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.job.network import Network
 from trainworks_launcher.job.placement import Placement
 
-_TEMPORARY = "/tmp"  # noqa: S108  (what tempfile uses where nothing else is said)
+_TEMPORARY = "/tmp"  # noqa: S108  (tempfile's default)
 
 
 def checks_of(
     environment: Environment, placement: Placement, network: Network, level: str = ""
 ) -> Checks | None:
-    """Return what is checked; None if checks are off, or another process of this host does them.
+    """Return the expected devices of the host, which trainworks_launcher/checks compares.
+
+    None if checks are off, or if another process of this host checks.
 
     Args:
-        environment: What was read on the host.
-        placement: Where the job runs.
-        network: How this host reaches the others.
+        environment: The environment of the host.
+        placement: The hosts and processes of the job.
+        network: The network of the host.
         level: One of ``names.CHECK_LEVELS``; default: the variable's.
     """
-    level = level or Reader({}, environment.variables).word(
-        names.CHECK_VARIABLE, names.CHECK_LEVELS
-    )
+    if not level:
+        reader = Reader({}, environment.variables)
+        level = reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
     tasks = environment.platform.tasks
-    if level == OFF or (tasks is not None and tasks.local_rank > 0):
+    is_later_task = tasks is not None and tasks.local_rank > 0
+    if level == OFF or is_later_task:
         return None
     manifest, devices = environment.manifest, environment.devices
     row = manifest.instances.get(placement.instance_type)
-    several = len(placement.hosts) > 1
+    row_gpus = row_efa = 0
+    if row is not None:
+        row_efa = row.efa_devices
+    # CUDA_VISIBLE_DEVICES may hide some of the instance type's GPUs.
+    if row is not None and devices.visible_gpus is None:
+        row_gpus = row.gpus
+    efa = None
+    if devices.efa is not None:
+        efa = len(devices.efa)
+    interface = ""
+    if len(placement.hosts) > 1:
+        interface = network.interface.partition(",")[0] or devices.routed
+    has_cuda = bool(manifest.minimum_driver) or "cuda" in manifest.components
     return Checks(
         gpus=devices.gpus,
         visible_gpus=devices.visible_gpus,
-        row_gpus=row.gpus if row and devices.visible_gpus is None else 0,
-        row_efa=row.efa_devices if row else 0,
-        efa=None if devices.efa is None else len(devices.efa),
+        row_gpus=row_gpus,
+        row_efa=row_efa,
+        efa=efa,
         instance_type=placement.instance_type,
         cuda=manifest.components.get("cuda", ""),
         minimum_driver=manifest.minimum_driver,
-        without_cuda=bool(manifest.components)
-        and not manifest.minimum_driver
-        and "cuda" not in manifest.components,
+        without_cuda=bool(manifest.components) and not has_cuda,
         shared_memory=devices.gpus > 0,
-        interface=(network.interface.partition(",")[0] or devices.routed) if several else "",
+        interface=interface,
         directories=(environment.output, environment.variables.get("TMPDIR", _TEMPORARY)),
     )

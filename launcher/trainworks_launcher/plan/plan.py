@@ -1,6 +1,6 @@
-"""What is done on one host, as a value that prints itself.
+"""Hold the plan of one host: the command line, the environment, and the reason for each part.
 
-What ``train --plan`` shows is what ``supervise`` runs.
+``train --plan`` prints the plan, and supervise/ runs the same plan.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from trainworks_launcher.plan.flight_recorder import recorder_variables
 
 
 class Reason(NamedTuple):
-    """Why a flag, a variable or a choice is as it is.
+    """The reason for a flag, a variable or a choice of the launcher.
 
-    A command line is made of such reasons (``words_of``), so that ``explain``
-    can account for each of its words.
+    ``words_of`` makes a command line from reasons, so that ``train --plan`` has a reason for each
+    word of the command line.
 
     Attributes:
-        subject: A flag ("--mca pml"), the name of a variable, or a choice in words.
+        subject: A flag such as ``--mca pml``, the name of a variable, or a choice such as
+            ``mode none``.
         why: One sentence.
-        origin: Who decided.
-        words: Words of the command line that it accounts for; ``()`` for a variable or a choice.
+        origin: The user, the platform, the image or a default.
+        words: Words of the command line, such as ``("--nnodes=2",)``; ``()`` for a variable or a
+            choice.
     """
 
     subject: str
@@ -41,21 +43,23 @@ class Reason(NamedTuple):
 
 
 def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
-    """Return the command line that a sequence of reasons accounts for."""
-    return tuple(word for reason in line for word in reason.words)
+    """Return the command line of a sequence of reasons."""
+    words: list[str] = []
+    for reason in line:
+        words += reason.words
+    return tuple(words)
 
 
 class Control(NamedTuple):
-    """The control channel of a job with several hosts, or of one whose platform starts several
-    launchers on a host.
+    """The control channel between the launchers of a job.
 
     Attributes:
-        leader: The host that listens; the others join it.
-        hosts: All hosts, the leader first.
+        leader: The launcher that listens; the others connect to the leader.
+        hosts: All launchers, the leader first: names of hosts, or ``task 0``, ``task 1``, ...
         port: The leader's TCP port.
-        minimum_hosts: The job goes on with this many hosts when others are
-            lost; 0: it needs all of them.
-        address: Name or address by which the leader is reached; ``""``: its name.
+        minimum_hosts: Number of hosts with which the job continues after the loss of others;
+            0: the job ends with the loss of a host.
+        address: Name or address of the leader; ``""``: the name in ``leader``.
     """
 
     leader: str
@@ -66,7 +70,7 @@ class Control(NamedTuple):
 
 
 class Shell(NamedTuple):
-    """ssh to hosts without a launcher, which run sshd with keys that the platform has mounted.
+    """The ssh client for hosts without a launcher, where the platform runs sshd and mounts keys.
 
     Attributes:
         ssh: Absolute path of the client.
@@ -76,12 +80,12 @@ class Shell(NamedTuple):
 
 
 class Auxiliary(NamedTuple):
-    """A process beside the host's command: started before it, ended with the job.
+    """A process beside the host's command, started before the command and ended with the job.
 
     Attributes:
-        name: What a person calls it.
+        name: Its name in a message, such as ``Ray head``.
         argv: Its command line.
-        env: Variables set over those of the plan.
+        env: Its variables besides those of the plan.
     """
 
     name: str
@@ -90,36 +94,38 @@ class Auxiliary(NamedTuple):
 
 
 class NodePlan(NamedTuple):
-    """What one host does.
+    """The plan of one host.
 
     Attributes:
-        mode: A name of ``registry.MODES``.
+        mode: A key of ``contract.modes.MODES``, such as ``torch_distributed``.
         host: This host.
         role: ``alone``, ``leader`` or ``worker``.
         needs: Absolute paths of programs that must exist.
-        argv: The command; ``()`` on a host whose processes another host starts.
-        env: Variables set on top of the inherited environment, for the command and, in MPI jobs,
-            for every rank of this host.
+        argv: The command; ``()`` on a host where mpirun of another host starts the ranks.
+        env: Variables of the command, and in MPI jobs of every rank of this host, besides the
+            inherited environment.
         cwd: Directory in which the command starts.
-        code: What is fetched and unpacked before the start.
+        code: The user's code, with the command line that fetches remote code.
         requirements: Command line of the installation; ``()`` for none.
-        platform: Name of the platform that started the host; ``""`` for none.
-        member: This launcher's name in the control channel's hosts; ``""``: the host's.
+        platform: Name of the platform that started the host, such as ``slurm``; ``""`` for none.
+        member: This launcher's name in ``Control.hosts``; ``""``: the host's name.
         rank: Rank of the command, where the platform starts every rank; else -1.
-        hidden: Beginnings of variables that the command does not see.
-        hidden_from_ranks: Those that the ranks do not see either, except for
-            what the command itself sets.
+        hidden: Beginnings of names of variables that the command does not get.
+        hidden_from_ranks: Beginnings of names of variables that the ranks do not get either, unless
+            the command sets the variable.
         left_out: Variables of the container's environment that no process of the job gets.
-        processes: Processes of this host. With several, the first traceback is taken for the cause.
-        ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through
-            ``rank.py``. The launcher handles their output and signals, and the command's own report
-            names the rank that failed first. ``spawn``: the command's children are the ranks, and
-            they get the signals. ``""``: the command is the program itself.
+        processes: Processes of this host. With several, the first traceback is taken as the cause
+            of a failure.
+        ranks_by: The program that starts the ranks. ``mpirun`` or ``torchrun``: each rank starts
+            through programs/rank.py, the launcher handles the output and the signals of the ranks,
+            and the report of mpirun or torchrun names the rank that failed first. ``spawn``: the
+            children of the command are the ranks, and get the signals. ``""``: the command is the
+            user's program.
         auxiliaries: Processes that run beside the command.
         control: The control channel; None for a job of one host.
-        shell: ssh to hosts without a launcher; None where each host has one.
-        limits: Bounded waits.
-        checks: What is checked before the start; None for nothing.
+        shell: The ssh client for hosts without a launcher; None where each host has a launcher.
+        limits: Time limits.
+        checks: Checks of the host before the start; None for none.
         why: Reasons for flags, variables and choices.
         warnings: Lines to print before the start.
         restarts: How often all hosts start the job again after a failure.
@@ -155,13 +161,15 @@ class NodePlan(NamedTuple):
         """Return the plan as JSON text, the same bytes for the same plan.
 
         Args:
-            redactor: Hides what is secret; None shows it.
+            redactor: Hides the secrets of the job; None shows the secrets.
         """
-        plan = self if redactor is None else self.redacted(redactor)
+        plan = self
+        if redactor is not None:
+            plan = self.redacted(redactor)
         return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
 
     def redacted(self, redactor: Redactor) -> NodePlan:
-        """Return the plan with its secrets hidden: to be shown, not to be run."""
+        """Return a copy for people, with hidden secrets. The copy cannot be run."""
         auxiliaries = []
         for auxiliary in self.auxiliaries:
             argv = redactor.words(auxiliary.argv)
@@ -184,9 +192,10 @@ class NodePlan(NamedTuple):
     def document(self) -> dict[str, Json]:
         """Return the plan as a JSON object."""
         auxiliaries: list[Json] = []
-        for row in self.auxiliaries:
-            env: dict[str, Json] = dict(sorted(row.env.items()))
-            auxiliaries.append({"name": row.name, "argv": list(row.argv), "env": env})
+        for auxiliary in self.auxiliaries:
+            env: dict[str, Json] = dict(sorted(auxiliary.env.items()))
+            argv: list[Json] = list(auxiliary.argv)
+            auxiliaries.append({"name": auxiliary.name, "argv": argv, "env": env})
         reasons: list[Json] = []
         for reason in self.why:
             origin = reason.origin.word
@@ -194,6 +203,15 @@ class NodePlan(NamedTuple):
         control: Json = None
         if self.control is not None:
             control = {**self.control._asdict(), "hosts": list(self.control.hosts)}
+        rank: Json = None
+        if self.rank >= 0:
+            rank = self.rank
+        shell: Json = None
+        if self.shell is not None:
+            shell = self.shell._asdict()
+        checks = OFF
+        if self.checks:
+            checks = QUICK
         return {
             "platform": self.platform or None,
             "mode": self.mode,
@@ -209,32 +227,31 @@ class NodePlan(NamedTuple):
             "processes": self.processes,
             "ranks_by": self.ranks_by,
             "member": self.member or self.host,
-            "rank": self.rank if self.rank >= 0 else None,
+            "rank": rank,
             "hidden": list(self.hidden),
             "auxiliaries": auxiliaries,
             "control": control,
-            "shell": None if self.shell is None else self.shell._asdict(),
+            "shell": shell,
             "restarts": self.restarts,
             "limits_seconds": self.limits._asdict(),
-            "checks": QUICK if self.checks else OFF,
+            "checks": checks,
             "why": reasons,
             "warnings": list(self.warnings),
         }
 
 
 def role_of(job: Job) -> str:
-    """ "alone", "leader" or "worker"."""
+    """Return the role of this launcher: ``alone``, ``leader`` or ``worker``."""
     members = job.placement.members
     if len(members) == 1:
         return "alone"
-    return "leader" if job.placement.member == members[0] else "worker"
+    if job.placement.member == members[0]:
+        return "leader"
+    return "worker"
 
 
 def control_of(job: Job) -> Control | None:
-    """Return the control channel of a job of several hosts, whatever its mode.
-
-    None for a job of one host.
-    """
+    """Return the control channel of a job; None for a job of one launcher."""
     return _control(job.placement, job.network)
 
 
@@ -251,18 +268,21 @@ def _control(placement: Placement, network: Network) -> Control | None:
 
 
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
-    """Plan a host that refuses the job: it only tells the other hosts.
+    """Plan a host that refuses the job and only sends the refusal to the other hosts.
 
-    None for a job of one host.
+    None for a job of one launcher.
     """
     control = _control(placement, network)
     if control is None:
         return None
+    role = "worker"
+    if placement.member == control.leader:
+        role = "leader"
     limits = network.limits._replace(join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
     return NodePlan(
         mode=placement.mode,
         host=placement.host,
-        role="leader" if placement.member == control.leader else "worker",
+        role=role,
         member=placement.member,
         needs=(),
         argv=(),
@@ -275,15 +295,13 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
 
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
-    """Return what the job's log begins with: what is started, how the hosts
-    talk to each other, and the warnings.
-    """
+    """Return the first lines of the job's log: mode, program, transport and warnings."""
     environment = job.environment
     platform = environment.platform
     lines = []
     if platform.platform not in ("", "sagemaker"):
-        # A job that is taken for another platform's, and a platform that a person did not know of,
-        # are seen at once.
+        # A platform's variables may be left in an environment by mistake: the line shows that the
+        # launcher uses them.
         lines.append(f"platform {platform.platform}: {platform.why}")
     lines.append(describe(job))
     if environment.results.note:
@@ -297,9 +315,9 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
 
 
 def _transport(plan: NodePlan) -> str:
-    """Return the transport between hosts, and why, such as ``EFA (EFA devices on this host: ...)``.
+    """Return the transport between hosts, such as ``EFA (EFA devices on this host: rdmap0s6)``.
 
-    The plan has a reason for EFA where it is used.
+    A plan with EFA has a reason with the subject ``EFA``.
     """
     for reason in plan.why:
         if reason.subject == "EFA" and reason.why:
@@ -310,36 +328,55 @@ def _transport(plan: NodePlan) -> str:
 _THREADS = "OMP_NUM_THREADS"
 
 
-def _threads(job: Job) -> tuple[int, str]:
-    """Return the threads of each rank of this host, and why.
+class _OpenMp(NamedTuple):
+    """The OpenMP threads of each rank.
 
-    0 where OpenMP's own default, all CPUs, is right.
+    Attributes:
+        threads: Number of threads; 0: OpenMP's default, one thread per CPU.
+        why: Reason for the number.
+    """
 
-    Not where the platform starts the ranks and shares the CPUs out, and not for
-    a program that may start ranks itself.
+    threads: int
+    why: str
+
+
+_OPENMP_DEFAULT = _OpenMp(0, "")
+
+
+def _openmp_of_rank(job: Job) -> _OpenMp:
+    """Divide the CPUs of this host among its ranks.
+
+    OpenMP's default stays in most jobs of one rank, and where the platform starts the ranks and
+    divides the CPUs itself.
     """
     devices = job.environment.devices
     ranks = job.placement.processes_per_host
     if job.placement.mode == "ray":
-        return 0, ""  # Ray sets it in each of its processes, by the CPUs that this one asked for
-    if ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python):
-        return 0, ""
+        # Ray sets OMP_NUM_THREADS in each of its workers, from the CPUs that the worker asks for.
+        return _OPENMP_DEFAULT
+    # OpenMP counts the CPUs itself, but not a limit of CPU time. A program that is not Python's may
+    # start ranks itself.
+    is_limited_python = devices.cpus_limited and job.program.entry.in_python
+    if ranks == 1 and not is_limited_python:
+        return _OPENMP_DEFAULT
     is_known = devices.efa is not None
     if not is_known or job.environment.platform.tasks is not None:
-        return 0, ""
-    threads = max(1, devices.cpus // ranks)
-    limited = ", by its limit of CPU time," if devices.cpus_limited else ""
-    return threads, f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
+        return _OPENMP_DEFAULT
+    limit = ""
+    if devices.cpus_limited:
+        limit = ", by its limit of CPU time,"
+    why = f"this host may use {devices.cpus} CPU(s){limit} for {ranks} rank(s)"
+    return _OpenMp(max(1, devices.cpus // ranks), why)
 
 
 _INTERFACE_VARIABLES = {"NCCL_SOCKET_IFNAME": "NCCL", "GLOO_SOCKET_IFNAME": "gloo"}
-"""Variable that names the interface of a library -> the library."""
+"""Variable for the network interface of a library -> the library."""
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Return variables for NCCL and gloo, and the fabric's.
+    """Return (variables, reasons) for NCCL, gloo, the fabric and OpenMP.
 
-    What the container already sets is kept.
+    A variable that the container sets is the user's choice, and is not among the variables.
     """
     network = job.network
     variables: dict[str, str] = dict(network.fabric.variables)
@@ -358,10 +395,10 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
         reasons.append(Reason("NCCL_DEBUG", why))
     for name, why in job.environment.results.why.items():
         reasons.append(Reason(name, why, Origin.PLATFORM))
-    threads, why = _threads(job)
-    if threads and _THREADS not in job.inherited:
-        variables[_THREADS] = str(threads)
-        reasons.append(Reason(_THREADS, why))
+    openmp = _openmp_of_rank(job)
+    if openmp.threads and _THREADS not in job.inherited:
+        variables[_THREADS] = str(openmp.threads)
+        reasons.append(Reason(_THREADS, openmp.why))
     for name, value in recorder_variables(job).items():
         variables[name] = value
         why = "torch writes down each rank's last collectives when NCCL's time-out ends the job"

@@ -1,11 +1,9 @@
-"""The environment variables that the user's script is given: names and text forms of
-sagemaker-training. Pure.
+"""Compute the environment variables of the user's script, named as in sagemaker-training. Pure.
 
-Computed on each host from that host's own facts and never forwarded from another one: a rank sees
-its own host in SM_CURRENT_HOST. Text forms: a string as it is, null as "", everything else compact
-JSON with sorted keys. Where a value differs from sagemaker-training's on purpose,
-docs/environment.md says so and why; a test runs both over many inputs and allows no other
-difference.
+Each host computes its own variables and gets none from another host: a rank reads its own host in
+SM_CURRENT_HOST. A string keeps its text, null is "", and every other value is compact JSON with
+sorted keys. docs/environment.md lists the intended differences from sagemaker-training; a test
+compares both with many inputs and finds no other difference.
 """
 
 from __future__ import annotations
@@ -44,20 +42,20 @@ HOST_SPECIFIC = frozenset(
 )
 """Variables that differ between the hosts of one job.
 
-A user's ``-x`` of one of them would copy the leader's.
+``-x`` of such a variable would copy the leader's value to the ranks of every host.
 """
 
 
 def exported_variables(job: Job) -> Mapping[str, str]:
-    """Return all variables for the job's host."""
+    """Return all variables of the script on the job's host, sorted by name."""
     environment = job.environment
     user, reserved = environment.user_hyperparameters, environment.reserved
-    exported = {
-        f"SM_{name.upper()}": text_form(value)
-        for name, value in _sm_values(job, user, reserved).items()
-    }
-    exported.update(_of_job(job, reserved))
-    exported.update(_of_host(job))
+    exported: dict[str, str] = {}
+    for name, value in _sm_values(job, user, reserved).items():
+        exported[f"SM_{name.upper()}"] = text_form(value)
+    exported.update(_job_variables(job, reserved))
+    exported.update(_host_variables(job))
+    # Variables of the platform, such as MASTER_ADDR of a PyTorchJob, keep its values.
     for name in environment.platform.kept:
         exported.pop(name, None)
         if environment.variables.get(name):
@@ -66,61 +64,74 @@ def exported_variables(job: Job) -> Mapping[str, str]:
 
 
 def _sm_values(job: Job, user: Mapping[str, Json], reserved: Reserved) -> Mapping[str, Json]:
-    """Return the values of the variables that begin with SM_, by the rest of their names."""
+    """Return the values of the SM_ variables: name without SM_, in lower case -> value.
+
+    For example ``current_host`` for SM_CURRENT_HOST, and ``hp_lr`` for SM_HP_LR.
+    """
+    environment = job.environment
     properties = _properties(job, user, reserved)
-    all_hosts, channels = texts(properties["hosts"]), mapping(properties["channel_input_dirs"])
+    hosts, channels = texts(properties["hosts"]), mapping(properties["channel_input_dirs"])
     channel_names: list[Json] = [*sorted(channels)]
-    master: dict[str, Json] = {"master_addr": _master(job), "master_port": job.network.master_port}
-    job_name = (
-        job.environment.variables.get(names.JOB_NAME_VARIABLE)
-        or reserved.text(names.JOB_NAME)
-        or None
-    )
-    training_environment: dict[str, Json] = {**properties, "job_name": job_name, **master}
-    values: dict[str, Json] = {
-        **{name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY},
-        **master,
-        "channels": channel_names,
-        "current_host_rank": all_hosts.index(job.placement.host),
-        "entry_script": job.program.entry.name,
-        "framework_params": properties["additional_framework_parameters"],
-        "host_count": len(all_hosts),
-        "hps": dict(user),
-        "output_failure": f"{job.environment.output}/{names.FAILURE_FILE}",
-        "source_dir": job.environment.code.directory,
-        "training_env": training_environment,
-        "user_args": [*job.program.arguments],
+    master: dict[str, Json] = {
+        "master_addr": _master_address(job),
+        "master_port": job.network.master_port,
     }
-    topology = job.environment.hosts.document.get("topology")
+    job_name: Json = environment.variables.get(names.JOB_NAME_VARIABLE)
+    if not job_name:
+        job_name = reserved.text(names.JOB_NAME) or None
+    training_environment: dict[str, Json] = {**properties, "job_name": job_name, **master}
+    values = {name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY}
+    values.update(master)
+    values.update(
+        {
+            "channels": channel_names,
+            "current_host_rank": hosts.index(job.placement.host),
+            "entry_script": job.program.entry.name,
+            "framework_params": properties["additional_framework_parameters"],
+            "host_count": len(hosts),
+            "hps": dict(user),
+            "output_failure": f"{environment.output}/{names.FAILURE_FILE}",
+            "source_dir": environment.code.directory,
+            "training_env": training_environment,
+            "user_args": [*job.program.arguments],
+        }
+    )
+    topology = environment.hosts.document.get("topology")
     if topology:
         values["topology"] = topology
-    for prefix, rows in (("channel", channels), ("hp", user)):
-        # A shell cannot read a variable with a hyphen in its name, so there is
-        # a second name without.
-        values.update(
-            {
-                f"{prefix}_{name.replace('-', '_')}": value
-                for name, value in rows.items()
-                if "-" in name
-            }
-        )
-        values.update({f"{prefix}_{name}": value for name, value in rows.items()})
+    values.update(_named_values("channel", channels))
+    values.update(_named_values("hp", user))
     return values
 
 
-def _master(job: Job) -> str:
-    """Return where rank 0 is."""
-    return job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
+def _named_values(prefix: str, values: Mapping[str, Json]) -> dict[str, Json]:
+    """Return one value per channel or hyperparameter: ``hp_batch-size`` and ``hp_batch_size``.
 
-
-def _of_job(job: Job, reserved: Reserved) -> dict[str, str]:
-    """Return the other variables that tell about the job: the same on every host, but for the
-    leader's own address.
+    The second name of a value is for shells, which cannot read a variable with a hyphen.
     """
+    named: dict[str, Json] = {}
+    for name, value in values.items():
+        if "-" in name:
+            named[f"{prefix}_{name.replace('-', '_')}"] = value
+    # A hyperparameter with underscores of its own replaces the second name of another one.
+    for name, value in values.items():
+        named[f"{prefix}_{name}"] = value
+    return named
+
+
+def _master_address(job: Job) -> str:
+    """Return MASTER_ADDR, the address of rank 0's host; 127.0.0.1 in a job of one host."""
+    if len(job.placement.hosts) == 1:
+        return names.LOOPBACK
+    return job.placement.leader_address
+
+
+def _job_variables(job: Job, reserved: Reserved) -> dict[str, str]:
+    """Return the variables about the job. All hosts have the same, but for the leader's address."""
     environment = job.environment
     platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
     exported = {
-        "MASTER_ADDR": _master(job),
+        "MASTER_ADDR": _master_address(job),
         "MASTER_PORT": str(job.network.master_port),
         "SAGEMAKER_JOB_NAME": reserved.text(names.JOB_NAME) or platform_job_name,
         "SAGEMAKER_REGION": region_of(environment.variables, reserved),
@@ -128,40 +139,41 @@ def _of_job(job: Job, reserved: Reserved) -> dict[str, str]:
         names.SUBMIT_DIRECTORY_VARIABLE: environment.code.directory,
     }
     if job.placement.mode == MODEL_PARALLEL:
-        parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
-        exported[names.MODEL_PARALLEL_VARIABLE] = compact(
-            model_parallel.complete(mapping(parallel))
-        )
+        value, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        parameters = model_parallel.complete(mapping(value))
+        exported[names.MODEL_PARALLEL_VARIABLE] = compact(parameters)
     if environment.drivers.distributed:
         exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
     return exported
 
 
-def _of_host(job: Job) -> dict[str, str]:
-    """Return the variables that programs on this host need."""
+def _host_variables(job: Job) -> dict[str, str]:
+    """Return the variables of programs on this host, such as PYTHONPATH and HOME."""
     environment, placement = job.environment, job.placement
-    python_path = environment.variables.get("PYTHONPATH", "")
+    python_path = environment.code.directory
+    if environment.variables.get("PYTHONPATH"):
+        python_path += f":{environment.variables['PYTHONPATH']}"
     exported = {
         "CURRENT_HOST": placement.host,
-        "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
+        "PYTHONPATH": python_path,
         **environment.locale,
     }
     if "PYTHONUNBUFFERED" not in environment.variables:
-        # A log that appears only at the end is of no use.
+        # Python would write the output of a script in blocks, the last one at the end.
         exported["PYTHONUNBUFFERED"] = "1"
-    # Programs look their host up by its name: a made-up one is only for mpirun,
-    # which pairs hosts by it.
-    if len(placement.hosts) > 1 and (
-        environment.platform.names_resolve or MODES[placement.mode].by_mpirun
-    ):
+    # Programs resolve the hostname, so that a name which does not resolve is only for mpirun, which
+    # pairs hosts by name.
+    is_hostname_usable = environment.platform.names_resolve or MODES[placement.mode].by_mpirun
+    if len(placement.hosts) > 1 and is_hostname_usable:
         exported.update(_hostname_variables(environment, placement.host))
-    known = {
+    optional = {
         "HOME": environment.home,
         "TMPDIR": environment.temporary,
         names.CHECKPOINT_DIRECTORY_VARIABLE: environment.checkpoint_directory,
         names.RESUME_VARIABLE: environment.resume_from,
     }
-    return {**exported, **{name: value for name, value in known.items() if value}}
+    exported.update({name: value for name, value in optional.items() if value})
+    return exported
 
 
 _ONLY_AS_PROPERTY = frozenset(
@@ -178,15 +190,11 @@ _ONLY_AS_PROPERTY = frozenset(
         "topology",
     )
 )
-"""Properties that are in SM_TRAINING_ENV and have no variable of their own, or
-one by another name.
-"""
+"""Properties in SM_TRAINING_ENV without a variable of their own, or with one of another name."""
 
 
 def _properties(job: Job, user: Mapping[str, Json], reserved: Reserved) -> dict[str, Json]:
-    """Return what SM_TRAINING_ENV tells about the job: the properties of
-    sagemaker-training's Environment.
-    """
+    """Return the object in SM_TRAINING_ENV: the properties of sagemaker-training's Environment."""
     environment, entry = job.environment, job.program.entry
     instance = environment.manifest.instances.get(job.placement.instance_type)
     neurons = 0
@@ -194,7 +202,7 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Reserved) -> dict[
         neurons = instance.neuron_cores
     interface = job.network.interface
     if not interface and not environment.hosts.document.get("network_interface_name"):
-        # The platform's usual one, if it exists on this host.
+        # The usual interface of SageMaker, if it exists on this host.
         interfaces = environment.devices.interfaces
         if not interfaces or names.INTERFACE in interfaces:
             interface = names.INTERFACE
@@ -228,12 +236,13 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Reserved) -> dict[
 
 
 def _directories(environment: Environment) -> dict[str, Json]:
-    """Return the properties that say where something is."""
+    """Return the properties with a path of a directory."""
     base, results = environment.base_directory, environment.places
+    channels: dict[str, Json] = {}
+    for name in environment.input_data_config:
+        channels[name] = f"{base}/input/data/{name}"
     return {
-        "channel_input_dirs": {
-            name: f"{base}/input/data/{name}" for name in environment.input_data_config
-        },
+        "channel_input_dirs": channels,
         "input_config_dir": f"{base}/input/config",
         "input_data_dir": f"{base}/input/data",
         "input_dir": f"{base}/input",
@@ -246,47 +255,49 @@ def _directories(environment: Environment) -> dict[str, Json]:
 
 
 def _properties_of_hosts(job: Job, reserved: Reserved) -> dict[str, Json]:
-    """Return the properties that say which hosts there are, in which groups,
-    and which one this is.
-    """
+    """Return the properties about the hosts of the job, the instance groups, and this host."""
     placement, hosts = job.placement, job.environment.hosts
     mode, host = placement.mode, placement.host
     all_hosts = hosts.names or placement.hosts
-    groups, group = hosts.groups, hosts.group_of(host)
-    if group is not None:
-        group_name, group_hosts = group.name, group.hosts
+    groups, own_group = hosts.groups, hosts.group_of(host)
+    if own_group is not None:
+        group_name, group_hosts = own_group.name, own_group.hosts
     else:
         group_name, group_hosts = hosts.current_group or HOMOGENEOUS, all_hosts
-    rows = hosts.document.get("instance_groups")
-    group_names: list[Json] = [row.name for row in groups]
-    by_name: dict[str, Json] = {}
-    if isinstance(rows, list):
-        for named, row in zip(groups, rows):
-            by_name[named.name] = dict(mapping(row))
+    entries = hosts.document.get("instance_groups")
+    group_names: list[Json] = [group.name for group in groups]
+    groups_by_name: dict[str, Json] = {}
+    if isinstance(entries, list):
+        for group, entry in zip(groups, entries):
+            groups_by_name[group.name] = dict(mapping(entry))
 
-    on_by_default: list[Json] = [group_name] if mode != "none" else []
-    distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
-    taking_part: list[str] = []
+    default_groups: list[Json] = []
     if mode != "none":
-        taking_part += placement.distribution_hosts
+        default_groups.append(group_name)
+    distribution_groups = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, default_groups)
+    distribution_hosts: list[str] = []
+    if mode != "none":
+        distribution_hosts += placement.distribution_hosts
     elif groups:
-        for named in groups:
-            if named.name in texts(distributed):
-                taking_part += named.hosts
+        for group in groups:
+            if group.name in texts(distribution_groups):
+                distribution_hosts += group.hosts
     else:
-        taking_part += all_hosts
-    master = taking_part[0] if taking_part else all_hosts[0]
+        distribution_hosts += all_hosts
+    master = all_hosts[0]
+    if distribution_hosts:
+        master = distribution_hosts[0]
     own_config: dict[str, Json] = {**hosts.document, "current_host": host, "hosts": [*all_hosts]}
     return {
         "current_host": host,
         "current_instance_group": group_name,
         "current_instance_group_hosts": [*group_hosts],
         "current_instance_type": placement.instance_type,
-        "distribution_hosts": [*taking_part],
-        "distribution_instance_groups": distributed,
+        "distribution_hosts": [*distribution_hosts],
+        "distribution_instance_groups": distribution_groups,
         "hosts": [*all_hosts],
         "instance_groups": group_names,
-        "instance_groups_dict": by_name,
+        "instance_groups_dict": groups_by_name,
         "is_hetero": len(groups) > 1,
         "is_master": host == master,
         "master_hostname": master,
@@ -296,14 +307,14 @@ def _properties_of_hosts(job: Job, reserved: Reserved) -> dict[str, Json]:
 
 
 def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
-    """Return the variables of the hostname shim, if the kernel's hostname is
-    not this host's name in the job.
+    """Return the variables of the hostname shim, a library that replaces gethostname().
 
-    Every container of a platform may answer the same word to gethostname(), and
-    MPI then pairs the wrong processes.
+    ``{}`` if the kernel's hostname is this host's name in the job. Containers of a platform may all
+    have the same hostname, and MPI, which pairs hosts by hostname, then takes them for one host.
     """
     if environment.hostname == host or not environment.hostname_shim:
         return {}
     preload = environment.variables.get("LD_PRELOAD", "")
-    libraries = [environment.hostname_shim] + [word for word in preload.split(":") if word]
+    libraries = [environment.hostname_shim]
+    libraries += [library for library in preload.split(":") if library]
     return {"LD_PRELOAD": ":".join(libraries), names.HOSTNAME_VARIABLE: host}

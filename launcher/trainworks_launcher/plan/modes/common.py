@@ -1,4 +1,4 @@
-"""What the modes share: programs that must exist, variables, the plan of a single process. Pure."""
+"""Helpers of the modes: programs, variables, warnings, and the plan of a single command. Pure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from trainworks_launcher.plan.script_environment import exported_variables
 
 
 class Variable(NamedTuple):
-    """A variable that a mode gives to its processes.
+    """A variable that a mode sets for its processes.
 
     Attributes:
-        name: Its name.
-        value: Its value.
-        why: One sentence.
-        origin: Who decided.
-        ours: Set even where the container sets another value: without it, the
-            processes would not find each other.
+        name: Such as ``DMLC_ROLE``.
+        value: Such as ``worker``.
+        why: Reason for the value, one sentence.
+        origin: The user, the platform, the image or a default.
+        ours: Whether the variable replaces a value of the container, because the processes need
+            the launcher's value to connect.
     """
 
     name: str
@@ -46,53 +46,54 @@ class Variable(NamedTuple):
 
 
 def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Return (variables to set, why).
+    """Return (variables to set, reasons).
 
-    What the container's environment already sets is the user's choice and is kept.
+    A variable that the container sets is the user's choice, and stays as it is.
 
-    Raises RefusalError for one of ours that is too long for the kernel: what
-    reads it looks for no file.
+    Raises RefusalError if a variable with ``ours`` is longer than the kernel takes. Other long
+    values go to a file, but the libraries that read these variables read no file.
     """
-    long = [
-        row
-        for row in rows
-        if row.ours and len(row.name) + len(row.value) + 2 > ARGUMENT_LIMIT_BYTES
-    ]
-    if long:
-        hosts = len(job.placement.distribution_hosts)
-        limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
-        problem = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
-        raise RefusalError(
-            [
-                Problem(
-                    problem,
-                    f"mode {job.placement.mode}",
-                    "use fewer hosts, or a mode that does not list them",
-                )
-            ]
-        )
-    kept = [row for row in rows if row.ours or row.name not in job.inherited]
-    why = tuple(Reason(row.name, row.why, row.origin) for row in kept)
-    return MappingProxyType({row.name: row.value for row in kept}), why
+    values: dict[str, str] = {}
+    reasons = []
+    for row in rows:
+        if row.ours:
+            _check_size(job, row)
+        elif row.name in job.inherited:
+            continue
+        values[row.name] = row.value
+        reasons.append(Reason(row.name, row.why, row.origin))
+    return MappingProxyType(values), tuple(reasons)
+
+
+def _check_size(job: Job, variable: Variable) -> None:
+    """Refuse ``NAME=value`` with more bytes than the kernel takes; raises RefusalError."""
+    # "=" and the NUL byte at the end count, too.
+    size = len(variable.name) + len(variable.value) + 2
+    if size <= ARGUMENT_LIMIT_BYTES:
+        return
+    hosts = len(job.placement.distribution_hosts)
+    limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
+    problem = Problem(
+        f"{variable.name} names {hosts} hosts, which is more than the {limit}",
+        f"mode {job.placement.mode}",
+        "use fewer hosts, or a mode that does not list them",
+    )
+    raise RefusalError([problem])
 
 
 def counts_and_why(job: Job) -> str:
-    """Return how many processes run on how many hosts, and who decided it."""
+    """Return the processes of the hosts, such as ``8 process(es) on each of 2 host(s): REASON``."""
+    slots, why = job.placement.slots, job.placement.processes_why
     hosts = len(job.placement.distribution_hosts)
-    if len(set(job.placement.slots)) == 1:
-        return (
-            f"{job.placement.slots[0]} process(es) on each of {hosts} host(s):"
-            f" {job.placement.processes_why}"
-        )
-    return f"{sum(job.placement.slots)} processes on {hosts} hosts: {job.placement.processes_why}"
+    if len(set(slots)) == 1:
+        return f"{slots[0]} process(es) on each of {hosts} host(s): {why}"
+    return f"{sum(slots)} processes on {hosts} hosts: {why}"
 
 
 def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
-    """Return what will not work without a mode's own library, in the words of the image.
+    """Return a warning if the image has no library of the mode, such as smddp; else ``()``.
 
-    () where it is there.
-
-    A warning and no refusal: a job may install it with its requirements.txt.
+    The job is not refused, because its requirements.txt may install the library.
 
     Args:
         job: The job.
@@ -103,52 +104,51 @@ def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
     manifest = job.environment.manifest
     if not library or library in manifest.components:
         return ()
-    costs = [row.cost for row in manifest.missing if row.component == library]
-    cost = costs[0] if costs else "the script must work without it, or install it"
+    cost = "the script must work without it, or install it"
+    for row in manifest.missing:
+        if row.component == library:
+            cost = row.cost
+            break
     return (f"{mode} is asked for, and the image has no {library}: {cost}",)
 
 
 def warn_without_gpu(job: Job) -> tuple[str, ...]:
-    """Return what a script of smp or smddp needs on hosts without a GPU.
-
-    () where there is one, or it is set.
-    """
-    kind, seen = job.placement.instance_type, job.environment.devices
-    row = job.environment.manifest.instances.get(kind, Instance())
-    if (
-        seen.gpus
-        or row.gpus
-        or row.neuron_cores
-        or job.inherited.get(names.EMULATION_VARIABLE) == "1"
-    ):
+    """Return a warning for a script of smp or smddp on hosts without GPUs; else ``()``."""
+    instance_type = job.placement.instance_type
+    row = job.environment.manifest.instances.get(instance_type, Instance())
+    gpus = job.environment.devices.gpus or row.gpus
+    is_emulated = job.inherited.get(names.EMULATION_VARIABLE) == "1"
+    if gpus or row.neuron_cores or is_emulated:
         return ()
-    hosts = f"{kind} has" if kind else "the hosts have"
-    return (
-        (
-            f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the"
-            " job's environment"
-        ),
+    hosts = "the hosts have"
+    if instance_type:
+        hosts = f"{instance_type} has"
+    warning = (
+        f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the"
+        " job's environment"
     )
+    return (warning,)
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
-    """Return a problem if the image has none of the Python packages, () if a
-    requirements.txt may still install one.
+    """Return a problem if the image has none of these Python packages.
+
+    The job's requirements.txt may still install one: then there is no problem.
     """
     components = job.environment.manifest.components
-    if (
-        any(name in components for name in packages)
-        or job.program.code.requirements in job.program.code.entries
-        or job.program.code.remote
-    ):
+    code = job.program.code
+    if any(name in components for name in packages):
         return []
-    what = " or ".join(packages)
-    advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"
-    return [
-        Problem(
-            f"{job.placement.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice
-        )
-    ]
+    if code.remote or code.requirements in code.entries:
+        return []
+    alternatives = " or ".join(packages)
+    problem = f"{job.placement.mode} needs {alternatives}"
+    where = f"image {job.environment.manifest.name!r}"
+    advice = (
+        f"use an image that has {alternatives},"
+        f" or name it in a {REQUIREMENTS} beside the entry point"
+    )
+    return [Problem(problem, where, advice)]
 
 
 def own_process(
@@ -158,47 +158,53 @@ def own_process(
     rows: Sequence[Variable] = (),
     warnings: Sequence[str] = (),
 ) -> NodePlan:
-    """Plan a host that starts its one command by itself.
+    """Plan a host that starts one command by itself, such as the user's program.
 
     Args:
         job: The job.
         command: The command line.
-        choices: Why it is started so.
+        choices: Reasons of the mode for this command.
         rows: Variables of the mode.
         warnings: Warnings of the mode.
     """
     network, network_why = network_variables(job)
-    more, more_why = variables(job, rows)
+    mode_variables, mode_why = variables(job, rows)
     argv = words_of(command)
+    needs: tuple[str, ...] = ()
+    if argv and argv[0].startswith("/"):
+        needs = (argv[0],)
     return NodePlan(
         mode=job.placement.mode,
         host=job.placement.host,
         role=role_of(job),
-        needs=tuple(word for word in argv[:1] if word.startswith("/")),
+        needs=needs,
         argv=argv,
-        env=MappingProxyType({**exported_variables(job), **network, **more}),
+        env=MappingProxyType({**exported_variables(job), **network, **mode_variables}),
         cwd=job.program.code.directory,
         code=job.program.code,
         requirements=job.program.requirements,
         control=control_of(job),
         limits=job.network.limits,
-        why=(*choices, *command, *network_why, *more_why),
+        why=(*choices, *command, *network_why, *mode_why),
         warnings=(*job.warnings, *warnings),
     )
 
 
 def programs_of_mode(job: Job) -> Mapping[str, str]:
-    """Name -> absolute path of the programs that the mode starts with.
+    """Return name -> absolute path of the programs of the mode, such as torchrun.
 
-    ``job`` was refused if one is missing.
+    All of them exist, because placement.py refuses a job without them.
     """
     placement = job.placement
-    wanted = MODES[placement.mode].programs_for(placement.served)
-    return MappingProxyType({name: job.environment.programs[name] for name in wanted})
+    required = MODES[placement.mode].programs_for(placement.has_ssh_workers)
+    return MappingProxyType({name: job.environment.programs[name] for name in required})
 
 
 def program(job: Job, name: str, reason: str) -> str:
-    """Return the absolute path of one more program. Raises RefusalError if it is missing."""
+    """Return the absolute path of another program, such as python.
+
+    Raises RefusalError for a missing program. reason: a clause about the need, for the refusal.
+    """
     path = job.environment.programs.get(name, "")
     if not path:
         raise RefusalError([missing_program(job.environment, name, reason)])
@@ -206,39 +212,49 @@ def program(job: Job, name: str, reason: str) -> str:
 
 
 def shell_of(job: Job) -> str:
-    """Return the shell for .sh files without the execute bit: bash where there is one, else sh."""
+    """Return the shell for .sh files without the execute bit: bash if the image has it, else sh."""
     available = job.environment.programs
     return available.get("bash") or available.get("sh") or "/bin/sh"
 
 
 def command(job: Job) -> tuple[Reason, ...]:
-    """Return the user's program with its arguments, as it is started on its own."""
+    """Return the command line of the user's program with its arguments."""
     python = job.environment.programs.get("python", "python3")
-    return explained_program(
-        job, program_words(job.program.entry, job.program.code, python, shell_of(job))
-    )
+    program = job.program
+    words = program_words(program.entry, program.code, python, shell_of(job))
+    return explained_program(job, words)
 
 
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
-    """Return the end of a command line: ``words`` start the user's program, the
-    script's arguments follow.
+    """Return the end of a command line: the user's program, and the program's arguments.
+
+    Args:
+        job: The job.
+        words: The words that start the program, such as ``("/usr/bin/python3", "train.py")``.
+        why: Reason for these words; default: the kind of the entry point.
     """
-    program = Reason(
-        "program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words
-    )
-    given = job.environment.invocation.program
-    sort = (
-        "sorted by name"
-        if job.program.order == ORDERS[0]
-        else "in the order of the platform's file"
-    )
-    of = "as on the command line" if given else f"the job's hyperparameters, {sort}"
-    arguments = Reason("arguments", of, Origin.USER, job.program.arguments)
-    return (program, arguments) if job.program.arguments else (program,)
+    why = why or f"the entry point, a {job.program.entry.kind}"
+    program = Reason("program", why, Origin.USER, words)
+    if not job.program.arguments:
+        return (program,)
+    if job.environment.invocation.program:
+        arguments_why = "as on the command line"
+    elif job.program.order == ORDERS[0]:
+        arguments_why = "the job's hyperparameters, sorted by name"
+    else:
+        arguments_why = "the job's hyperparameters, in the order of the platform's file"
+    arguments = Reason("arguments", arguments_why, Origin.USER, job.program.arguments)
+    return (program, arguments)
 
 
 def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:
-    """argv of rank.py, behind which the user's program stands."""
+    """Return the command line of programs/rank.py, which starts the user's program as a rank.
+
+    Args:
+        job: The job.
+        why: Reason for rank.py in this mode.
+        options: Options of rank.py, such as ``("--size", "16")``.
+    """
     environment = job.environment
     words = (
         environment.launcher_python,

@@ -1,10 +1,9 @@
-"""smdistributed.dataparallel and pytorchddp: one file, because mpirun starts both alike.
+"""Plan modes smdistributed.dataparallel and pytorchddp: mpirun starts the ranks of both.
 
-They differ from plain mpi in what smddp reads: its variables, and ``smddprun`` in front of each
-rank where the image has it. sagemaker-training also asks for EFA on every host, sets NCCL_PROTO by
-instance type, and oversubscribes. This launcher decides on EFA by devices (libfabric finds no
-provider on a host without it), leaves the protocol to the plugin (``fabric``), and gives the exact
-slots.
+They differ from mode mpi by the variables of smddp, and by ``smddprun`` before each rank if the
+image has smddprun. Three differences from sagemaker-training: EFA is used only on hosts with EFA
+devices (libfabric finds no provider on another host), the NCCL plugin of the fabric chooses
+NCCL_PROTO, and mpirun gets the exact slots instead of oversubscription.
 """
 
 from __future__ import annotations
@@ -22,39 +21,28 @@ _START = "smddprun"
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
-    environment = job.environment
-    if len(job.placement.distribution_hosts) > 1:
-        kind = environment.reserved.text(names.INSTANCE_TYPE) or job.placement.instance_type
-        rows = [
-            Variable(
-                "SMDATAPARALLEL_USE_HOMOGENEOUS",
-                "1",
-                "smddp over several hosts of one kind",
-                ours=True,
-            ),
-            Variable(
-                "SMDATAPARALLEL_SERVER_ADDR",
-                job.placement.leader_address,
-                "smddp's own rendezvous is on the leader",
-                ours=True,
-            ),
-            Variable(
-                "SMDATAPARALLEL_SERVER_PORT",
-                str(names.DATA_PARALLEL_PORT),
-                "smddp's own rendezvous",
-            ),
-            Variable(
-                "SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True
-            ),
-        ]
-    else:
-        rows = [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
     before: list[Reason] = []
-    if _START in environment.programs:
-        words = (environment.programs[_START],)
-        before.append(
-            Reason(_START, "smddp's own start of a rank, with its variables", Origin.IMAGE, words)
-        )
-    return plan_ranks(
-        job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job))
-    )
+    smddprun = job.environment.programs.get(_START)
+    if smddprun is not None:
+        why = "smddp's own start of a rank, with its variables"
+        before.append(Reason(_START, why, Origin.IMAGE, (smddprun,)))
+    warnings = (*common.warn_of_library(job), *common.warn_without_gpu(job))
+    return plan_ranks(job, _variables(job), before, warnings)
+
+
+def _variables(job: Job) -> list[Variable]:
+    """Return the variables that smddp reads."""
+    if len(job.placement.distribution_hosts) == 1:
+        return [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
+    placement = job.placement
+    instance_type = job.environment.reserved.text(names.INSTANCE_TYPE) or placement.instance_type
+    address, port = placement.leader_address, str(names.DATA_PARALLEL_PORT)
+    hosts_why = "smddp over several hosts of one kind"
+    address_why = "smddp's own rendezvous is on the leader"
+    type_why = "smddp chooses its algorithms by it"
+    return [
+        Variable("SMDATAPARALLEL_USE_HOMOGENEOUS", "1", hosts_why, ours=True),
+        Variable("SMDATAPARALLEL_SERVER_ADDR", address, address_why, ours=True),
+        Variable("SMDATAPARALLEL_SERVER_PORT", port, "smddp's own rendezvous"),
+        Variable("SAGEMAKER_INSTANCE_TYPE", instance_type, type_why, ours=True),
+    ]

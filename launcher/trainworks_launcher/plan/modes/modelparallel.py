@@ -1,8 +1,8 @@
-"""smdistributed.modelparallel: smp's first version, always under mpirun (its
-second is a library under torchrun).
+"""Plan mode smdistributed.modelparallel: mpirun starts the ranks of smp's first version.
 
-Source: what sagemaker-training gives such a job, since smp was tuned with it. The library of this
-project reads the same variables and takes the same start.
+smp's second version is a library of the ranks of torchrun, and no mode. Source: the variables and
+the command line of sagemaker-training, for which smp was tuned. This project's own smp
+(trainworks-smdistributed) reads the same variables.
 """
 
 from __future__ import annotations
@@ -26,26 +26,17 @@ def plan(job: Job) -> NodePlan:
     rows: list[Variable] = []
     torch = version_of(environment, "torch")
     if torch:
-        rows.append(
-            Variable(
-                "NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", Origin.IMAGE
-            )
-        )
-        if torch >= (2,):
-            rows.append(
-                Variable(
-                    "NCCL_ALGO",
-                    "ring",
-                    "smp can hang with other algorithms on this PyTorch",
-                    Origin.IMAGE,
-                )
-            )
+        why = "smp's messages want NCCL's plain protocol"
+        rows.append(Variable("NCCL_PROTO", "simple", why, Origin.IMAGE))
+    if torch >= (2,):
+        why = "smp can hang with other algorithms on this PyTorch"
+        rows.append(Variable("NCCL_ALGO", "ring", why, Origin.IMAGE))
     before: list[Reason] = []
-    value, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
-    backend = mapping(value).get("ddp_dist_backend", "auto")
-    if backend == "auto" and _SET_UP in environment.programs:
-        words = (environment.programs[_SET_UP], "-i", job.placement.instance_type, "--allow-bypass")
+    parameters, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    backend = mapping(parameters).get("ddp_dist_backend", "auto")
+    smddpmprun = environment.programs.get(_SET_UP)
+    if backend == "auto" and smddpmprun is not None:
+        words = (smddpmprun, "-i", job.placement.instance_type, "--allow-bypass")
         before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
-    return plan_ranks(
-        job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job))
-    )
+    warnings = (*common.warn_of_library(job), *common.warn_without_gpu(job))
+    return plan_ranks(job, rows, before, warnings)

@@ -1,6 +1,6 @@
-"""multi_worker_mirrored_strategy: TensorFlow's.
+"""Plan mode multi_worker_mirrored_strategy of TensorFlow: one process per host.
 
-Every host runs one process, which finds the others by TF_CONFIG.
+The processes connect by TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -28,13 +28,10 @@ def plan(job: Job) -> NodePlan:
         "environment": "cloud",
         "task": task,
     }
-    rows = [
-        Variable(
-            "TF_CONFIG", compact(document), "how the hosts' processes find each other", ours=True
-        )
-    ]
+    why = "how the hosts' processes find each other"
+    row = Variable("TF_CONFIG", compact(document), why, ours=True)
     choice = Reason(
         "mode multi_worker_mirrored_strategy",
         "every host runs the program once; the first one is the chief",
     )
-    return common.own_process(job, common.command(job), [choice], rows)
+    return common.own_process(job, common.command(job), [choice], [row])

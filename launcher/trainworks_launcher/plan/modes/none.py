@@ -1,4 +1,4 @@
-"""No distribution: every host of the job runs the program once, by itself."""
+"""Plan mode none: every host of the job runs the program once, by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainworks_launcher.plan.plan import NodePlan, Reason
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. It may be one that takes no part in the job's distribution."""
+    """Plan the job's host. Hosts without ranks in a job of another mode are planned here, too."""
     why = "no distribution is switched on, so each host runs the program once"
     if job.placement.mode != "none":
         why = (

@@ -1,15 +1,13 @@
-"""parameter_server: every host runs the program, and beside it the server that
-holds a part of the parameters.
+"""Plan mode parameter_server: every host runs the program, and a parameter server beside it.
 
-Three frameworks mean three things by it. TensorFlow: a cluster of ``master``,
-``worker`` and ``ps`` tasks in TF_CONFIG.
-MXNet: scheduler, servers and workers, told apart by DMLC_ROLE; ``import mxnet`` is all that a
-server has to do. PyTorch
-has no servers: its processes find each other by MASTER_ADDR and RANK. Source: what the platform's
-own framework toolkits start, since scripts were written against that.
+The mode differs by framework. TensorFlow: a cluster of ``master``, ``worker`` and ``ps`` tasks in
+TF_CONFIG. MXNet: a scheduler, servers and workers, with the role in DMLC_ROLE; a scheduler or a
+server only has to ``import mxnet``. PyTorch has no servers: its processes connect by MASTER_ADDR
+and RANK. Source: the processes that the SageMaker toolkits of these frameworks start, for which
+scripts were written.
 
-A server has no end of its own, and serves the programs of all hosts: it is ended with the job, not
-with the program beside it.
+A server serves the programs of all hosts and does not end by itself. The launcher ends the servers
+with the job.
 """
 
 from __future__ import annotations
@@ -30,136 +28,136 @@ _FRAMEWORKS = ("tensorflow", "mxnet", "torch")
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError if the image has none of the three frameworks."""
     manifest = job.environment.manifest
-    installed = [name for name in _FRAMEWORKS if name in manifest.components]
-    framework = (
-        manifest.framework if manifest.framework in _FRAMEWORKS else next(iter(installed), "")
-    )
+    framework = manifest.framework
+    if framework not in _FRAMEWORKS:
+        installed = [name for name in _FRAMEWORKS if name in manifest.components]
+        framework = next(iter(installed), "")
     if framework == "tensorflow":
         return _tensorflow(job)
     if framework == "mxnet":
         return _mxnet(job)
     if framework == "torch":
         return _torch(job)
-    problem = "parameter_server needs TensorFlow, MXNet or PyTorch"
-    raise RefusalError(
-        [Problem(problem, f"image {manifest.name!r}", "use an image that has one of them")]
+    problem = Problem(
+        "parameter_server needs TensorFlow, MXNet or PyTorch",
+        f"image {manifest.name!r}",
+        "use an image that has one of them",
     )
+    raise RefusalError([problem])
 
 
 def _tensorflow(job: Job) -> NodePlan:
-    """One host needs no servers (as sagemaker-training)."""
+    """Plan TensorFlow. A single host has no servers (as sagemaker-training)."""
     hosts = job.placement.distribution_hosts
+    mode = f"mode {job.placement.mode}"
     if len(hosts) == 1:
-        choice = Reason(
-            f"mode {job.placement.mode}",
-            "a single host shares parameters with no other host, so it runs only the program",
-        )
-        return common.own_process(job, common.command(job), [choice])
+        why = "a single host shares parameters with no other host, so it runs only the program"
+        return common.own_process(job, common.command(job), [Reason(mode, why)])
     python = common.program(job, "python", "TensorFlow's parameter server needs it")
-    first = job.placement.host == job.placement.leader
-    row = Variable(
-        "TF_CONFIG",
-        _tensorflow_cluster(
-            hosts,
-            "master" if first else "worker",
-            job.placement.host_rank if first else job.placement.host_rank - 1,
-        ),
-        "how the processes of the cluster find each other",
-        ours=True,
-    )
+    host_rank = job.placement.host_rank
+    if job.placement.host == job.placement.leader:
+        config = _tf_config(hosts, "master", host_rank)
+    else:
+        config = _tf_config(hosts, "worker", host_rank - 1)
+    config_why = "how the processes of the cluster find each other"
+    row = Variable("TF_CONFIG", config, config_why, ours=True)
     server = Auxiliary(
         name="TensorFlow parameter server",
         argv=(python, f"{job.environment.launcher_directory}/programs/tensorflow_server.py"),
-        # No GPU: two TensorFlow processes on one GPU take each other's memory.
-        env={
-            "TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.placement.host_rank),
-            "CUDA_VISIBLE_DEVICES": "",
-        },
+        # No GPU, because TensorFlow's server would take the memory of the program's GPU.
+        env={"TF_CONFIG": _tf_config(hosts, "ps", host_rank), "CUDA_VISIBLE_DEVICES": ""},
     )
-    choice = Reason(
-        f"mode {job.placement.mode}",
-        "every host runs the program, and a parameter server beside it",
-    )
-    made = common.own_process(job, common.command(job), [choice], [row])
-    return made._replace(auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
+    why = "every host runs the program, and a parameter server beside it"
+    node_plan = common.own_process(job, common.command(job), [Reason(mode, why)], [row])
+    needs = tuple(dict.fromkeys((*node_plan.needs, python)))
+    return node_plan._replace(auxiliaries=(server,), needs=needs)
 
 
-def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
-    """TF_CONFIG of one task: the first host is the master, the others are
-    workers, and each has a ps task.
+def _tf_config(hosts: Sequence[str], task_type: str, index: int) -> str:
+    """Return the JSON of TF_CONFIG for one task.
+
+    The leader has the master, every other host a worker, and every host a ps.
+
+    Args:
+        hosts: The hosts of the distribution, the leader first.
+        task_type: ``master``, ``worker`` or ``ps``.
+        index: Number of the task among the tasks of its type.
     """
     programs: list[Json] = [f"{host}:{names.TENSORFLOW_WORKER_PORT}" for host in hosts]
     servers: list[Json] = [f"{host}:{names.TENSORFLOW_SERVER_PORT}" for host in hosts]
     cluster: dict[str, Json] = {"master": programs[:1], "ps": servers, "worker": programs[1:]}
-    own: dict[str, Json] = {"index": index, "type": task}
-    return compact({"cluster": cluster, "environment": "cloud", "task": own})
+    task: dict[str, Json] = {"index": index, "type": task_type}
+    return compact({"cluster": cluster, "environment": "cloud", "task": task})
+
+
+_SCHEDULER = "DMLC_PS_ROOT_URI"
+"""MXNet's variable for the address of the scheduler."""
 
 
 def _mxnet(job: Job) -> NodePlan:
-    """Plan MXNet: a scheduler on the first host, and on every host a server and
-    the program, which is the worker.
+    """Plan MXNet: a scheduler on the leader, and on every host a server and the program.
+
+    The program is the host's worker.
     """
     python = common.program(job, "python", "MXNet's servers need it")
-    count = str(len(job.placement.distribution_hosts))
+    environment = job.environment
+    # MXNet listens on an address. resolve.py replaces the name of the leader by its address.
+    program = f"{environment.launcher_directory}/programs/resolve.py"
+    resolve = (environment.launcher_python, "-I", program, _SCHEDULER, "--")
+    roles = ["server"]
+    if job.placement.host == job.placement.leader:
+        roles = ["scheduler", "server"]
+    servers = []
+    for role in roles:
+        argv = (*resolve, python, "-c", "import mxnet")
+        servers.append(Auxiliary(f"MXNet {role}", argv, {"DMLC_ROLE": role}))
+    why = f"every host runs the program, and beside it: {', '.join(roles)}"
+    choice = Reason(f"mode {job.placement.mode}", why)
+    resolve_why = "MXNet listens on an address and knows no names"
+    command = (Reason("resolve.py", resolve_why, words=resolve), *common.command(job))
+    node_plan = common.own_process(job, command, [choice], _mxnet_variables(job))
+    return node_plan._replace(auxiliaries=tuple(servers), needs=(*node_plan.needs, python))
+
+
+def _mxnet_variables(job: Job) -> list[Variable]:
+    """Return MXNet's variables of the program. Raises RefusalError for a wrong port."""
     user = job.environment.user_hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise RefusalError(
-            [Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")]
+        problem = Problem(
+            f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535"
         )
-    address = job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
+        raise RefusalError([problem])
+    address = names.LOOPBACK
+    if len(job.placement.hosts) > 1:
+        address = job.placement.leader_address
+    address_why = "where the scheduler is; each process looks its address up"
+    count = str(len(job.placement.distribution_hosts))
+    verbosity = str(user.get("_ps_verbose") or 0)
     rows = [
         Variable("DMLC_ROLE", "worker", "the program is a worker", ours=True),
         Variable("DMLC_NUM_WORKER", count, "one worker per host", ours=True),
         Variable("DMLC_NUM_SERVER", count, "one server per host", ours=True),
-        Variable(
-            _SCHEDULER,
-            address,
-            "where the scheduler is; each process looks its address up",
-            ours=True,
-        ),
+        Variable(_SCHEDULER, address, address_why, ours=True),
         Variable("DMLC_PS_ROOT_PORT", port, "where the scheduler listens", ours=True),
-        Variable("PS_VERBOSE", str(user.get("_ps_verbose") or 0), "how much the servers say"),
+        Variable("PS_VERBOSE", verbosity, "how much the servers say"),
     ]
     if job.network.interface:
-        rows.append(
-            Variable(
-                "DMLC_INTERFACE",
-                job.network.interface,
-                f"the servers listen there: {job.network.interface_why}",
-            )
-        )
-    roles = ("scheduler", "server") if job.placement.host == job.placement.leader else ("server",)
-    environment = job.environment
-    program = f"{environment.launcher_directory}/programs/resolve.py"
-    # The scheduler's host name becomes an address on the host itself.
-    look_up = (environment.launcher_python, "-I", program, _SCHEDULER, "--")
-    servers = tuple(
-        Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role})
-        for role in roles
-    )
-    choice = Reason(
-        f"mode {job.placement.mode}",
-        f"every host runs the program, and beside it: {', '.join(roles)}",
-    )
-    before = Reason("resolve.py", "MXNet listens on an address and knows no names", words=look_up)
-    made = common.own_process(job, (before, *common.command(job)), [choice], rows)
-    return made._replace(auxiliaries=servers, needs=(*made.needs, python))
-
-
-_SCHEDULER = "DMLC_PS_ROOT_URI"
+        why = f"the servers listen there: {job.network.interface_why}"
+        rows.append(Variable("DMLC_INTERFACE", job.network.interface, why))
+    return rows
 
 
 def _torch(job: Job) -> NodePlan:
-    """One process per host; the script starts whatever servers it wants."""
+    """Plan PyTorch: one process per host. The script may start servers itself."""
+    hosts = len(job.placement.distribution_hosts)
     rows = [
         Variable("RANK", str(job.placement.host_rank), "index of this host"),
-        Variable("WORLD_SIZE", str(len(job.placement.distribution_hosts)), "one process per host"),
+        Variable("WORLD_SIZE", str(hosts), "one process per host"),
     ]
     why = (
         "PyTorch has no parameter servers: every host runs the program once, and they find each"
         " other by MASTER_ADDR"
     )
-    return common.own_process(
-        job, common.command(job), [Reason(f"mode {job.placement.mode}", why)], rows
-    )
+    choice = Reason(f"mode {job.placement.mode}", why)
+    return common.own_process(job, common.command(job), [choice], rows)

@@ -1,9 +1,8 @@
-"""ray: Ray's head on the leader, a worker on every other host, and the program
-on the leader when all have joined.
+"""Plan mode ray: Ray's head and the program on the leader, Ray's workers on the other hosts.
 
-Ray's own command line starts both, and ``--block`` watches what it has started: where one of these
-processes dies, it ends with a failure, which is the job's. They are processes beside the program
-(``Auxiliary``), ended with the job.
+programs/ray_node.py starts the program when all hosts have joined. ``ray start --block`` runs the
+head and the workers beside the program (``Auxiliary``), and they end with the job. ``ray start``
+fails when one of Ray's processes dies, and the job then fails, too.
 """
 
 from __future__ import annotations
@@ -21,115 +20,125 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan, Reason, words_of
 
 _OWN = ("--head", "--address", "--port", "--block", "--node-ip-address")
-"""Options of ``ray start`` without which the hosts would not find each other."""
+"""Options of ``ray start`` that only the launcher sets, because the hosts need these to connect."""
 
 _HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")
-"""Options that ``ray start`` refuses where it starts a worker.
+"""Options that ``ray start`` refuses for a worker.
 
 Source: ray/scripts/scripts.py, head_only_flags.
 """
 
-_LEAST_STORE = 75 << 20
-"""Bytes of the smallest object store.
+_MINIMUM_STORE_BYTES = 75 << 20
+"""Size of the smallest object store.
 
 Source: ray/_private/ray_constants.py, OBJECT_STORE_MINIMUM_MEMORY_BYTES.
 """
 
-_AMPLE = 10**10
-"""Bytes of /dev/shm from which on Ray's own default fits.
+_AMPLE_SHARED_MEMORY_BYTES = 10**10
+"""Size of /dev/shm that is enough for Ray's default object store.
 
 Source: ray_constants.py, REQUIRE_SHM_SIZE_THRESHOLD.
 """
 
-_ASKS_FOR_A_TOKEN = "2.52.0"
-"""The first Ray that answers only to who has the token.
+_FIRST_WITH_TOKEN = "2.52.0"
+"""First release of Ray with token authentication. An older Ray ignores RAY_AUTH_MODE silently.
 
-An older one ignores RAY_AUTH_MODE without a word. Source: RAY_AUTH_MODE in ray/_raylet.so and
-ray/_private/authentication/ of the wheels of 2.51.0 (absent) and 2.52.0.
+Source: RAY_AUTH_MODE in ray/_raylet.so and ray/_private/authentication/ of the wheels of 2.51.0
+(absent) and 2.52.0.
 """
+
+_RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
+"""How often a worker tries to reach the head, every two seconds; Ray's default is 20.
+
+Source: ray_constants.py.
+"""
+
+_DEFAULT_RETRIES = 20
+_SECONDS_PER_RETRY = 2
+_NO_COLOR = "a log shows escape sequences as they are"
+_ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
 
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host.
 
-    Raises RefusalError for a wrong option, or a Ray that ignores the secret.
+    Raises RefusalError for a wrong option, and for a Ray that ignores the job's secret.
     """
     programs = common.programs_of_mode(job)
     ray, python = programs["ray"], programs["python"]
     placement = job.placement
-    head = placement.host == placement.leader
+    is_head = placement.host == placement.leader
     hosts = len(placement.distribution_hosts)
-    port, seconds = str(job.network.master_port), f"{job.network.limits.join:g}"
-    leader = placement.leader_address if hosts > 1 else names.LOOPBACK
-    options, warnings = _options(job, head)
+    join_seconds = job.network.limits.join
+    head_address = names.LOOPBACK
+    if hosts > 1:
+        head_address = placement.leader_address
+    port = str(job.network.master_port)
+    options, warnings = _options(job, is_head)
     warnings += _check_token(job)
-    role = "head" if head else "worker"
-    patience = {}
-    if not head:
-        patience[_RETRIES] = str(max(20, int(job.network.limits.join / 2)))
+
+    role, daemon_variables = "head", {}
+    if not is_head:
+        role = "worker"
+        retries = max(_DEFAULT_RETRIES, int(join_seconds / _SECONDS_PER_RETRY))
+        daemon_variables = {_RETRIES: str(retries)}
     program = f"{job.environment.launcher_directory}/programs/ray_node.py"
-    ray_node = (program, leader, port, seconds)
+    ray_node = (program, head_address, port, f"{join_seconds:g}")
     start = (job.environment.launcher_python, "-I", *ray_node, role, "--", ray, "start")
-    daemon = Auxiliary(f"Ray {role}", (*start, *words_of(options)), patience)
-    rows = [
-        Variable(
-            _ADDRESS,
-            f"{leader}:{port}",
-            "where Ray's head listens: ray.init() connects to it",
-            ours=True,
-        ),
-        Variable(
-            "RAY_USAGE_STATS_ENABLED",
-            "0",
-            "Ray sends nothing about the job to its makers",
-            Origin.DEFAULT,
-        ),
-        Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
-        *_token(job.environment.job_secret),
+    daemon = Auxiliary(f"Ray {role}", (*start, *words_of(options)), daemon_variables)
+
+    command: list[Reason] = []
+    if is_head:
+        wait = (python, "-I", *ray_node, str(hosts), "--")
+        wait_why = f"starts the program when Ray has {hosts} host(s)"
+        command = [Reason("ray_node.py", wait_why, words=wait), *common.command(job)]
+    why = [
+        Reason(
+            "mode ray",
+            "Ray's head runs on the leader, a worker on each other host;"
+            " the program runs on the leader",
+        )
     ]
-    wait = (python, "-I", *ray_node, str(hosts), "--")
-    command = [
-        Reason("ray_node.py", f"starts the program when Ray has {hosts} host(s)", words=wait),
-        *common.command(job),
-    ]
-    choice = Reason(
-        "mode ray",
-        "Ray's head runs on the leader, a worker on each other host;"
-        " the program runs on the leader",
-    )
-    why = [choice]
-    why += [Reason(option.subject, option.why, option.origin) for option in options]
-    node_plan = common.own_process(job, command if head else (), why, rows, warnings)
+    for option in options:
+        # These words are the daemon's, not the command's.
+        why.append(option._replace(words=()))
+    rows = _variables(f"{head_address}:{port}", job.environment.job_secret)
+    node_plan = common.own_process(job, command, why, rows, warnings)
     return node_plan._replace(auxiliaries=(daemon,), needs=(ray, python))
 
 
-_RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
-"""How often a worker asks for the head's node, each two seconds; Ray's default is 20.
+def _variables(head: str, secret: str) -> list[Variable]:
+    """Return the variables of the program and of Ray.
 
-Source: ray_constants.py.
-"""
-
-_NO_COLOR = "a log shows escape sequences as they are"
-_ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
+    Args:
+        head: Address and port of Ray's head, such as ``10.0.0.1:29500``.
+        secret: The job's secret; ``""`` for none.
+    """
+    head_why = "where Ray's head listens: ray.init() connects to it"
+    usage_why = "Ray sends nothing about the job to its makers"
+    return [
+        Variable(_ADDRESS, head, head_why, ours=True),
+        Variable("RAY_USAGE_STATS_ENABLED", "0", usage_why, Origin.DEFAULT),
+        Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
+        *_token(secret),
+    ]
 
 
 def _check_token(job: Job) -> tuple[str, ...]:
-    """Return a warning where the installed Ray may not ask for the token that
-    is made of the job's secret.
+    """Return a warning if the image's Ray may not ask for a token; ``()`` for a job without secret.
 
-    Raises RefusalError on several hosts if it certainly does not.
+    Raises RefusalError for a Ray without token authentication on several hosts.
     """
     if not job.environment.job_secret:
         return ()
     version = job.environment.manifest.components.get("ray", "")
-    first = _ASKS_FOR_A_TOKEN
+    first = _FIRST_WITH_TOKEN
     if not version:
-        return (
-            (
-                f"which Ray is installed is not known: one before {first} ignores"
-                f" {names.JOB_SECRET_VARIABLE}"
-            ),
+        warning = (
+            f"which Ray is installed is not known: one before {first} ignores"
+            f" {names.JOB_SECRET_VARIABLE}"
         )
+        return (warning,)
     if release(version) >= release(first):
         return ()
     problem = (
@@ -146,12 +155,13 @@ def _check_token(job: Job) -> tuple[str, ...]:
 
 
 def _token(secret: str) -> list[Variable]:
-    """Return the variables by which Ray answers only to processes of the job,
-    if the job has a secret.
+    """Return the variables of Ray's token authentication, if the job has a secret.
+
+    Ray then answers only processes of the job.
     """
     if not secret:
         return []
-    import hmac  # few jobs have one
+    import hmac  # takes time, and few jobs have a secret
 
     token = hmac.new(secret.encode(), b"trainworks: ray", "sha256").hexdigest()
     why = f"made of {names.JOB_SECRET_VARIABLE}: Ray answers only to processes that have it"
@@ -161,93 +171,98 @@ def _token(secret: str) -> list[Variable]:
     ]
 
 
-def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
-    """Return the options of ``ray start`` on this host, and warnings.
+def _options(job: Job, is_head: bool) -> tuple[list[Reason], tuple[str, ...]]:
+    """Return (options of ``ray start`` on this host, warnings).
 
-    Of an option that comes twice Ray takes the last.
+    The user's options are the last, because Ray takes the last of two values.
 
-    Raises RefusalError for a user's that the launcher gives itself.
+    Raises RefusalError for an option of the user that only the launcher sets.
     """
     placement, devices = job.placement, job.environment.devices
-    leader, port = placement.leader_address, job.network.master_port
-    gpus = accelerators(job.environment, placement.instance_type)[0]
-    options = [
-        (
-            Reason(
-                "--head", "this host is the leader", Origin.PLATFORM, ("--head", f"--port={port}")
-            )
-            if head
-            else Reason(
-                "--address",
-                "Ray's head is on the leader",
-                Origin.PLATFORM,
-                (f"--address={leader}:{port}",),
-            )
-        ),
-        Reason("--block", "ends with a failure when a process of Ray dies", words=("--block",)),
-        Reason(
-            "--num-gpus", "GPUs that this host can open", Origin.PLATFORM, (f"--num-gpus={gpus}",)
-        ),
+    port = job.network.master_port
+    gpus, _ = accelerators(job.environment, placement.instance_type)
+    if is_head:
+        words: tuple[str, ...] = ("--head", f"--port={port}")
+        options = [Reason("--head", "this host is the leader", Origin.PLATFORM, words)]
+    else:
+        words = (f"--address={placement.leader_address}:{port}",)
+        options = [Reason("--address", "Ray's head is on the leader", Origin.PLATFORM, words)]
+    block_why = "ends with a failure when a process of Ray dies"
+    gpus_why = "GPUs that this host can open"
+    options += [
+        Reason("--block", block_why, words=("--block",)),
+        Reason("--num-gpus", gpus_why, Origin.PLATFORM, (f"--num-gpus={gpus}",)),
     ]
-    if head:
+    if is_head:
         why = (
             "the dashboard is for people;"
             f" {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true starts it"
         )
         options.append(Reason("--include-dashboard", why, words=("--include-dashboard=false",)))
-    if devices.efa is not None:  # else the host is not known
+    # The CPUs are unknown in a plan for another host.
+    if devices.efa is not None:
         why = "CPUs that this host may use"
         options.append(Reason("--num-cpus", why, Origin.PLATFORM, (f"--num-cpus={devices.cpus}",)))
     store, warnings = _object_store(job)
-    why = "Ray takes free ports: two jobs can share a host"
+    options += store
+    ports_why = "Ray takes free ports: two jobs can share a host"
+    ports = ("--min-worker-port=0", "--max-worker-port=0")
     options += [
-        *store,
-        Reason("--max-worker-port", why, words=("--min-worker-port=0", "--max-worker-port=0")),
+        Reason("--max-worker-port", ports_why, words=ports),
         Reason("--log-color", _NO_COLOR, words=("--log-color=false",)),
     ]
-    where = f"variable {names.RAY_OPTIONS_VARIABLE}"
-    try:
-        given = shlex.split(job.inherited.get(names.RAY_OPTIONS_VARIABLE, ""))
-    except ValueError as error:
-        raise RefusalError(
-            [Problem(f"cannot be read: {error}", where, "close the quotes")]
-        ) from error
-    wrong = [word for word in given if word.partition("=")[0] in _OWN or not word.startswith("--")]
-    if wrong:
-        advice = f"write --NAME=VALUE; leave out {', '.join(_OWN)}, which the launcher gives"
-        raise RefusalError(
-            [Problem(f"{word!r} cannot be given to ray start", where, advice) for word in wrong]
-        )
-    words = tuple(word for word in given if head or word.partition("=")[0] not in _HEAD_ONLY)
+    words = _user_options(job, is_head)
     if words:
-        options.append(
-            Reason("more options", f"from {names.RAY_OPTIONS_VARIABLE}", Origin.USER, words)
-        )
+        why = f"from {names.RAY_OPTIONS_VARIABLE}"
+        options.append(Reason("more options", why, Origin.USER, words))
     return options, warnings
 
 
+def _user_options(job: Job, is_head: bool) -> tuple[str, ...]:
+    """Return the user's options of ``ray start``, such as ``("--num-cpus=4",)``.
+
+    Raises RefusalError for a word that is no option, and for an option that the launcher sets.
+    """
+    where = f"variable {names.RAY_OPTIONS_VARIABLE}"
+    try:
+        words = shlex.split(job.inherited.get(names.RAY_OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        problem = Problem(f"cannot be read: {error}", where, "close the quotes")
+        raise RefusalError([problem]) from error
+    problems: list[Problem] = []
+    options: list[str] = []
+    for word in words:
+        name = word.partition("=")[0]
+        if name in _OWN or not word.startswith("--"):
+            advice = f"write --NAME=VALUE; leave out {', '.join(_OWN)}, which the launcher gives"
+            problems.append(Problem(f"{word!r} cannot be given to ray start", where, advice))
+        elif is_head or name not in _HEAD_ONLY:
+            options.append(word)
+    if problems:
+        raise RefusalError(problems)
+    return tuple(options)
+
+
 def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
-    """Return the options of Ray's object store, and warnings: Ray would plan
-    more than a small /dev/shm has.
+    """Return (options of Ray's object store, warnings), for a host with a small /dev/shm.
+
+    Ray's default would be larger than /dev/shm.
     """
     free = job.environment.devices.shared_memory
-    if free is None or free >= _AMPLE:
+    if free is None or free >= _AMPLE_SHARED_MEMORY_BYTES:
         return [], ()
     half = free // 2
-    if half >= _LEAST_STORE:
+    if half >= _MINIMUM_STORE_BYTES:
         why = (
             f"half of what /dev/shm has free ({free >> 20} MiB); the other half is for data loaders"
         )
-        return [
-            Reason(
-                "--object-store-memory", why, Origin.PLATFORM, (f"--object-store-memory={half}",)
-            )
-        ], ()
-    place = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
+        words: tuple[str, ...] = (f"--object-store-memory={half}",)
+        return [Reason("--object-store-memory", why, Origin.PLATFORM, words)], ()
+    directory = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
     problem = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
-    words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")
+    words = (f"--object-store-memory={_MINIMUM_STORE_BYTES}", f"--plasma-directory={directory}")
     warning = (
-        f"{problem}, which is in {place} and small:"
+        f"{problem}, which is in {directory} and small:"
         " start the container with more (docker run --shm-size)"
     )
     return [Reason("--plasma-directory", problem, Origin.PLATFORM, words)], (warning,)

@@ -1,8 +1,8 @@
-"""tasks: the platform starts every rank as a task of its own, and the launcher
-of each task becomes one rank.
+"""Plan mode tasks: the platform starts every rank as a task, for example srun --ntasks-per-node=8.
 
-The variables are torchrun's, so a script finds its ranks as it does there. Code and requirements
-are prepared by the first task of each host: its tasks share the container.
+Each task has a launcher, which becomes one rank. The variables are those of torchrun, so that a
+script needs no change. The first task of each host fetches the code and installs the requirements
+for all tasks of the host, which share the container.
 """
 
 from __future__ import annotations
@@ -18,40 +18,38 @@ def plan(job: Job) -> NodePlan:
     placement = job.placement
     tasks = placement.tasks
     assert tasks is not None, "the mode of a platform that starts every rank"
+    local_world_size = str(placement.processes_per_host)
     rows = [
-        Variable(name, str(value), why, ours=True)
-        for name, value, why in (
-            ("RANK", tasks.rank, "rank of this task in the job"),
-            ("LOCAL_RANK", tasks.local_rank, "rank of this task on its host"),
-            ("WORLD_SIZE", placement.processes, "tasks of the job"),
-            ("LOCAL_WORLD_SIZE", placement.processes_per_host, "tasks of this host"),
-            ("GROUP_RANK", placement.host_rank, "number of this host"),
-        )
+        Variable("RANK", str(tasks.rank), "rank of this task in the job", ours=True),
+        Variable("LOCAL_RANK", str(tasks.local_rank), "rank of this task on its host", ours=True),
+        Variable("WORLD_SIZE", str(placement.processes), "tasks of the job", ours=True),
+        Variable("LOCAL_WORLD_SIZE", local_world_size, "tasks of this host", ours=True),
+        Variable("GROUP_RANK", str(placement.host_rank), "number of this host", ours=True),
     ]
     why = (
         f"{job.environment.platform.platform} starts {placement.processes} tasks,"
         " each of which is one rank"
     )
-    made = common.own_process(
-        job, common.command(job), [Reason("mode tasks", why)], rows, _warnings(job)
-    )
-    made = made._replace(rank=tasks.rank)
-    if tasks.local_rank:
-        return made._replace(code=made.code._replace(archive="", fetch=()), requirements=())
-    return made
+    choice = Reason("mode tasks", why)
+    node_plan = common.own_process(job, common.command(job), [choice], rows, _warnings(job))
+    node_plan = node_plan._replace(rank=tasks.rank)
+    if tasks.local_rank == 0:
+        return node_plan
+    prepared = node_plan.code._replace(archive="", fetch=())
+    return node_plan._replace(code=prepared, requirements=())
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
-    """Return what a script has to know that chooses its GPU by LOCAL_RANK, as
-    scripts for torchrun do.
+    """Return a warning if a task sees fewer GPUs than its host has tasks; else ``()``.
+
+    A script for torchrun chooses its GPU by LOCAL_RANK, and fails then.
     """
     gpus, tasks = job.environment.devices.gpus, job.placement.processes_per_host
     if not 0 < gpus < tasks:
         return ()
-    sees = f"this task sees {gpus} GPU(s), and its host has {tasks} tasks"
-    return (
-        (
-            f"{sees}: a script that chooses its GPU by LOCAL_RANK fails;"
-            " give every task all GPUs of the host"
-        ),
+    warning = (
+        f"this task sees {gpus} GPU(s), and its host has {tasks} tasks:"
+        " a script that chooses its GPU by LOCAL_RANK fails;"
+        " give every task all GPUs of the host"
     )
+    return (warning,)
