@@ -35,6 +35,11 @@ def safetensors(size: int = 100) -> bytes:
     return len(header).to_bytes(8, "little") + header + b"x" * size
 
 
+def with_header(header: bytes) -> bytes:
+    """A safetensors file with this header, and no tensor."""
+    return len(header).to_bytes(8, "little") + header
+
+
 ZIP, TENSORS = zipped(), safetensors()
 INDEX = json.dumps(
     {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
@@ -75,6 +80,38 @@ Files = Mapping[str, bytes]
             },
             "checkpoint-5",
             id="safetensors cut off",
+        ),
+        pytest.param(
+            {
+                "checkpoint-9/trainer_state.json": b"{}",
+                "checkpoint-9/model.safetensors": with_header(b'{"w": {"data_offsets": []}}'),
+            },
+            "",
+            id="safetensors with a strange header, no offsets",
+        ),
+        pytest.param(
+            {
+                "checkpoint-9/trainer_state.json": b"{}",
+                "checkpoint-9/model.safetensors": with_header(b"[" * 100000),
+            },
+            "",
+            id="safetensors with a strange header, nested too deep",
+        ),
+        pytest.param(
+            {
+                "checkpoint-9/trainer_state.json": b"{}",
+                "checkpoint-9/model.safetensors": with_header(b"[1]"),
+            },
+            "",
+            id="safetensors with a strange header, a list",
+        ),
+        pytest.param(
+            {
+                "checkpoint-9/trainer_state.json": b"{}",
+                "checkpoint-9/model.safetensors.index.json": b"[" * 100000,
+            },
+            "",
+            id="an index nested too deep",
         ),
         pytest.param(
             {"checkpoint-9/trainer_state.json": b"{}", "checkpoint-9/optimizer.pt": ZIP[:-30]},

@@ -234,6 +234,12 @@ def _read(path: Path, limit: int) -> bytes:
         return b""
 
 
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""Raised for JSON of another form than expected: other types, missing or too few entries, or
+lists nested too deep.
+"""
+
+
 def _shards_of_index(path: Path) -> set[str]:
     """Return the files that an index of transformers names.
 
@@ -242,7 +248,7 @@ def _shards_of_index(path: Path) -> set[str]:
     try:
         index = json.loads(_read(path, _HEADER_BYTES))
         shards = index["weight_map"].values()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except _MALFORMED:
         return {""}
     return set(map(str, shards))
 
@@ -270,5 +276,5 @@ def _is_complete(path: Path) -> bool:
                 opened.seek(max(0, size - _ZIP_END_BYTES))
                 return b"PK\x05\x06" in opened.read()
             return size > 0
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, *_MALFORMED):
         return False
