@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.probe.answers import Request
+from trainworks.inspect import inspected_image
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
@@ -247,3 +249,22 @@ def test_a_change_of_rights_or_of_content_is_a_change() -> None:
 )
 def test_files_are_counted_by_folder(path: str, folder: str) -> None:
     assert folder_of(path) == folder
+
+
+def test_the_target_of_an_image_is_the_name_in_its_manifest(
+    facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = {"name": CPU, "components": {"torch": {"version": "2.13.0"}}}
+    contents = {
+        "manifest": json.dumps(manifest),
+        "python": [["numpy", "2.1.0"], ["numpy", "2.2.0"], ["torch", "2.13.0"]],
+        "packages": [["libc6", "2.36-9"]],
+        "files": [["/srv/mine", 70, 0o644, "", ""], ["/etc/hostname", 9, 0o644, "", ""]],
+    }
+    monkeypatch.setattr(inspected_image, "image_in", lambda _engine, _name: AFTER.image)
+    monkeypatch.setattr(inspected_image, "take_contents", lambda _container, **_: contents)
+    read = inspected_image.inspect_image(MagicMock(), "an image", facts)
+    assert read.name == CPU
+    assert read.components == {"torch": "2.13.0"}
+    assert read.python == {"numpy": "2.1.0, 2.2.0", "torch": "2.13.0"}
+    assert list(read.files) == ["/srv/mine"], "an engine adds /etc/hostname to each container"
