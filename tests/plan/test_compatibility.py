@@ -14,7 +14,7 @@ import pytest
 from trainworks.errors import CompatibilityError
 from trainworks.facts.ranges import PROPERTIES, Properties, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
-from trainworks.plan.compatibility import all_hold, conflicts
+from trainworks.plan.compatibility import all_hold, find_conflicts
 from trainworks.plan.components import parts_of, properties_of, properties_of_artifacts
 from trainworks.plan.resolve import plan_row, plan_target
 from trainworks.plan.target import context_of
@@ -307,8 +307,8 @@ def test_rule(each: Case, facts: Facts) -> None:
     assert each.broken.keys() | each.change.keys() <= asked, (
         "a smallest plan has nothing that the rule does not ask about"
     )
-    assert [conflict.rule for conflict in conflicts([rule], each.broken)] == [each.rule]
-    assert conflicts([rule], kept(each)) == ()
+    assert [conflict.rule for conflict in find_conflicts([rule], each.broken)] == [each.rule]
+    assert find_conflicts([rule], kept(each)) == ()
     if rule.require:
         assert all_hold(rule.when, kept(each)), "the rule has to speak about the plan that keeps it"
 
@@ -316,7 +316,7 @@ def test_rule(each: Case, facts: Facts) -> None:
 @pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
 def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
     rule = rule_of(each.rule, facts)
-    (conflict,) = conflicts([rule], each.broken)
+    (conflict,) = find_conflicts([rule], each.broken)
     for part in (rule.name, rule.reason, rule.source, rule.instead, *rule.when, *rule.require):
         assert part in str(conflict)
 
@@ -328,7 +328,7 @@ def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
         "cuda": "12.1.0",
         "sources": "vendor",
     }
-    found = {conflict.rule for conflict in conflicts(facts.rules, properties)}
+    found = {conflict.rule for conflict in find_conflicts(facts.rules, properties)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
 
 
