@@ -76,10 +76,10 @@ def _completer(
             return list(ENGINES)
         if placeholder == "COMPONENT":
             from trainworks.facts.load import load
-            from trainworks.plan.select import optional
+            from trainworks.plan.select import find_optional_components
 
             flag = "--without" if "--without" in flags else "--with"
-            return optional(flag, load(checkout).components)
+            return find_optional_components(flag, load(checkout).components)
         return _values(COLUMNS[placeholder], parsed_args, checkout)
 
     return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.plan.select import in_order, sorted_rows, version_key
+from trainworks.plan.select import sort_rows, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("target", "patched to", "built")
@@ -76,7 +76,7 @@ def list_text(
         buildable = [row for row in rows if not row.unbuilt]
         listed = buildable or rows
     table = [COLUMNS]
-    for row in in_order(listed):
+    for row in sort_rows(listed):
         until = patches_until(row, facts).removeprefix("its ")
         table.append((facts.name_of(row), until, _describe_last_build(row, facts, current)))
     columns = zip(*table, strict=True)
@@ -116,7 +116,7 @@ def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Bui
     ``built`` is the recorded build, and whether it is ``current``: of today's
     recipe. Arguments as for ``list_text``.
     """
-    values = [_collect_values(row, facts, current) for row in in_order(rows)]
+    values = [_collect_values(row, facts, current) for row in sort_rows(rows)]
     return json.dumps(values, indent=2) + "\n"
 
 

@@ -316,12 +316,12 @@ def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[Unk
 def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
     """Return the unknown names in the options of a build."""
     from trainworks.engine import ENGINES
-    from trainworks.plan.names import unknown
+    from trainworks.plan.names import make_unknown_name_error
 
     builds_many = options.all or options.only or options.bake
     problems = [] if builds_many else _unknown_values(options, facts)
     if options.engine and options.engine not in ENGINES:
-        problems.append(unknown("engine", options.engine, ENGINES))
+        problems.append(make_unknown_name_error("engine", options.engine, ENGINES))
     return problems
 
 
