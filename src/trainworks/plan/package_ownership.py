@@ -29,12 +29,15 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
 
 
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
-    """Return a component's requirements for a CUDA cell: names, some with extras or a range."""
+    """Return a component's requirements for a CUDA cell: ``("torch", "nvidia-*", "ray<2.9")``."""
     rows = component.python
     if not cuda.version and component.python_cpu:
         rows = component.python_cpu
     values = {"{wheel_suffix}": cuda.wheel_suffix, "{cell}": cuda.name, "{cuda}": cuda.version}
-    return tuple(re.sub(r"\{\w+\}", lambda field: values[field[0]], row) for row in rows)
+    requirements = []
+    for row in rows:
+        requirements.append(re.sub(r"\{\w+\}", lambda field: values[field[0]], row))
+    return tuple(requirements)
 
 
 def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
@@ -43,7 +46,7 @@ def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
 
 
 def distribution_name(requirement: str) -> str:
-    """Return the name of a requirement, without extras and range."""
+    """Return the name of a requirement: ``ray`` of ``ray[train]>=2.9``."""
     return re.split(r"[\[<>=!~]", requirement, maxsplit=1)[0]
 
 
@@ -73,7 +76,7 @@ def share_packages(
         lent: Components that are built for another one alone: they get those of their files that
             nothing in the image needs.
     """
-    lock = _without_replaced(lock, components)
+    lock = _remove_replaced(lock, components)
     own_names: set[str] = set()
     for component in components:
         if component.name in fetched:
@@ -89,50 +92,54 @@ def share_packages(
             in_image.append(component)
     build_packages = {package.name: package for package in lock if package.build}
     image_packages = {package.name: package for package in lock if not package.build}
-    build_owners = _owners(building, cuda, build_packages)
-    image_owners = _owners(in_image, cuda, image_packages)
+    build_owners = _find_owners(building, cuda, build_packages)
+    image_owners = _find_owners(in_image, cuda, image_packages)
+    # A lent component gets only files that nothing else in the image needs.
     unowned = {
         name: package for name, package in image_packages.items() if name not in image_owners
     }
-    image_owners |= _owners(lent_components, cuda, unowned)
+    image_owners |= _find_owners(lent_components, cuda, unowned)
 
     shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
     for package in lock:
-        owners = build_owners if package.build else image_owners
+        owners = image_owners
+        if package.build:
+            owners = build_owners
         owner = owners.get(package.name)
+        # A component that downloads its own wheel does not take the index's file of it.
         if owner is not None and package.name not in own_names:
             shares[owner].append(package)
     return {name: tuple(packages) for name, packages in shares.items()}
 
 
-def _without_replaced(
+def _remove_replaced(
     lock: Sequence[LockedPackage], components: Sequence[Component]
 ) -> list[LockedPackage]:
     """Return a lock without the packages that a component replaces."""
     patterns: list[str] = []
     for component in components:
         patterns += component.replaces
-    return [package for package in lock if not _fits_any(package.name, patterns)]
+    return [package for package in lock if not fits_any(package.name, patterns)]
 
 
-def _fits_any(name: str, patterns: Iterable[str]) -> bool:
+def fits_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name fits one of the patterns, such as ``nvidia-*``."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _owners(
+def _find_owners(
     components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]
 ) -> dict[str, str]:
-    """Return the component of each package.
+    """Return the component of each package: ``{"torch": "torch", "nvidia-nccl-cu12": "nccl"}``.
 
-    It is the first that names the package exactly, then by a pattern, else the first that depends
-    on it.
+    The owner is the first component that names the package exactly, or else by a pattern, or else
+    depends on the package.
     """
-    patterns = [
-        (component.name, pattern)
-        for component in components
-        for pattern in python_patterns(component, cuda)
-    ]
-    needed = _closure([name for _, name in patterns if name in packages], packages)
+    patterns = []
+    for component in components:
+        for pattern in python_patterns(component, cuda):
+            patterns.append((component.name, pattern))
+    needed = _collect_dependencies([name for _, name in patterns if name in packages], packages)
     owner: dict[str, str] = {}
     for component_name, pattern in patterns:
         if pattern in packages:
@@ -145,7 +152,7 @@ def _owners(
                 owner.setdefault(name, component_name)
     for component in components:
         own_packages = [name for name in needed if owner.get(name) == component.name]
-        for name in _closure(own_packages, packages):
+        for name in _collect_dependencies(own_packages, packages):
             owner.setdefault(name, component.name)
     return owner
 
@@ -155,24 +162,24 @@ def protected_distributions(
 ) -> dict[str, str]:
     """Return the distributions that a job's requirements must not replace, name to version.
 
-    Exact names come first, then matches of patterns. A component's own name that the lock does not
-    have gets the component's version: a wheel that is downloaded by itself, or the name under which
-    the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in the image).
-    The names that a component without packages of the index protects are its own: its files come
-    with this repository.
+    Exact names come first, then matches of patterns.
     """
-    locked = _image_packages(steps)
+    locked = _collect_image_versions(steps)
     versions = {step.component: step.version for step in steps}
     protected: dict[str, str] = {}
     for component in components:
         version = versions.get(component.name)
         own_names = {distribution_name(row) for row in (*component.python, *component.python_cpu)}
+        # A component without packages of the index comes with this repository: all names that such
+        # a component protects are its own.
         own_names = own_names or {*component.protected}
         for name in component.protected:
             if "*" in name:
                 continue
             if name in locked:
                 protected.setdefault(name, locked[name])
+            # The lock does not have a wheel that is downloaded by itself, or the name of another
+            # build: ``tensorflow``, if ``tensorflow-cpu`` is in the image.
             if name in own_names and version:
                 protected.setdefault(name, version)
     for component in components:
@@ -185,7 +192,7 @@ def protected_distributions(
     return protected
 
 
-def _image_packages(steps: Sequence[Step]) -> dict[str, str]:
+def _collect_image_versions(steps: Sequence[Step]) -> dict[str, str]:
     """Return the locked packages in the image, name to version."""
     versions = {}
     for step in steps:
@@ -202,7 +209,7 @@ def companion_distributions(
 
     Name to component.
     """
-    locked = _image_packages(steps)
+    locked = _collect_image_versions(steps)
     companions = {}
     for component in components:
         for name in component.companions:
@@ -251,7 +258,9 @@ def libraries_of_other_builds(
     Such as CUDA's libraries in an image without CUDA: ``pip freeze`` of such a build lists them,
     and so does a project's lock.
     """
-    present = _image_packages(steps).keys() | protected_distributions(components, steps).keys()
+    present = (
+        _collect_image_versions(steps).keys() | protected_distributions(components, steps).keys()
+    )
     return library_names(components, present, facts)
 
 
@@ -277,12 +286,12 @@ def library_names(
     for lock in facts.locks.values():
         packages = {package.name: package for package in lock.packages if not package.build}
         locked_frameworks = [name for name in frameworks if name in packages]
-        dependencies.update(_closure(locked_frameworks, packages))
-    libraries = [name for name in dependencies - present if _fits_any(name, patterns)]
+        dependencies.update(_collect_dependencies(locked_frameworks, packages))
+    libraries = [name for name in dependencies - present if fits_any(name, patterns)]
     return tuple(sorted(libraries))
 
 
-def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
+def _collect_dependencies(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
     """Return these packages and all that they depend on, in a stable order."""
     closure = dict.fromkeys(names)
     pending = list(closure)
