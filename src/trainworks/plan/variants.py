@@ -18,9 +18,13 @@ from trainworks.plan.select import dependents_of, leave_out, request_for, select
 from trainworks.plan.target import TargetContext, context_of
 
 LONGEST = 80
-"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
+"""Characters of a variant; a longer one is named by a hash.
+
+Registries take tags of at most 128 characters.
+"""
 
 HASHED = "-variant-"
+"""The beginning of a variant that is named by a hash: ``-variant-0123456789ab``."""
 
 TITLE_LABEL = "org.opencontainers.image.title"
 """Label of every image of this project: its target's name, with the variant.
@@ -83,7 +87,7 @@ def variant_of(components: Sequence[Component], target: TargetContext, facts: Fa
     for name in sorted(missing):
         if usual[name].variant:
             name_by_word[usual[name].variant] = name
-    # Parts that need a missing part are missing too; the name leaves them out.
+    # Components that need a missing component are missing too; the name leaves them out.
     named = name_by_word.values()
     implied = {*named, *dependents_of(named, usual.values())}
     words = [f"-{word}" for word in name_by_word]
@@ -114,11 +118,13 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
 
     added: list[str] = []
     left_out: list[str] = []
+    # Read one word after another: ``-tcp``, then ``-with-flash-attention``.
     rest = variant
     while rest:
         beginnings = [word for word in words if f"{rest}-".startswith(f"{word}-")]
         if not beginnings:
             return None
+        # A word may begin another one: the longest is meant.
         word = max(beginnings, key=len)
         part = words[word]
         if part.is_added:
@@ -127,6 +133,8 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
             left_out.append(part.component)
         rest = rest.removeprefix(word)
 
+    # Words in another order, or of a component that others imply, name no image: the name of the
+    # request's own image must be this one.
     request = replace(request_for(row, facts), with_components=tuple(added))
     with suppress(UnknownNameError):
         request = leave_out(request, left_out, row, facts)
