@@ -143,7 +143,7 @@ def _lock(
         lock_archives,
         lock_artifacts,
         lock_base_images,
-        newer_tags,
+        report_newer_tags,
     )
     from trainworks.inputs.lock_python import (
         lock_target,
@@ -192,7 +192,7 @@ def _lock(
 
     if options.newest:
         with Client(settings) as client:
-            newer_tags(rows, facts, client, report=report)
+            report_newer_tags(rows, facts, client, report=report)
         return files, moved, problems
     upgrade = bool(options.upgrade)
     shared = LockRun(rows=rows, facts=facts, root=folder, report=report)
