@@ -14,8 +14,8 @@ from trainworks.inputs.sources import (
     Places,
     Unreachable,
     download_sources,
-    drop_spoiled,
     missing_sources,
+    remove_spoiled_sources,
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
@@ -64,7 +64,9 @@ def reachable_plan(
     """
     row = select_row(request, facts)
     target = context_of(row, facts)
-    needed = set(target.fitting) if strict else _needed(request, target)
+    needed = set(target.fitting)
+    if not strict:
+        needed = _list_needed_components(request, target)
     left_out = download_missing(plan, facts, supply, needed=needed)
     if not left_out:
         return plan, ()
@@ -87,6 +89,8 @@ def names_without(
 ) -> dict[str, str]:
     """Return the name that an image gets if a host cannot be reached, by the host.
 
+    For example ``{"HOST": "trainworks/pytorch-training:...-tcp"}``.
+
     Args:
         request: The request for the image.
         missing: The sources that this machine lacks, each with its component.
@@ -96,7 +100,7 @@ def names_without(
         The names; a host that the image cannot be built without is left out.
     """
     row = select_row(request, facts)
-    needed = _needed(request, context_of(row, facts))
+    needed = _list_needed_components(request, context_of(row, facts))
     components_by_host: dict[str, list[str]] = {}
     for component, artifact in missing:
         host = urlsplit(artifact.git or artifact.url).hostname or ""
@@ -111,7 +115,7 @@ def names_without(
     return name_by_host
 
 
-def _needed(request: Request, target: TargetContext) -> set[str]:
+def _list_needed_components(request: Request, target: TargetContext) -> set[str]:
     """Return the components that an image needs: required ones, and those of the request."""
     required = [component.name for component in target.fitting.values() if component.required]
     return {*request.with_components, *required}
@@ -139,7 +143,7 @@ def download_missing(
         LockError: A source does not have the hash of its row.
     """
     places, mirror = supply.places, supply.mirror
-    drop_spoiled(plan, places)
+    remove_spoiled_sources(plan, places)
     missing = missing_sources(plan, places)
     if not missing:
         return ()
@@ -152,7 +156,9 @@ def download_missing(
         problems = [source for source in unreachable if source.component in needed]
     if problems:
         lines = [f"\n  {source.component}: {source.file}: {source.reason}" for source in problems]
-        where = f"are not in {mirror} and " if mirror else ""
+        where = ""
+        if mirror:
+            where = f"are not in {mirror} and "
         raise HostError(
             f"{plan.target.name} needs sources that {where}cannot be downloaded:{''.join(lines)}",
             hint=TO_GET_IT + _advise_without(problems, facts),
