@@ -146,8 +146,8 @@ def _lock(
         report_newer_tags,
     )
     from trainworks.inputs.lock_python import (
+        describe_moves,
         lock_target,
-        moves,
         without_versions,
         write_python_lock,
     )
@@ -176,7 +176,7 @@ def _lock(
                 problems.append(str(error))
             else:
                 before = facts.locks[name].packages if name in facts.locks else ()
-                moved[name] = moves(before, packages)
+                moved[name] = describe_moves(before, packages)
                 file = str(write_python_lock(row, facts, packages, folder))
                 files.append(file)
                 if options.format == "text":
