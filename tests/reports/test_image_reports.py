@@ -231,8 +231,8 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
 
 
 def test_a_change_of_rights_or_of_content_is_a_change() -> None:
-    files = {"/a": ImageFile(path="/a", size=1, mode=0o644, what="x")}
-    for other in (replace(files["/a"], mode=0o755), replace(files["/a"], what="y")):
+    files = {"/a": ImageFile(path="/a", size=1, mode=0o644, content="x")}
+    for other in (replace(files["/a"], mode=0o755), replace(files["/a"], content="y")):
         found = difference(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
         assert found.files == (FileChange(path="/a", before=1, after=1),)
 

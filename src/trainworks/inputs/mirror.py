@@ -1,4 +1,4 @@
-"""``--mirror``: builds take what they download from a folder, or from an address that serves it.
+"""``--mirror``: builds take their downloads from a folder, or from the address of a web server.
 
 A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and
 two listings: ``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find

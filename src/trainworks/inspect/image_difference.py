@@ -71,8 +71,8 @@ class ImageDifference:
         environment: Variables.
         labels: Labels.
         files: Every file that was added, removed or changed (in content, mode or target), by path.
-        layers: Instructions whose layers differ in size, or that only one image
-            has; in their order.
+        layers: Instructions with layers of different sizes, or that only one image has; in their
+            order.
     """
 
     before: Side
@@ -188,7 +188,7 @@ def _compare_files(
 
 def _is_same_file(old: ImageFile, new: ImageFile) -> bool:
     """Return whether two files have the same content or link target, mode and size."""
-    return (old.what, old.mode, old.size) == (new.what, new.mode, new.size)
+    return (old.content, old.mode, old.size) == (new.content, new.mode, new.size)
 
 
 def _compare_layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, ...]:

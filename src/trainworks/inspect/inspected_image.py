@@ -24,14 +24,14 @@ class ImageFile:
         path: Absolute.
         size: In bytes; 0 for a second hard link.
         mode: Permission bits.
-        what: ``-> TARGET`` of a link; the SHA-256 of a file, if digests were asked for.
+        content: ``-> TARGET`` of a link, or the SHA-256 of a file; ``""`` if files were not hashed.
         owner: ``package NAME``, ``python NAME``, or ``""``.
     """
 
     path: str
     size: int
     mode: int
-    what: str = ""
+    content: str = ""
     owner: str = ""
 
 
@@ -46,7 +46,7 @@ class InspectedImage:
         packages: Its Debian packages, name to version.
         python: Its Python distributions, name to version (all versions, if
             several environments have one).
-        name: The target that it was built as; ``""`` if trainworks did not build it.
+        name: The name of its target; ``""`` if trainworks did not build the image.
         components: The components of its manifest, name to version.
     """
 
@@ -71,7 +71,7 @@ def inspect_image(
     """Read an image of the engine's store.
 
     Args:
-        digests: Whether to read every file and hash it.
+        digests: Whether to read and hash every file.
 
     Raises:
         UnknownNameError: The engine has no such image.
@@ -99,9 +99,10 @@ def inspect_image(
             engine_paths += row.paths
     engine_files = pattern_of(engine_paths)
     files = {}
-    for path, size, mode, what, owner in contents["files"]:
+    for path, size, mode, content, owner in contents["files"]:
         if not engine_files.fullmatch(path):
-            files[path] = ImageFile(path=path, size=size, mode=mode, what=what, owner=owner)
+            file = ImageFile(path=path, size=size, mode=mode, content=content, owner=owner)
+            files[path] = file
     return InspectedImage(
         image=image,
         history=engine.history(reference),

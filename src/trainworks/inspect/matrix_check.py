@@ -23,8 +23,9 @@ class TargetCheck:
 
     Attributes:
         target: Its name.
-        broken: Rules of ``images/compatibility.toml`` that reject it.
-        unfit: Components without an artifact for this target, or whose needs are not in it.
+        broken: Rules of ``images/compatibility.toml`` that reject the target.
+        unfit: Components without an artifact for this target, or without the components that they
+            need.
         lock: The problems of its lock, a line each; ``""`` if there are none.
         advice: Rules that only warn.
         unlocked: Inputs without a recorded hash. ``build.py lock`` records

@@ -60,7 +60,7 @@ def describe_plan(
 def find_unproved_components(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ...]:
     """Return the components of a vendor's image with a recipe that was never run: ``("smddp",)``.
 
-    ``()`` for an image of packages, whose recipes are others.
+    ``()`` for an image of packages, which has other recipes.
     """
     if plan.target.sources != "vendor":
         return ()

@@ -26,8 +26,9 @@ CHECK_TYPES: Mapping[str, type[Any]] = {
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
-"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's
-cuSPARSE is still 12).
+"""Libraries of the CUDA toolkit that have its major version in their soname.
+
+Others do not: CUDA 13's cuSPARSE is still 12.
 """
 
 SINGLE_CUDA_LIBRARIES = (

@@ -34,7 +34,7 @@ class Requirement:
     Attributes:
         asked: The text in the component's row, such as ``numpy<1.24`` or ``ray[train]``.
         version: The version; ``""`` for any.
-        build: Whether it is only for build stages.
+        build: Whether the distribution is only for build stages.
     """
 
     asked: str
@@ -85,7 +85,7 @@ def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, .
         # The first distribution of a component has the component's version.
         version = versions.get(component.name, "")
         for text in python_requirements(component, target.cell):
-            # A pattern such as ``nvidia-*`` takes its packages from what others require.
+            # A pattern such as ``nvidia-*`` takes the packages that others require.
             if "*" not in text:
                 requirements.append(Requirement(asked=text, version=version, build=is_for_build))
             version = ""

@@ -14,7 +14,7 @@ from trainworks.plan.model import Step
 from trainworks.plan.target import TargetContext
 
 BUILDER = "builder"
-"""The component whose files serve the build stages and are never in an image."""
+"""The component with the files that serve build stages and are never in an image."""
 
 
 def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:

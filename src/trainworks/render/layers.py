@@ -2,9 +2,9 @@
 
 A registry and a host have a layer already where its wheels are exactly those of another image, and
 neighbouring targets have many wheels in common. So a large wheel is a layer of its own, and the
-small ones of a component are one layer: how a wheel is put away depends on that wheel alone, never
-on what another target has beside it. It also lets a host download and unpack several layers at a
-time, of which none is larger than the largest wheel.
+small ones of a component are one layer: the layer of a large wheel depends on that wheel alone, not
+on the other wheels of a target. A host can also download and unpack several layers at a time, of
+which none is larger than the largest wheel.
 """
 
 from __future__ import annotations
