@@ -81,9 +81,11 @@ def fill_mirror(
                 f"{error.filename or folder} cannot be written: {error.strerror}"
             ) from error
     if problems:
-        verb = "files are" if len(problems) > 1 else "file is"
+        number = f"{len(problems)} files are"
+        if len(problems) == 1:
+            number = "1 file is"
         raise LockError(
-            f"{len(problems)} {verb} not in {folder}:\n  " + "\n  ".join(problems),
+            f"{number} not in {folder}:\n  " + "\n  ".join(problems),
             hint="the others are; the same command goes on where this one ended",
         )
 

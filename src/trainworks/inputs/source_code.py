@@ -188,12 +188,14 @@ def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
     cost_by_component = {missing.component: missing.cost for missing in plan.missing}
     costs = []
     for source in left_out:
+        # An implied component is the cost of another one.
         cost = cost_by_component.get(source.component)
         if cost and not source.implied:
             costs.append(cost)
-    cost = "; ".join(dict.fromkeys(costs))
-    reasons = "; ".join(dict.fromkeys(source.reason for source in left_out))
+    reasons = [source.reason for source in left_out]
+    reason = "; ".join(dict.fromkeys(reasons))
+    all_costs = "; ".join(dict.fromkeys(costs))
     return (
-        f"warning: {plan.tags[0]} is built without {names} ({reasons}):"
-        f" {cost}. To get it: {TO_GET_IT}"
+        f"warning: {plan.tags[0]} is built without {names} ({reason}):"
+        f" {all_costs}. To get it: {TO_GET_IT}"
     )

@@ -180,8 +180,11 @@ def _compare_files(
         old, new = before.get(path), after.get(path)
         if old and new and _is_same_file(old, new):
             continue
-        old_size = old.size if old else None
-        new_size = new.size if new else None
+        old_size = new_size = None
+        if old is not None:
+            old_size = old.size
+        if new is not None:
+            new_size = new.size
         changed_files.append(FileChange(path=path, before=old_size, after=new_size))
     return tuple(changed_files)
 
@@ -278,7 +281,7 @@ def _list_tables_with_changes(difference: ImageDifference) -> list[tuple[str, tu
 
 def _count_changes(rows: Sequence[Change] | Sequence[FileChange]) -> str:
     """Return the numbers of changes as words: ``3 added, 1 changed``."""
-    counts = Counter(_classify_change(row) for row in rows)
+    counts = Counter(map(_classify_change, rows))
     kinds = [kind for kind in ("added", "removed", "changed") if counts[kind]]
     return ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
 

@@ -68,7 +68,9 @@ def write_released(folder: Path, built: Built, date: str) -> Released:
         OutputError: One of the files is missing, or does not have the form that the commands write.
     """
     path = folder / FILE
-    before = _read_released_file(path) if path.exists() else None
+    before = None
+    if path.exists():
+        before = _read_released_file(path)
     try:
         pushed = _read_result(folder, "push.json")["pushed"]
         now = Released(

@@ -40,11 +40,10 @@ class Conflict:
 
     def __str__(self) -> str:
         """Return the conflict as one paragraph."""
-        wanted = f" (required: {self.wanted})" if self.wanted else ""
-        return (
-            f"{self.rule}: {self.found}{wanted}: {self.reason}; instead: {self.instead} (source:"
-            f" {self.source})"
-        )
+        text = f"{self.rule}: {self.found}"
+        if self.wanted:
+            text += f" (required: {self.wanted})"
+        return f"{text}: {self.reason}; instead: {self.instead} (source: {self.source})"
 
 
 def find_conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:

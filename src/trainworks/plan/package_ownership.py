@@ -139,7 +139,8 @@ def _find_owners(
     for component in components:
         for pattern in python_patterns(component, cuda):
             patterns.append((component.name, pattern))
-    needed = _collect_dependencies([name for _, name in patterns if name in packages], packages)
+    exact_names = [pattern for _, pattern in patterns if pattern in packages]
+    needed = _collect_dependencies(exact_names, packages)
     owner: dict[str, str] = {}
     for component_name, pattern in patterns:
         if pattern in packages:
@@ -207,7 +208,7 @@ def companion_distributions(
 ) -> dict[str, str]:
     """Return the distributions that are compiled against a component and are not in the image.
 
-    Name to component.
+    For example ``{"torchvision": "torch"}``.
     """
     locked = _collect_image_versions(steps)
     companions = {}
@@ -223,7 +224,7 @@ def compiled_distributions(
 ) -> dict[str, str]:
     """Return the distributions that need a missing component to compile for GPUs.
 
-    Name to component; nothing for an image without CUDA.
+    For example ``{"deepspeed": "compiler"}``; nothing for an image without CUDA.
     """
     if not cuda.version:
         return {}
@@ -235,14 +236,19 @@ def compiled_distributions(
     return compiled
 
 
-def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
+def compilers_needed(in_image: Container[str], facts: Facts) -> dict[str, str]:
     """Return the distributions that can be installed only with a missing component.
 
-    Name to component.
+    Args:
+        in_image: The names of the image's components.
+        facts: All facts.
+
+    Returns:
+        The component by the distribution's name: ``{"flash-attn": "compiler"}``.
     """
     needed = {}
     for component in facts.components:
-        if component.name in there:
+        if component.name in in_image:
             continue
         for name in component.compiles:
             if name not in component.compiles_later:

@@ -170,6 +170,7 @@ def assemble(
         programs.update(recipe.programs)
         imports += recipe.imports
     in_image = [component for component in components if not component.build_only]
+    names_in_image = [component.name for component in in_image]
     built_whole: list[str] = []
     for component in in_image:
         built_whole += component.compiles
@@ -203,7 +204,7 @@ def assemble(
         protected=protected_distributions(components, steps),
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
-        needs=compilers_needed([component.name for component in in_image], facts),
+        needs=compilers_needed(names_in_image, facts),
         built_whole=tuple(built_whole),
         libraries=libraries_of_other_builds(components, steps, facts),
     )

@@ -667,6 +667,7 @@ def _collect_context_files(
 
 
 def _make_text_file(path: str, text: str) -> SourceFile:
+    """Return a generated file of the build context."""
     return SourceFile(path=path, content=text.encode())
 
 
