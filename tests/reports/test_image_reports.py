@@ -20,7 +20,13 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.probe.answers import Request
 from trainworks.inspect import inspected_image
-from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
+from trainworks.inspect.image_difference import (
+    Change,
+    FileChange,
+    as_text,
+    difference,
+    find_counted_folder,
+)
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
 from trainworks.inspect.size_report import size_report
@@ -248,7 +254,7 @@ def test_a_change_of_rights_or_of_content_is_a_change() -> None:
     ],
 )
 def test_files_are_counted_by_folder(path: str, folder: str) -> None:
-    assert folder_of(path) == folder
+    assert find_counted_folder(path) == folder
 
 
 def test_the_target_of_an_image_is_the_name_in_its_manifest(

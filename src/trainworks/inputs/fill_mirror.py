@@ -19,7 +19,7 @@ from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import INDEX
 from trainworks.inputs.sources import Places, archives_of, fetch_source, has_locked_content
-from trainworks.plan.resolve import downloads_of
+from trainworks.plan.resolve import list_downloads
 from trainworks.terminal.download_progress import Fetching
 from trainworks.terminal.formatting import megabytes
 from trainworks.terminal.output import say
@@ -122,7 +122,7 @@ def _list_target_files(
     for row in rows:
         name = facts.name_of(row)
         files: list[_MirrorFile] = []
-        for artifact in downloads_of(row, facts):
+        for artifact in list_downloads(row, facts):
             if artifact.git or artifact.sha256:
                 files.append(_describe_artifact(artifact, places, client))
             else:

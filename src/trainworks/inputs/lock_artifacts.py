@@ -26,8 +26,8 @@ from trainworks.host.downloads import Client, Content, UnreachableError, content
 from trainworks.host.git import moved, tag_commit, tags_of
 from trainworks.host.settings import HostSettings
 from trainworks.host.signatures import check_signature
-from trainworks.plan.locks import lock_problems
-from trainworks.plan.resolve import downloads_of, images_of
+from trainworks.plan.locks import find_lock_problems
+from trainworks.plan.resolve import list_downloads, list_images
 from trainworks.plan.target import context_of
 from trainworks.registry.names import split_reference
 from trainworks.registry.protocol import RegistryUnreachableError
@@ -131,7 +131,7 @@ def _collect_artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifac
     row_by_key = {(row.url, row.git, row.commit): row for row in facts.artifacts}
     artifacts = {}
     for target_row in rows:
-        for download in downloads_of(target_row, facts):
+        for download in list_downloads(target_row, facts):
             key = (download.url, download.git, download.commit)
             artifacts[key] = row_by_key[key]
     return tuple(artifacts.values())
@@ -297,7 +297,7 @@ def lock_base_images(
         optional |= {tool.image for tool in facts.tool_images}
     names: list[str] = []
     for target in targets:
-        names += images_of(target)
+        names += list_images(target)
     if not missing:
         names += sorted(optional)
     lookup = _ImageLookup(registries)
@@ -487,11 +487,11 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
         target = context_of(row, facts)
         name = target.name
         if target.lock is not None:
-            for problem in lock_problems(target, facts):
+            for problem in find_lock_problems(target, facts):
                 problems.append(f"images/lock/{name}.toml: {problem}")
         else:
             unlocked.append(f"{name}: its Python files")
-        for image in images_of(target):
+        for image in list_images(target):
             has_digest = _find_row_digest(image, facts) or facts.digest_by_image.get(image)
             if not has_digest:
                 unlocked.append(f"{name}: base image {image}")

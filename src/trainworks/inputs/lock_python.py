@@ -23,8 +23,8 @@ from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, Targ
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.host.uv import uv_program
-from trainworks.inputs.sizes import file_sizes
-from trainworks.plan.locks import own_wheels, requirements_of
+from trainworks.inputs.sizes import request_file_sizes
+from trainworks.plan.locks import find_own_wheels, list_requirements
 from trainworks.plan.target import context_of
 from trainworks.plan.wheel_tags import wheel_tags
 
@@ -59,7 +59,7 @@ def lock_target(
     packages: list[LockedPackage] = []
     # Packages of the image and of build stages are installed apart, maybe in two versions.
     for build in (False, True):
-        all_requirements = requirements_of(target, facts)
+        all_requirements = list_requirements(target, facts)
         requirements = [str(row) for row in all_requirements if row.build == build]
         preferences: list[LockedPackage] = []
         if not upgrade and target.lock is not None:
@@ -69,7 +69,7 @@ def lock_target(
         wheels: list[Artifact] = []
         if not build:
             limits = row.limits
-            wheels = own_wheels(target, facts)
+            wheels = find_own_wheels(target, facts)
         resolution = _Resolution(
             name=f"{row.framework} {row.version} {row.cuda} on {row.base}",
             requirements=tuple(requirements),
@@ -84,7 +84,7 @@ def lock_target(
     return tuple(packages)
 
 
-def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+def remove_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
     """Return a row and facts without versions, to resolve the newest packages that fit together.
 
     A version with a build of its own (behind its ``+``) stays: without that version another build
@@ -207,7 +207,7 @@ def _resolve_with_uv(
         )
         urls.append(url)
         packages.append(package)
-    sizes = file_sizes(urls, settings)
+    sizes = request_file_sizes(urls, settings)
     with_sizes = []
     for package, url in zip(packages, urls, strict=True):
         with_sizes.append(replace(package, size=sizes.get(url, 0)))

@@ -15,7 +15,7 @@ AT_ONCE = 8
 """Simultaneous requests; most go to one server."""
 
 
-def file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
+def request_file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
     """Return the sizes of files in bytes, by URL; unknown sizes are left out.
 
     Sizes are for estimates only (``--until plan``), so errors are ignored.

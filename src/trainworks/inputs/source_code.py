@@ -14,12 +14,12 @@ from trainworks.inputs.sources import (
     Places,
     Unreachable,
     download_sources,
-    missing_sources,
+    find_missing_sources,
     remove_spoiled_sources,
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
+from trainworks.plan.select import find_dependents, leave_out, select_components, select_row
 from trainworks.plan.target import TargetContext, context_of
 from trainworks.terminal.output import say
 
@@ -43,7 +43,7 @@ class SourceSupply:
     mirror: str | None = None
 
 
-def reachable_plan(
+def make_reachable_plan(
     request: Request, plan: ImagePlan, facts: Facts, supply: SourceSupply, *, strict: bool
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan.
@@ -77,14 +77,14 @@ def reachable_plan(
     implied = set()
     for name in names:
         other_names = [other for other in names if other != name]
-        if name in dependents_of(other_names, components):
+        if name in find_dependents(other_names, components):
             implied.add(name)
     marked = [replace(source, implied=source.component in implied) for source in left_out]
     marked.sort(key=lambda source: source.implied)
     return smaller_plan, tuple(marked)
 
 
-def names_without(
+def name_images_without(
     request: Request, missing: Iterable[tuple[str, Artifact]], facts: Facts
 ) -> dict[str, str]:
     """Return the name that an image gets if a host cannot be reached, by the host.
@@ -144,7 +144,7 @@ def download_missing(
     """
     places, mirror = supply.places, supply.mirror
     remove_spoiled_sources(plan, places)
-    missing = missing_sources(plan, places)
+    missing = find_missing_sources(plan, places)
     if not missing:
         return ()
     from trainworks.host.downloads import Client, Limits

@@ -152,7 +152,7 @@ def has_locked_content(artifact: Artifact, path: Path) -> bool:
     return content_of(path).sha256 == artifact.sha256
 
 
-def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
+def find_missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
     """Return the sources of a plan that are not on this machine, each with its component."""
     missing = []
     for component, artifact in sources_of(plan):
@@ -170,7 +170,7 @@ def download_sources(
     """Download sources into the last folder of ``places``; return those that cannot be downloaded.
 
     Args:
-        missing: See ``missing_sources``.
+        missing: See ``find_missing_sources``.
         places: The places to look for them.
         report: Receives a line of text for each file.
 

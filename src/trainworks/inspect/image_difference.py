@@ -91,7 +91,7 @@ class ImageDifference:
         """The changes of files by folder, the largest growth or loss first."""
         counts: dict[str, Counter[str]] = {}
         for file in self.files:
-            counter = counts.setdefault(folder_of(file.path), Counter())
+            counter = counts.setdefault(find_counted_folder(file.path), Counter())
             counter[_classify_change(file)] += 1
             counter["growth"] += (file.after or 0) - (file.before or 0)
         folders = []
@@ -111,7 +111,7 @@ class ImageDifference:
         return {**asdict(self), "folders": [asdict(folder) for folder in self.folders]}
 
 
-def folder_of(path: str) -> str:
+def find_counted_folder(path: str) -> str:
     """Return the folder that a file is counted under.
 
     That is the folder of its Python package, or a folder of the third level: ``/usr/lib/ssl``.

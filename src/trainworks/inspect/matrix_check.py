@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.compatibility import Conflict
-from trainworks.plan.components import parts_of
+from trainworks.plan.components import choose_parts
 from trainworks.plan.resolve import assemble
 from trainworks.plan.select import rows_like
 from trainworks.plan.target import context_of
-from trainworks.plan.variants import usual_components
-from trainworks.render.build_records import current_builds
+from trainworks.plan.variants import choose_usual_components
+from trainworks.render.build_records import find_current_builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def check_targets(facts: Facts, only: Sequence[str] = ()) -> tuple[TargetCheck, 
         FactsError: A check in a recipe's front matter is malformed.
     """
     rows = rows_like(only, facts)
-    current = current_builds(facts, rows)
+    current = find_current_builds(facts, rows)
     findings = []
     for row in rows:
         built = facts.name_of(row) in current
@@ -74,13 +74,13 @@ def _check_target(row: TargetRow, facts: Facts, *, built: bool) -> TargetCheck:
     target = context_of(row, facts)
     name = target.name
     try:
-        components = usual_components(target, facts)
+        components = choose_usual_components(target, facts)
     except UnknownNameError as error:
         unfit = tuple(error.message.splitlines())
         return TargetCheck(
             target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built
         )
-    parts = parts_of(target, components, facts)
+    parts = choose_parts(target, components, facts)
     lock = ""
     unlocked: tuple[str, ...] = ()
     # The files that a target takes from its lock depend on its artifacts: with an unfit one the

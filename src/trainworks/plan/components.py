@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainworks.facts.ranges import Properties, Value
 from trainworks.facts.rows import Artifact, Component, Facts
 from trainworks.plan.compatibility import Conflict, all_hold, describe_properties, find_conflicts
-from trainworks.plan.target import TargetContext, artifact_rows
+from trainworks.plan.target import TargetContext, find_artifact_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Parts:
     advice: tuple[Conflict, ...]
 
 
-def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
+def choose_parts(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
     """Return the parts of a target with these components, and every broken rule."""
-    properties = properties_of(target, components)
+    properties = collect_properties(target, components)
     artifacts, unfit = _choose_artifacts(target, components, properties, facts)
-    properties |= properties_of_artifacts(artifacts)
+    properties |= collect_artifact_properties(artifacts)
 
     # Without a fitting artifact its flags and companions are not known: rules about these would
     # report a consequence as a second problem.
@@ -75,7 +75,7 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
     )
 
 
-def properties_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
+def collect_properties(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
     """Return the properties of a target with these components, for rules and artifacts
     (``facts.ranges.PROPERTIES``).
     """
@@ -118,7 +118,7 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
     return properties
 
 
-def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
+def collect_artifact_properties(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
     """Return the flags of each component's own artifact, and the versions of its companions.
 
     For example ``{"efa-installer.flags": frozenset({"-y", "-g"}), "libfabric-headers": "2.1.0"}``.
@@ -146,7 +146,7 @@ def _choose_artifacts(
         # The artifact of another component brings this one: there is nothing to download.
         if name in target.versions and name not in target.declared:
             continue
-        rows = artifact_rows(component, target, facts)
+        rows = find_artifact_rows(component, target, facts)
         fitting = [row for row in rows if all_hold(row.requires, properties)]
         if len(fitting) == 1:
             artifacts[name] = _add_companions(fitting[0], facts)

@@ -177,7 +177,7 @@ def declared_checks(
     chosen = {step.component for step in steps}
     declared: list[Check] = []
     for step in steps:
-        known = known_versions(step, python)
+        known = collect_known_versions(step, python)
         rows = recipes[step.recipe].checks
         for row, values in zip(rows, values_by_recipe[step.recipe], strict=True):
             # A promise ``beside`` another component holds only in an image that has that one.
@@ -232,7 +232,7 @@ def _check_texts(row: CheckRow, check: Any, required: Sequence[str]) -> list[str
     return problems
 
 
-def known_versions(step: Step, python: str) -> Mapping[str, str]:
+def collect_known_versions(step: Step, python: str) -> Mapping[str, str]:
     """Return the values of ``FILLED_IN`` for a component: ``{"version": "2.6.0", ...}``."""
     values = (step.version, _get_major(step.version), python)
     return dict(zip(FILLED_IN, values, strict=True))

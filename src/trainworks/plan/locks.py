@@ -17,13 +17,13 @@ from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.package_ownership import (
     BUILDER,
-    distribution_name,
     fits_any,
-    lock_of,
-    python_patterns,
-    python_requirements,
+    get_lock,
+    list_python_patterns,
+    list_python_requirements,
+    parse_distribution_name,
 )
-from trainworks.plan.target import TargetContext, artifact_rows
+from trainworks.plan.target import TargetContext, find_artifact_rows
 from trainworks.plan.wheel_tags import wheel_tags
 
 
@@ -52,15 +52,15 @@ class Requirement:
     @property
     def name(self) -> str:
         """The distribution's name alone."""
-        return distribution_name(self.asked)
+        return parse_distribution_name(self.asked)
 
     @property
     def range(self) -> str:
         """The range in the component's row, ``""`` if none."""
-        return range_of(self.asked)
+        return parse_range(self.asked)
 
 
-def range_of(requirement: str) -> str:
+def parse_range(requirement: str) -> str:
     """Return the range of a requirement (``<1.24`` of ``numpy<1.24``), ``""`` if it has none."""
     match = re.search(r"[<>=!~].*", requirement)
     if match is None:
@@ -68,7 +68,7 @@ def range_of(requirement: str) -> str:
     return match[0]
 
 
-def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
+def list_requirements(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
     """Return the requirements of a target's lock: the distributions of every
     component that it can have.
 
@@ -77,14 +77,14 @@ def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, .
     ``requires_dist``.
     """
     versions = dict(target.versions)
-    for wheel in own_wheels(target, facts):
+    for wheel in find_own_wheels(target, facts):
         versions[wheel.name] = _strip_local_version(wheel.version)
     requirements = []
     for component in target.components.values():
         is_for_build = component.name == BUILDER or component.build_only
         # The first distribution of a component has the component's version.
         version = versions.get(component.name, "")
-        for text in python_requirements(component, target.cell):
+        for text in list_python_requirements(component, target.cell):
             # A pattern such as ``nvidia-*`` takes the packages that others require.
             if "*" not in text:
                 requirements.append(Requirement(asked=text, version=version, build=is_for_build))
@@ -92,12 +92,12 @@ def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, .
     return tuple(requirements)
 
 
-def own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
+def find_own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
     """Return the wheels that a target's components download by themselves."""
     wheels: list[Artifact] = []
     for component in target.components.values():
         if component.python:
-            wheels += artifact_rows(component, target, facts)
+            wheels += find_artifact_rows(component, target, facts)
     return wheels
 
 
@@ -107,8 +107,8 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
     Raises:
         LockError: With all its problems.
     """
-    lock_of(target)
-    problems = lock_problems(target, facts)
+    get_lock(target)
+    problems = find_lock_problems(target, facts)
     if problems:
         name = target.name
         raise LockError(
@@ -117,7 +117,7 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
         )
 
 
-def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
+def find_lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     """Return all problems of the lock of a target that has one, one sentence each.
 
     A package that is missing or left over from another lock, versions that differ from the rows,
@@ -125,7 +125,7 @@ def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     load. A lock does not have the versions that a package accepts of another: the image test ``pip
     check`` does.
     """
-    packages = lock_of(target)
+    packages = get_lock(target)
     return (
         *_find_foreign_files(packages),
         *_find_unfit_wheels(target, packages),
@@ -203,12 +203,12 @@ def _find_unmet_requirements(
     """Yield requirements of the rows that the lock does not fulfil."""
     for limit in target.row.limits:
         for package in packages:
-            is_limited = package.name == distribution_name(limit) and not package.build
-            if is_limited and not satisfies(package.version, range_of(limit), {}):
+            is_limited = package.name == parse_distribution_name(limit) and not package.build
+            if is_limited and not satisfies(package.version, parse_range(limit), {}):
                 yield f"has {package.name} {package.version}, the target's limit is {limit}"
     build_versions = {package.name: package.version for package in packages if package.build}
     image_versions = {package.name: package.version for package in packages if not package.build}
-    for requirement in requirements_of(target, facts):
+    for requirement in list_requirements(target, facts):
         versions = image_versions
         if requirement.build:
             versions = build_versions
@@ -225,7 +225,7 @@ def _find_unmet_requirements(
         elif requirement.range and not satisfies(version, requirement.range, {}):
             yield (f"has {requirement.name} {version}, its component's row asks for {requirement}")
     yield from _find_absent_versions(target, packages)
-    yield from _find_cuda_packages(target, facts, packages)
+    yield from _check_cuda_packages(target, facts, packages)
 
 
 def _find_absent_versions(
@@ -238,7 +238,7 @@ def _find_absent_versions(
     """
     for component in target.components.values():
         version = target.versions.get(component.name, "")
-        pattern = next(iter(python_patterns(component, target.cell)), "")
+        pattern = next(iter(list_python_patterns(component, target.cell)), "")
         if not version or "*" not in pattern:
             continue
         locked = {}
@@ -251,7 +251,7 @@ def _find_absent_versions(
             yield f"has {content}, the target's version of {component.name} is {version}"
 
 
-def _find_cuda_packages(
+def _check_cuda_packages(
     target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
 ) -> Iterator[str]:
     """Yield the packages of CUDA in the lock of a cell without CUDA: they come
@@ -260,7 +260,7 @@ def _find_cuda_packages(
     if target.cell.version:
         return
     versions = {package.name: package.version for package in packages if not package.build}
-    names = cuda_packages(versions, facts)
+    names = find_cuda_packages(versions, facts)
     if not names:
         return
     shown = [f"{name} {versions[name]}" for name in names[:3]]
@@ -270,14 +270,14 @@ def _find_cuda_packages(
     yield (f"has {content}, packages of CUDA; the target's cell {target.cell.name} is without CUDA")
 
 
-def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
+def find_cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
     """Return the distributions that components of CUDA name by a pattern, such as
     ``nvidia-*``; sorted.
     """
     cuda_names: set[str] = set()
     for component in facts.components:
         if component.needs_cuda:
-            cuda_names.update(distribution_name(row) for row in component.python)
+            cuda_names.update(parse_distribution_name(row) for row in component.python)
     patterns = [name for name in cuda_names if "*" in name]
     return sorted(name for name in names if fits_any(name, patterns))
 

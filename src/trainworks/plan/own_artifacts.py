@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Artifact, Facts, TargetRow
-from trainworks.plan.target import TargetContext, artifact_rows, context_of
+from trainworks.plan.target import TargetContext, context_of, find_artifact_rows
 
 HOW = "write NAME=URL#sha256=HASH, where HASH is the wheel's, 64 hexadecimal digits"
 WRITTEN = re.compile(r"(?P<name>[a-z0-9-]+)=(?P<url>[^#\s]+)#sha256=(?P<sha256>[0-9a-f]{64})")
@@ -130,7 +130,7 @@ def _find_replaceable_wheels(target: TargetContext, facts: Facts) -> dict[str, A
         component = target.components.get(name)
         if component is None or name == "torch":
             continue
-        for artifact in artifact_rows(component, target, facts):
+        for artifact in find_artifact_rows(component, target, facts):
             if artifact.url.endswith(".whl"):
                 wheels[name] = artifact
     return wheels

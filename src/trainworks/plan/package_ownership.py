@@ -17,7 +17,7 @@ BUILDER = "builder"
 """The component with the files that serve build stages and are never in an image."""
 
 
-def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
+def get_lock(target: TargetContext) -> tuple[LockedPackage, ...]:
     """Return the files of a target's lock; raises ``LockError`` for a target without one."""
     if target.lock is None:
         name = target.name
@@ -28,7 +28,7 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
     return target.lock
 
 
-def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
+def list_python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
     """Return a component's requirements for a CUDA cell: ``("torch", "nvidia-*", "ray<2.9")``."""
     rows = component.python
     if not cuda.version and component.python_cpu:
@@ -40,12 +40,12 @@ def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
     return tuple(requirements)
 
 
-def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
+def list_python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
     """Return the names of a component's distributions for a CUDA cell; a name may have ``*``."""
-    return tuple(distribution_name(row) for row in python_requirements(component, cuda))
+    return tuple(parse_distribution_name(row) for row in list_python_requirements(component, cuda))
 
 
-def distribution_name(requirement: str) -> str:
+def parse_distribution_name(requirement: str) -> str:
     """Return the name of a requirement: ``ray`` of ``ray[train]>=2.9``."""
     return re.split(r"[\[<>=!~]", requirement, maxsplit=1)[0]
 
@@ -80,7 +80,7 @@ def share_packages(
     own_names: set[str] = set()
     for component in components:
         if component.name in fetched:
-            own_names.update(python_patterns(component, cuda))
+            own_names.update(list_python_patterns(component, cuda))
 
     building, in_image, lent_components = [], [], []
     for component in components:
@@ -137,7 +137,7 @@ def _find_owners(
     """
     patterns = []
     for component in components:
-        for pattern in python_patterns(component, cuda):
+        for pattern in list_python_patterns(component, cuda):
             patterns.append((component.name, pattern))
     exact_names = [pattern for _, pattern in patterns if pattern in packages]
     needed = _collect_dependencies(exact_names, packages)
@@ -158,7 +158,7 @@ def _find_owners(
     return owner
 
 
-def protected_distributions(
+def find_protected_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
     """Return the distributions that a job's requirements must not replace, name to version.
@@ -170,7 +170,9 @@ def protected_distributions(
     protected: dict[str, str] = {}
     for component in components:
         version = versions.get(component.name)
-        own_names = {distribution_name(row) for row in (*component.python, *component.python_cpu)}
+        own_names = {
+            parse_distribution_name(row) for row in (*component.python, *component.python_cpu)
+        }
         # A component without packages of the index comes with this repository: all names that such
         # a component protects are its own.
         own_names = own_names or {*component.protected}
@@ -203,7 +205,7 @@ def _collect_image_versions(steps: Sequence[Step]) -> dict[str, str]:
     return versions
 
 
-def companion_distributions(
+def find_companion_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
     """Return the distributions that are compiled against a component and are not in the image.
@@ -219,7 +221,7 @@ def companion_distributions(
     return companions
 
 
-def compiled_distributions(
+def find_compiled_distributions(
     components: Sequence[Component], cuda: Cuda, facts: Facts
 ) -> dict[str, str]:
     """Return the distributions that need a missing component to compile for GPUs.
@@ -236,7 +238,7 @@ def compiled_distributions(
     return compiled
 
 
-def compilers_needed(in_image: Container[str], facts: Facts) -> dict[str, str]:
+def find_missing_compilers(in_image: Container[str], facts: Facts) -> dict[str, str]:
     """Return the distributions that can be installed only with a missing component.
 
     Args:
@@ -256,7 +258,7 @@ def compilers_needed(in_image: Container[str], facts: Facts) -> dict[str, str]:
     return needed
 
 
-def libraries_of_other_builds(
+def find_libraries_of_other_builds(
     components: Sequence[Component], steps: Sequence[Step], facts: Facts
 ) -> tuple[str, ...]:
     """Return the packages that only other builds of a framework need, sorted.
@@ -265,12 +267,13 @@ def libraries_of_other_builds(
     and so does a project's lock.
     """
     present = (
-        _collect_image_versions(steps).keys() | protected_distributions(components, steps).keys()
+        _collect_image_versions(steps).keys()
+        | find_protected_distributions(components, steps).keys()
     )
-    return library_names(components, present, facts)
+    return find_library_names(components, present, facts)
 
 
-def library_names(
+def find_library_names(
     components: Sequence[Component], present: Set[str], facts: Facts
 ) -> tuple[str, ...]:
     """Return the packages that only other builds of a framework need, sorted.

@@ -12,13 +12,13 @@ from typing import Literal
 from trainworks.errors import CompatibilityError
 from trainworks.facts.rows import Artifact, Base, Component, Facts, Recipe, TargetRow
 from trainworks.plan.compatibility import all_hold
-from trainworks.plan.components import Parts, parts_of
+from trainworks.plan.components import Parts, choose_parts
 from trainworks.plan.declared_checks import (
+    collect_known_versions,
     declared_checks,
     file_checks,
     fill_in_versions,
     image_checks,
-    known_versions,
     make_lists_check,
 )
 from trainworks.plan.locks import check_lock
@@ -34,12 +34,12 @@ from trainworks.plan.model import (
 from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
 from trainworks.plan.package_ownership import (
     BUILDER,
-    companion_distributions,
-    compiled_distributions,
-    compilers_needed,
-    libraries_of_other_builds,
-    lock_of,
-    protected_distributions,
+    find_companion_distributions,
+    find_compiled_distributions,
+    find_libraries_of_other_builds,
+    find_missing_compilers,
+    find_protected_distributions,
+    get_lock,
     share_packages,
 )
 from trainworks.plan.select import select_components, select_row
@@ -47,9 +47,9 @@ from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
 from trainworks.plan.variants import (
     BASE_NAME_LABEL,
     TITLE_LABEL,
-    reference_of,
-    usual_components,
-    variant_of,
+    choose_usual_components,
+    make_reference,
+    make_variant,
 )
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -100,7 +100,7 @@ def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
     Raises as ``make_plan`` does.
     """
     target = context_of(row, facts)
-    return plan_target(target, usual_components(target, facts), facts)
+    return plan_target(target, choose_usual_components(target, facts), facts)
 
 
 def plan_target(
@@ -110,7 +110,7 @@ def plan_target(
 
     own_variant: Further words for the image's name, for differences besides its components.
     """
-    parts = parts_of(target, components, facts)
+    parts = choose_parts(target, components, facts)
     if parts.unfit or parts.broken:
         broken_rules = [str(conflict) for conflict in parts.broken]
         raise CompatibilityError(target.name, [*parts.unfit, *broken_rules])
@@ -136,7 +136,7 @@ def assemble(
     steps = _make_steps(components, context, parts.artifacts)
     image_steps = [step for step in steps if step.in_image]
     recipes = [facts.recipes[step.recipe] for step in image_steps]
-    variant = variant_of(components, context, facts) + own_variant
+    variant = make_variant(components, context, facts) + own_variant
     labels = _make_labels(target, row.image or base.image, variant)
     environment = _merge_environment(context, image_steps, recipes)
     declared = declared_checks(image_steps, facts.recipes, target.python)
@@ -187,7 +187,7 @@ def assemble(
         steps=steps,
         environment=environment,
         labels=labels,
-        tags=(reference_of(row, facts, variant),),
+        tags=(make_reference(row, facts, variant),),
         programs=programs,
         checks=plan_checks,
         missing=_find_missing_components(components, context, facts),
@@ -201,12 +201,12 @@ def assemble(
         first_use=_find_inputs_of_first_use(steps, context, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
         imports=tuple(imports),
-        protected=protected_distributions(components, steps),
-        companions=companion_distributions(components, steps),
-        compiled_by=compiled_distributions(components, cell, facts),
-        needs=compilers_needed(names_in_image, facts),
+        protected=find_protected_distributions(components, steps),
+        companions=find_companion_distributions(components, steps),
+        compiled_by=find_compiled_distributions(components, cell, facts),
+        needs=find_missing_compilers(names_in_image, facts),
         built_whole=tuple(built_whole),
-        libraries=libraries_of_other_builds(components, steps, facts),
+        libraries=find_libraries_of_other_builds(components, steps, facts),
     )
 
 
@@ -279,7 +279,7 @@ def _pin_reference(image: str, base: Base, facts: Facts) -> str:
     return f"{reference}@{digest}"
 
 
-def without_pulled_bases(facts: Facts) -> Facts:
+def remove_pulled_bases(facts: Facts) -> Facts:
     """Return the facts without the digests of bases that can be bootstrapped.
 
     A plan of these facts bootstraps such a base, as if no registry answered.
@@ -296,7 +296,7 @@ def without_pulled_bases(facts: Facts) -> Facts:
     return replace(facts, bases=tuple(bases), locked_base_images=tuple(locked_images))
 
 
-def images_of(target: TargetContext) -> tuple[str, ...]:
+def list_images(target: TargetContext) -> tuple[str, ...]:
     """Return the names of the images that are pulled for a target's stages.
 
     A base that is bootstrapped is not one of them.
@@ -309,19 +309,19 @@ def images_of(target: TargetContext) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
+def list_downloads(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
     """Return the possible downloads of a row's images, optional components included.
 
     The artifacts have the lock's hashes. Artifacts that do not fit the target are left out: a plan
     with such an artifact is refused.
     """
     target = context_of(row, facts)
-    usual = usual_components(target, facts)
+    usual = choose_usual_components(target, facts)
     # An optional component is planned beside the usual ones: its artifact may depend on theirs.
-    artifacts = dict(parts_of(target, usual, facts).artifacts)
+    artifacts = dict(choose_parts(target, usual, facts).artifacts)
     for component in target.components.values():
         if component not in usual:
-            parts = parts_of(target, (*usual, component), facts)
+            parts = choose_parts(target, (*usual, component), facts)
             artifacts[component.name] = parts.artifacts.get(component.name, ())
     unique = {}
     for component_artifacts in artifacts.values():
@@ -335,7 +335,7 @@ def _find_unlocked_inputs(
 ) -> tuple[str, ...]:
     """Return a line for each input without a digest or hash."""
     lines = []
-    for name in images_of(target):
+    for name in list_images(target):
         if "@" not in _pin_reference(name, target.base, facts):
             lines.append(f"base image {name}: no digest")
     for artifact in _collect_artifacts(steps):
@@ -366,7 +366,7 @@ def _find_inputs_of_first_use(
     published |= {row.image for row in facts.bases if row.digest}
     # The digest of a row is not that of an alternative.
     published -= facts.alternative_by_image.keys()
-    unpublished = [name for name in images_of(target) if name not in published]
+    unpublished = [name for name in list_images(target) if name not in published]
     lines = [f"base image {name}" for name in unpublished if name in facts.digest_by_image]
     for artifact in _collect_artifacts(steps):
         is_locked = bool(artifact.url and artifact.sha256)
@@ -422,7 +422,7 @@ def _merge_environment(
     folders: list[str] = []
     libraries: list[str] = []
     for step, recipe in zip(steps, recipes, strict=True):
-        known = known_versions(step, target.python)
+        known = collect_known_versions(step, target.python)
         for name, value in recipe.environment.items():
             environment[name] = fill_in_versions(value, known)
         folders += recipe.path
@@ -477,7 +477,7 @@ def _make_steps(
         if component.build_only and not target.components[component.name].build_only:
             lent.add(component.name)
     shares = share_packages(
-        components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent
+        components, target.cell, get_lock(target), fetched=artifacts.keys(), lent=lent
     )
     chosen = {component.name for component in components}
     replaced_packages: set[str] = set()

@@ -73,7 +73,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def values_of(request: Request) -> dict[str, str]:
+def collect_values(request: Request) -> dict[str, str]:
     """Return the values by which a request chooses a row: its fields of ``COLUMNS``."""
     values = {name: getattr(request, name) for name in COLUMNS}
     return {name: value for name, value in values.items() if value}
@@ -89,7 +89,7 @@ def select_row(request: Request, facts: Facts) -> TargetRow:
         UnknownNameError: Values are unknown, or known but not together with the others; the hint
             has the nearest value and everything that exists.
     """
-    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    rows, problems = matching_rows(collect_values(request), facts.targets, facts)
     if problems:
         raise join_problems(problems, LIST)
     return _choose_newest_row(rows, facts)
@@ -106,7 +106,7 @@ def _choose_newest_row(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
 
 def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
     """Return the unknown names of a request, all at once: values of rows and components."""
-    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    rows, problems = matching_rows(collect_values(request), facts.targets, facts)
     if problems or not (request.framework and request.cuda):
         known = [component.name for component in facts.components]
         for flag, names in _list_component_options(request):
@@ -346,7 +346,7 @@ def _check_needs(chosen: Set[str], target: TargetContext, facts: Facts) -> list[
             if need in chosen:
                 continue
             components = [row for row in available.values() if row.name in chosen]
-            dependents = dependents_of([name], components)
+            dependents = find_dependents([name], components)
             options = [f"--without {other}" for other in (name, *dependents)]
             reason = _find_reason_of_need(name, need, target, facts)
             problems.append(
@@ -358,7 +358,7 @@ def _check_needs(chosen: Set[str], target: TargetContext, facts: Facts) -> list[
     return problems
 
 
-def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
+def find_dependents(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
     """Return the components that need one of ``names``, directly or through others.
 
     Args:
@@ -389,7 +389,7 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
     """
     chosen = select_components(request, context_of(row, facts), facts)
     left_out = list(names)
-    left_out += dependents_of(left_out, chosen)
+    left_out += find_dependents(left_out, chosen)
     more = [name for name in dict.fromkeys(left_out) if name not in request.without_components]
     return replace(request, without_components=(*request.without_components, *more))
 

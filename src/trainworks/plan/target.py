@@ -131,7 +131,7 @@ def _needs_version(component: Component) -> bool:
     return bool(component.by_row) or component.sources == ("vendor",)
 
 
-def artifact_rows(
+def find_artifact_rows(
     component: Component, target: TargetContext, facts: Facts
 ) -> tuple[Artifact, ...]:
     """Return the artifacts of a component in the version that the target has."""

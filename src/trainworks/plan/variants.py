@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Component, Facts, TargetRow
 from trainworks.plan.model import Request
-from trainworks.plan.select import dependents_of, leave_out, request_for, select_components
+from trainworks.plan.select import find_dependents, leave_out, request_for, select_components
 from trainworks.plan.target import TargetContext, context_of
 
 LONGEST = 80
@@ -59,26 +59,26 @@ class _Part:
     is_added: bool
 
 
-def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
+def choose_usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
     """Return the components of a target's own image, without ``--with`` and ``--without``."""
     request = Request(framework=target.row.framework, cuda=target.row.cuda)
     return select_components(request, target, facts)
 
 
-def reference_of(row: TargetRow, facts: Facts, variant: str = "") -> str:
+def make_reference(row: TargetRow, facts: Facts, variant: str = "") -> str:
     """Return the name of a target's image in an engine."""
     tag = facts.name_of(row).removeprefix(f"{row.framework}-")
     return f"trainworks/{row.framework}-training:{tag}{variant}"
 
 
-def variant_of(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
+def make_variant(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
     """Return the part of an image's tag for its differences to the target's usual image.
 
     Two contents never share a name. Example: ``-tcp-with-flash-attention``.
     """
     # Components that only build are not in the image: the built ones name them.
     usual = {}
-    for component in usual_components(target, facts):
+    for component in choose_usual_components(target, facts):
         if not component.build_only:
             usual[component.name] = component
     chosen = {component.name for component in components if not component.build_only}
@@ -89,7 +89,7 @@ def variant_of(components: Sequence[Component], target: TargetContext, facts: Fa
             name_by_word[usual[name].variant] = name
     # Components that need a missing component are missing too; the name leaves them out.
     named = name_by_word.values()
-    implied = {*named, *dependents_of(named, usual.values())}
+    implied = {*named, *find_dependents(named, usual.values())}
     words = [f"-{word}" for word in name_by_word]
     words += [f"-with-{name}" for name in sorted(chosen - usual.keys())]
     words += [f"-without-{name}" for name in sorted(missing - implied)]
@@ -105,7 +105,7 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
     ``None`` if there is none, or if the variant is a hash.
     """
     target = context_of(row, facts)
-    usual = {component.name: component for component in usual_components(target, facts)}
+    usual = {component.name: component for component in choose_usual_components(target, facts)}
     words: dict[str, _Part] = {}
     for component in usual.values():
         if component.variant:
@@ -138,7 +138,7 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
     request = replace(request_for(row, facts), with_components=tuple(added))
     with suppress(UnknownNameError):
         request = leave_out(request, left_out, row, facts)
-        if variant_of(select_components(request, target, facts), target, facts) == variant:
+        if make_variant(select_components(request, target, facts), target, facts) == variant:
             return request
     return None
 
@@ -149,11 +149,11 @@ def image_named(name: str, facts: Facts) -> ImageName | None:
     The name is a target's, or its image's; both may have a variant.
     """
     for row in facts.targets:
-        for usual_name in (facts.name_of(row), reference_of(row, facts)):
+        for usual_name in (facts.name_of(row), make_reference(row, facts)):
             if not name.startswith(usual_name):
                 continue
             variant = name.removeprefix(usual_name)
             is_known = not variant or variant.startswith(HASHED)
             if is_known or request_of(row, variant, facts):
-                return ImageName(row, variant, reference_of(row, facts, variant))
+                return ImageName(row, variant, make_reference(row, facts, variant))
     return None

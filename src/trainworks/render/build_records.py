@@ -45,7 +45,9 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
     return inputs_of(plan_row(row, facts), facts)
 
 
-def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:
+def find_current_builds(
+    facts: Facts, rows: Iterable[TargetRow] | None = None
+) -> Mapping[str, Built]:
     """Return the recorded builds with today's inputs, by the target's name.
 
     Only targets with a record are rendered. A target that cannot be planned has no recipe today,

@@ -225,10 +225,10 @@ def run(options: Namespace, root: Path) -> int:
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
         from trainworks.inspect.listing import list_json, list_text, state_of
-        from trainworks.render.build_records import current_builds
+        from trainworks.render.build_records import find_current_builds
 
         facts = load(root)
-        current = current_builds(facts)
+        current = find_current_builds(facts)
         rows, _problems = _listed(options, facts)
         if options.state:
             rows = [row for row in rows if state_of(row, facts, current) == options.state]

@@ -148,7 +148,7 @@ def _lock(
     from trainworks.inputs.lock_python import (
         describe_moves,
         lock_target,
-        without_versions,
+        remove_versions,
         write_python_lock,
     )
     from trainworks.registry.protocol import Patience
@@ -167,7 +167,7 @@ def _lock(
             name = facts.name_of(row)
             row_to_lock, facts_to_lock = row, facts
             if options.newest:
-                row_to_lock, facts_to_lock = without_versions(row, facts)
+                row_to_lock, facts_to_lock = remove_versions(row, facts)
             try:
                 packages = lock_target(
                     row_to_lock, facts_to_lock, settings, os.environ, upgrade=upgrades_packages
