@@ -22,7 +22,7 @@ from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
-from trainworks.inspect.listing import WIDTH, list_text
+from trainworks.inspect.listing import WIDTH, format_list
 from trainworks.plan.resolve import plan_row
 from trainworks.render.build_records import find_current_builds, inputs_of_target
 from trainworks.render.dockerfile import render
@@ -71,7 +71,9 @@ def test_builds_of_todays_recipes_count(
     facts = load(built_today)
     assert find_current_builds(facts).keys() == {CPU, CU121}
     assert (
-        list_text(facts.targets, facts, find_current_builds(facts)).count("  2026-11-22, 1000 MB\n")
+        format_list(facts.targets, facts, find_current_builds(facts)).count(
+            "  2026-11-22, 1000 MB\n"
+        )
         == 2
     )
     assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
@@ -114,7 +116,7 @@ def test_builds_of_other_inputs_do_not(
     assert find_current_builds(facts).keys() == still
     older = 2 - len(still)
     assert (
-        list_text(facts.targets, facts, find_current_builds(facts)).count("  older, 2026-11-22\n")
+        format_list(facts.targets, facts, find_current_builds(facts)).count("  older, 2026-11-22\n")
         == older
     )
 
@@ -259,5 +261,5 @@ def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
     }
     for current in ({}, today):
         for whole in (True, False):
-            text = list_text(facts.targets, facts, current, whole=whole)
+            text = format_list(facts.targets, facts, current, whole=whole)
             assert [line for line in text.splitlines() if len(line) > WIDTH] == []

@@ -123,23 +123,23 @@ def find_counted_folder(path: str) -> str:
     return "/".join(parents[:4]) or "/"
 
 
-def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference:
+def compare_images(before: InspectedImage, after: InspectedImage) -> ImageDifference:
     """Compare two images: their packages, files, layers and configurations."""
     return ImageDifference(
         before=_describe_image(before),
         after=_describe_image(after),
-        components=changes(before.components, after.components),
-        python=changes(before.python, after.python),
-        packages=changes(before.packages, after.packages),
-        settings=changes(_read_start_settings(before), _read_start_settings(after)),
-        environment=changes(before.image.environment, after.image.environment),
-        labels=changes(before.image.labels, after.image.labels),
+        components=compare_tables(before.components, after.components),
+        python=compare_tables(before.python, after.python),
+        packages=compare_tables(before.packages, after.packages),
+        settings=compare_tables(_read_start_settings(before), _read_start_settings(after)),
+        environment=compare_tables(before.image.environment, after.image.environment),
+        labels=compare_tables(before.image.labels, after.image.labels),
         files=_compare_files(before.files, after.files),
         layers=_compare_layers(before, after),
     )
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
+def compare_tables(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
     """Compare two tables of names and values; return the different rows, sorted by name.
 
     For example ``Change(name="torch", before="2.5.1", after="2.6.0")``.

@@ -59,7 +59,7 @@ def _describe_last_build(row: TargetRow, facts: Facts, current: Mapping[str, Bui
     return "no"
 
 
-def list_text(
+def format_list(
     rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True
 ) -> str:
     """Return the table for people.
@@ -91,7 +91,7 @@ def list_text(
     return text
 
 
-def summary_markdown(facts: Facts) -> str:
+def render_summary(facts: Facts) -> str:
     """Return a short table: for each framework and kind of sources its versions and its cells.
 
     The table is in committed pages, so it has no builds: those depend on more than the rows.
@@ -110,11 +110,11 @@ def summary_markdown(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
+def format_json_list(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
     """Return the table for programs: an object for each target, with versions and last build.
 
     ``built`` is the recorded build, and whether it is ``current``: of today's
-    recipe. Arguments as for ``list_text``.
+    recipe. Arguments as for ``format_list``.
     """
     values = [_collect_values(row, facts, current) for row in sort_rows(rows)]
     return json.dumps(values, indent=2) + "\n"

@@ -26,7 +26,7 @@ class Released:
         updates: Number of security updates that the image lacked at the push.
         packages: Version of each package, by its kind and name: ``pypi/torch``.
         changed: The differences of packages to the release before, a line each; empty if there was
-            no release before. See ``changes``.
+            no release before. See ``describe_package_changes``.
     """
 
     date: str
@@ -86,7 +86,7 @@ def write_released(folder: Path, built: Built, date: str) -> Released:
             f"{folder}: not the results of a release: {type(error).__name__}: {error}"
         ) from error
     if before is not None:
-        changed: Sequence[str] = changes(before.packages, now.packages)
+        changed: Sequence[str] = describe_package_changes(before.packages, now.packages)
         # The same image may be pushed again, or to another repository: then the changes are still
         # those to the image before it.
         if _collect_digests(before) == _collect_digests(now):
@@ -133,7 +133,7 @@ def _read_released_file(path: Path) -> Released:
         raise OutputError(message, hint="remove it, and run `tools/release` again") from error
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def describe_package_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Compare the versions of packages; return a line for each difference, by name.
 
     For example ``pypi/torch 2.5.1 -> 2.6.0``, ``pypi/numpy 2.1.0, new`` or ``... 2.1.0, gone``.

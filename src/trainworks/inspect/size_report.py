@@ -65,7 +65,7 @@ class SizeReport:
     largest_files: tuple[tuple[str, int], ...]
 
 
-def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
+def make_size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
     """Return the size of an image by component.
 
     A file of a package belongs to the component that the plan installs the package for, else, as a

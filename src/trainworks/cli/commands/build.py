@@ -224,7 +224,7 @@ def run(options: Namespace, root: Path) -> int:
 
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
-        from trainworks.inspect.listing import list_json, list_text, state_of
+        from trainworks.inspect.listing import format_json_list, format_list, state_of
         from trainworks.render.build_records import find_current_builds
 
         facts = load(root)
@@ -233,10 +233,10 @@ def run(options: Namespace, root: Path) -> int:
         if options.state:
             rows = [row for row in rows if state_of(row, facts, current) == options.state]
         if options.format == "json":
-            put(list_json(rows, facts, current))
+            put(format_json_list(rows, facts, current))
         else:
             chooses_rows = bool(options.only or options.state or options.target)
-            put(list_text(rows, facts, current, whole=options.all or chooses_rows))
+            put(format_list(rows, facts, current, whole=options.all or chooses_rows))
         return 0
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession
