@@ -32,7 +32,7 @@ SECONDS = 600.0
 """Seconds that one resolution may take."""
 
 ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
-"""A line of uv's output with comments: ``numpy==2.1.0 # via scipy, torch``."""
+"""A line of uv's output with comments: ``numpy==2.1 # via scipy, torch``."""
 
 
 def lock_target(

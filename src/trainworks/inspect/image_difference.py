@@ -142,7 +142,7 @@ def compare_images(before: InspectedImage, after: InspectedImage) -> ImageDiffer
 def compare_tables(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
     """Compare two tables of names and values; return the different rows, sorted by name.
 
-    For example ``Change(name="torch", before="2.5.1", after="2.6.0")``.
+    For example ``Change(name="torch", before="2.5", after="2.6")``.
     """
     differences = []
     for name in sorted({**before, **after}):

@@ -117,7 +117,7 @@ def inspect_image(
 def _parse_manifest(text: str) -> tuple[str, dict[str, str]]:
     """Return the target's name and the components' versions of an image's manifest.
 
-    For example ``("pytorch-...", {"torch": "2.6.0"})``; ``("", {})`` for a malformed manifest.
+    For example ``("pytorch-...", {"torch": "2.6"})``; ``("", {})`` for a malformed manifest.
 
     Args:
         text: The manifest's JSON, see ``render.manifest``; ``""`` if the image has no manifest.

@@ -106,7 +106,7 @@ def _read_result(folder: Path, name: str) -> Any:
 def _collect_versions(bill: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions of the packages of a bill of materials (CycloneDX), by kind and name.
 
-    For example ``{"pypi/torch": "2.6.0"}`` for ``"purl": "pkg:pypi/torch@2.6.0"``.
+    For example ``{"pypi/torch": "2.6"}`` for ``"purl": "pkg:pypi/torch@2.6"``.
     """
     versions = {}
     for row in bill["components"]:
@@ -136,7 +136,7 @@ def _read_released_file(path: Path) -> Released:
 def describe_package_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Compare the versions of packages; return a line for each difference, by name.
 
-    For example ``pypi/torch 2.5.1 -> 2.6.0``, ``pypi/numpy 2.1.0, new`` or ``... 2.1.0, gone``.
+    For example ``pypi/torch 2.5 -> 2.6``, ``pypi/numpy 2.1, new`` or ``... 2.1, gone``.
     """
     lines = []
     for name in sorted(before.keys() | after.keys()):

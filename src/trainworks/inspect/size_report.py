@@ -31,7 +31,7 @@ class ComponentSize:
         size: The size of all its files.
         files: The number of its files.
         packages: Version and size of each package, the largest first:
-            ``{"python torch": ("2.6.0", 900_000_000), "package libc6": ("2.36-9", 13_000_000)}``.
+            ``{"python torch": ("2.6", 900_000_000), "package libc6": ("2.36-9", 13_000_000)}``.
     """
 
     component: str

@@ -18,7 +18,7 @@ class Parts:
     Attributes:
         versions: The version of each component.
         properties: Properties for the conditions of rules, artifacts and fabric variables:
-            ``{"nccl": "2.27.3", "efa-installer.flags": frozenset({"-y", "-g"})}``.
+            ``{"nccl": "2.27", "efa-installer.flags": frozenset({"-y", "-g"})}``.
         artifacts: The downloads of each component: its own artifact first, then those that come
             with it.
         unfit: A line for each component for which no artifact row fits, or more than one.
@@ -86,7 +86,7 @@ def collect_properties(target: TargetContext, components: Iterable[Component]) -
         if version is None:
             continue
         properties[component.name] = version
-        # A build of its own, such as ``cu130`` of ``2.9.1+cu130``.
+        # A build of its own, such as ``cu130`` of ``2.9+cu130``.
         if "+" in version:
             properties[f"{component.name}.build"] = version.partition("+")[2]
     properties |= {
@@ -121,7 +121,7 @@ def collect_properties(target: TargetContext, components: Iterable[Component]) -
 def collect_artifact_properties(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
     """Return the flags of each component's own artifact, and the versions of its companions.
 
-    For example ``{"efa-installer.flags": frozenset({"-y", "-g"}), "libfabric-headers": "2.1.0"}``.
+    For example ``{"efa-installer.flags": frozenset({"-y", "-g"}), "libfabric-headers": "2.1"}``.
     """
     flags: dict[str, Value] = {}
     versions: dict[str, Value] = {}
@@ -167,7 +167,7 @@ def _choose_artifacts(
 def _add_companions(own: Artifact, facts: Facts) -> tuple[Artifact, ...]:
     """Return a component's own artifact and its companions (``together``), with the lock's hashes.
 
-    For example ``together = {"libfabric-headers": "2.1.0"}``.
+    For example ``together = {"libfabric-headers": "2.1"}``.
     """
     artifacts = [own]
     for name, version in own.together.items():

@@ -233,7 +233,7 @@ def _check_texts(row: CheckRow, check: Any, required: Sequence[str]) -> list[str
 
 
 def collect_known_versions(step: Step, python: str) -> Mapping[str, str]:
-    """Return the values of ``FILLED_IN`` for a component: ``{"version": "2.6.0", ...}``."""
+    """Return the values of ``FILLED_IN`` for a component: ``{"version": "2.6", ...}``."""
     values = (step.version, _get_major(step.version), python)
     return dict(zip(FILLED_IN, values, strict=True))
 

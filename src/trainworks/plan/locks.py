@@ -138,7 +138,7 @@ def _find_foreign_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield the packages with the file of another package or version."""
     for package in packages:
         file = _parse_file_name(package.file)
-        # ``2.1`` and ``2.1.0`` are the same version.
+        # ``2`` and ``2.0`` are the same version.
         has_version = canonicalize_version(file.version) == canonicalize_version(package.version)
         if file.name != package.name or not has_version:
             yield (
@@ -186,7 +186,7 @@ class _FileName:
 
 @lru_cache(maxsize=8192)
 def _parse_file_name(file: str) -> _FileName:
-    """Parse the name of a wheel or source archive: ``torch-2.6.0-cp311-cp311-linux_x86_64.whl``."""
+    """Parse the name of a wheel or source archive: ``torch-2.6-cp311-cp311-linux_x86_64.whl``."""
     try:
         if file.endswith(".whl"):
             name, version, _, tags = parse_wheel_filename(file)
@@ -295,7 +295,7 @@ def _find_missing_requirements(packages: tuple[LockedPackage, ...]) -> Iterator[
 
 
 def _strip_local_version(version: str) -> str:
-    """Return a version without its local part: ``2.9.1`` of ``2.9.1+cu130``."""
+    """Return a version without its local part: ``2.9`` of ``2.9+cu130``."""
     return version.partition("+")[0]
 
 

@@ -113,7 +113,7 @@ def context_of(row: TargetRow, facts: Facts) -> TargetContext:
 def _collect_provided_versions(declared: Mapping[str, str], facts: Facts) -> dict[str, str]:
     """Return the versions that the artifacts of declared components bring besides themselves.
 
-    For example ``{"libfabric": "1.14.1"}`` for EFA's installer (``Artifact.provides``).
+    For example ``{"libfabric": "1.14"}`` for EFA's installer (``Artifact.provides``).
     """
     versions: dict[str, str] = {}
     for name, version in declared.items():

@@ -18,7 +18,7 @@ WORD = re.compile(r"[\w./-]+")
 def inputs_of(plan: ImagePlan, rendering: Rendering) -> dict[str, dict[str, str]]:
     """Return the inputs of every part of an image, by the component's name.
 
-    For example ``{"torch": {"recipe": "0123456789ab", "torch": "2.6.0 (0123456789ab)"}}``.
+    For example ``{"torch": {"recipe": "0123456789ab", "torch": "2.6 (0123456789ab)"}}``.
     """
     return {step.component: _collect_inputs(step, plan, rendering) for step in plan.steps}
 
