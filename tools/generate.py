@@ -31,7 +31,7 @@ from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts, TargetRow  # noqa: E402
-from trainworks.inspect.listing import patches_until, summary_markdown  # noqa: E402
+from trainworks.inspect.listing import patches_until, render_summary  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
 from trainworks.plan.select import request_for, sorted_rows, version_key  # noqa: E402
 from trainworks.render.manifest import render_manifest  # noqa: E402
@@ -350,7 +350,7 @@ def main() -> int:
         "images": images(facts),
         "vendor-targets": vendor_targets(facts),
         "proved": proved(facts),
-        "summary": summary_markdown(facts),
+        "summary": render_summary(facts),
         "instances": instances(facts),
         "properties": properties(),
         "compatibility-rules": compatibility_rules(facts),

@@ -15,7 +15,7 @@ import pytest
 
 from trainworks.cli import main
 from trainworks.facts.rows import Facts
-from trainworks.render.build_records import current_builds
+from trainworks.render.build_records import find_current_builds
 
 STARTS = 70
 """The whole matrix has to be checked in the processor time of so many starts of
@@ -93,7 +93,7 @@ def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
     assert all(
         row["fits"] and not row["broken"] and not row["unfit"] and not row["lock"] for row in rows
     )
-    assert {row["target"] for row in rows if row["built"]} == current_builds(facts).keys()
+    assert {row["target"] for row in rows if row["built"]} == find_current_builds(facts).keys()
 
 
 def test_a_broken_rule_is_named_with_all_that_it_says(

@@ -9,15 +9,15 @@ from packaging.utils import canonicalize_name
 
 from trainworks.facts.rows import Facts
 from trainworks.inputs.lock_artifacts import check_locks
-from trainworks.plan.locks import requirements_of
-from trainworks.plan.target import artifact_rows, context_of
+from trainworks.plan.locks import list_requirements
+from trainworks.plan.target import context_of, find_artifact_rows
 
 
 def test_a_wheel_of_its_own_is_asked_for_as_its_public_version(facts: Facts) -> None:
     asked = {
         facts.name_of(row): str(requirement)
         for row in facts.targets
-        for requirement in requirements_of(context_of(row, facts), facts)
+        for requirement in list_requirements(context_of(row, facts), facts)
         if requirement.name == "torch"
     }
     assert asked["pytorch-1.10.2-cu113-py38-ubuntu20.04-vendor"] == "torch==1.10.2"
@@ -34,7 +34,7 @@ def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: F
         }
         target = context_of(row, facts)
         torch = target.fitting.get("torch")
-        for wheel in artifact_rows(torch, target, facts) if torch else ():
+        for wheel in find_artifact_rows(torch, target, facts) if torch else ():
             required = [Requirement(text) for text in wheel.requires_dist]
             for each in required:
                 locked = packages[canonicalize_name(each.name)]
@@ -53,7 +53,7 @@ def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
     asked = {
         facts.name_of(row): str(requirement)
         for row in facts.targets
-        for requirement in requirements_of(context_of(row, facts), facts)
+        for requirement in list_requirements(context_of(row, facts), facts)
         if requirement.name in {"tensorflow", "tensorflow-cpu", "mxnet-cu112", "islpy"}
     }
     assert asked["tensorflow-2.21.0-cpu-py311-debian12"] == "tensorflow-cpu==2.21.0"

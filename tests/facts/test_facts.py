@@ -16,9 +16,9 @@ from trainworks.facts import lockfile
 from trainworks.facts.load import load
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
-from trainworks.plan.components import parts_of
-from trainworks.plan.package_ownership import python_patterns
-from trainworks.plan.target import artifact_rows, context_of
+from trainworks.plan.components import choose_parts
+from trainworks.plan.package_ownership import list_python_patterns
+from trainworks.plan.target import context_of, find_artifact_rows
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
@@ -51,7 +51,7 @@ def test_every_artifact_is_reached_by_a_target(facts: Facts) -> None:
     reached = set()
     for row in facts.targets:
         target = context_of(row, facts)
-        parts = parts_of(target, list(target.components.values()), facts)
+        parts = choose_parts(target, list(target.components.values()), facts)
         for artifacts in parts.artifacts.values():
             reached |= {(artifact.name, artifact.version, artifact.file) for artifact in artifacts}
     lost = {
@@ -95,7 +95,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
             component = context_of(row, facts).fitting.get(name)
             if component is None or not component.python:
                 continue
-            pattern = python_patterns(component, cuda)[0]
+            pattern = list_python_patterns(component, cuda)[0]
             packages = facts.locks[facts.name_of(row)].packages
             locked = {
                 package.version
@@ -103,7 +103,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 if fnmatchcase(package.name, pattern)
                 and package.build is (name == "builder" or component.build_only)
             }
-            if artifact_rows(component, context_of(row, facts), facts):
+            if find_artifact_rows(component, context_of(row, facts), facts):
                 # What is downloaded by itself has a build of its own; the lock
                 # has what the same version requires.
                 version = version.partition("+")[0]

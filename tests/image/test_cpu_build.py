@@ -24,7 +24,7 @@ from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.render.build_records import current_builds
+from trainworks.render.build_records import find_current_builds
 from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress
 
@@ -77,13 +77,13 @@ def test_a_green_build_is_recorded_and_counts_until_something_changes(
         round(image.report["size"] / 1_000_000),
     )
     assert bool(built.seconds) is not image.report["unchanged"]
-    assert current_builds(facts)[name] == built
+    assert find_current_builds(facts)[name] == built
     shutil.copytree(image.root, tmp_path / "changed")
     recipe = tmp_path / "changed" / "templates" / "components" / "mpi4py.j2"
     recipe.write_text(
         recipe.read_text(encoding="utf-8").replace("COPY ", "RUN true\nCOPY ", 1), encoding="utf-8"
     )
-    assert name not in current_builds(load(tmp_path / "changed"))
+    assert name not in find_current_builds(load(tmp_path / "changed"))
 
 
 def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:

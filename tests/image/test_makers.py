@@ -34,7 +34,7 @@ from trainworks.imagetest.probe.lists import (
     lists_of,
     unneeded,
 )
-from trainworks.inputs.makers import debian_content, wheel_list
+from trainworks.inputs.makers import read_debian_content, read_wheel_list
 from trainworks.inspect.targets import plan_of_target
 from trainworks.plan.checks import DeliveredFilesCheck, MakersListsCheck
 
@@ -176,14 +176,14 @@ def test_the_list_of_a_wheel_has_the_programs_as_they_are_installed(tmp_path: Pa
         "one-1.data/scripts/native": "\x7fELF",
         "one-1.dist-info/entry_points.txt": "[console_scripts]\ntool = one.a:main.run [extra]\n",
     }
-    found = wheel_list(make_wheel(tmp_path / "one-1-py3-none-any.whl", files))
+    found = read_wheel_list(make_wheel(tmp_path / "one-1-py3-none-any.whl", files))
     assert found.files.keys() == files.keys() - {"one-1.data/scripts/run"}
     assert found.files["one/a.py"] == sum_of("a = 1\n")
     assert found.written["run"] == sum_of("#!/opt/venv/bin/python\nprint(1)\n")
     assert found.written.keys() == {"run", "tool"}
     (tmp_path / "no.whl").write_text("not a wheel")
     with pytest.raises(LockError, match=r"no\.whl is not a wheel"):
-        wheel_list(tmp_path / "no.whl")
+        read_wheel_list(tmp_path / "no.whl")
 
 
 def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path
     package = make_package(
         tmp_path / "git.deb", control, {"etc/git.conf": "safe", "usr/bin/git": "x"}
     )
-    found = debian_content(package)
+    found = read_debian_content(package)
     assert found.links == {}
     assert found.members.keys() == {"md5sums", "postinst", "conffiles"}
     assert found.members["postinst"] == hashlib.sha256(b"#!/bin/sh\n").hexdigest()
@@ -201,7 +201,7 @@ def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path
     }
     package.write_bytes(package.read_bytes()[:100])
     with pytest.raises(LockError, match=r"git\.deb cannot be read"):
-        debian_content(package)
+        read_debian_content(package)
 
 
 def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
@@ -344,7 +344,7 @@ def test_links_of_a_debian_package_are_read(tmp_path: Path) -> None:
     begin = content.index(b"data.tar.xz")
     head = content[begin : begin + 48] + f"{len(data):<10}`\n".encode()
     package.write_bytes(content[:begin] + head + data + b"\n" * (len(data) % 2))
-    assert debian_content(package).links == {"/usr/lib/libnuma.so.1": "libnuma.so.1.0.0"}
+    assert read_debian_content(package).links == {"/usr/lib/libnuma.so.1": "libnuma.so.1.0.0"}
 
 
 def test_the_folders_of_all_users_are_in_the_promise(facts: Facts) -> None:

@@ -25,7 +25,7 @@ from trainworks.errors import LockError
 from trainworks.host.downloads import Client, Content, Limits, UnreachableError, without_credentials
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.sizes import file_sizes
+from trainworks.inputs.sizes import request_file_sizes
 from trainworks_testing.certificates import Authority
 
 NOISE = random.Random(7).randbytes(500_000)
@@ -225,7 +225,9 @@ def test_sizes_as_servers_say_them_and_none_where_they_do_not(
     with serving(authority) as server:
         there = server.serve("/there.whl", NOISE)
         missing = f"{server.url}/missing.whl"
-        sizes = file_sizes([there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings)
+        sizes = request_file_sizes(
+            [there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings
+        )
         assert server.seen == [], "nothing was downloaded"
     assert sizes == {
         there: len(NOISE),

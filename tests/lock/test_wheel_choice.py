@@ -15,7 +15,7 @@ import pytest
 from packaging.tags import sys_tags
 
 from trainworks.errors import LockError
-from trainworks.inputs.lock_python import _best_file, run_uv, uv_platform
+from trainworks.inputs.lock_python import _choose_file, run_uv, uv_platform
 from trainworks.plan.wheel_tags import wheel_tags
 
 GLIBC = platform.libc_ver()
@@ -127,7 +127,7 @@ def test_pip_takes_the_same_wheel(tags: list[str], tmp_path: Path) -> None:
     ]
     package = {"name": "demo", "version": "1.0", "wheels": wheels}
     assert (
-        _best_file(package, {tag: rank for rank, tag in enumerate(TAGS)})[0]
+        _choose_file(package, {tag: rank for rank, tag in enumerate(TAGS)})[0]
         == taken["download_info"]["url"]
     )
 
@@ -139,4 +139,4 @@ def test_what_fits_no_tag_is_refused_by_name() -> None:
         "wheels": [{"url": f"https://e.org/demo-1.0-py3-none-{NEW}.whl"}],
     }
     with pytest.raises(LockError, match=r"demo 1\.0 has no file for this Python and C library"):
-        _best_file(package, {tag: rank for rank, tag in enumerate(TAGS)})
+        _choose_file(package, {tag: rank for rank, tag in enumerate(TAGS)})

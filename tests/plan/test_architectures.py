@@ -16,7 +16,7 @@ from trainworks.plan.checks import CommandCheck
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for, select_row
-from trainworks.render.bake import bake
+from trainworks.render.bake import render_bake_file
 from trainworks.render.dockerfile import render
 from trainworks.render.manifest import render_manifest
 
@@ -108,5 +108,5 @@ def test_labels_manifest_and_bake_file_say_it(facts: Facts) -> None:
     assert "com.amazonaws.ml.engines.sagemaker.dlc.arch.arm64" in plan.labels
     assert "com.amazonaws.ml.engines.sagemaker.dlc.arch.x86" not in plan.labels
     assert json.loads(render_manifest(plan))["target"]["architecture"] == "arm64"
-    (target,) = json.loads(bake([(plan, render(plan, facts))]))["target"].values()
+    (target,) = json.loads(render_bake_file([(plan, render(plan, facts))]))["target"].values()
     assert target["platforms"] == ["linux/arm64"]

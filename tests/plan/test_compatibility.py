@@ -14,11 +14,11 @@ import pytest
 from trainworks.errors import CompatibilityError
 from trainworks.facts.ranges import PROPERTIES, Properties, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
-from trainworks.plan.compatibility import all_hold, conflicts
-from trainworks.plan.components import parts_of, properties_of, properties_of_artifacts
+from trainworks.plan.compatibility import all_hold, find_conflicts
+from trainworks.plan.components import choose_parts, collect_artifact_properties, collect_properties
 from trainworks.plan.resolve import plan_row, plan_target
 from trainworks.plan.target import context_of
-from trainworks.plan.variants import usual_components
+from trainworks.plan.variants import choose_usual_components
 from trainworks.render.dockerfile import render
 
 
@@ -307,8 +307,8 @@ def test_rule(each: Case, facts: Facts) -> None:
     assert each.broken.keys() | each.change.keys() <= asked, (
         "a smallest plan has nothing that the rule does not ask about"
     )
-    assert [conflict.rule for conflict in conflicts([rule], each.broken)] == [each.rule]
-    assert conflicts([rule], kept(each)) == ()
+    assert [conflict.rule for conflict in find_conflicts([rule], each.broken)] == [each.rule]
+    assert find_conflicts([rule], kept(each)) == ()
     if rule.require:
         assert all_hold(rule.when, kept(each)), "the rule has to speak about the plan that keeps it"
 
@@ -316,7 +316,7 @@ def test_rule(each: Case, facts: Facts) -> None:
 @pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
 def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
     rule = rule_of(each.rule, facts)
-    (conflict,) = conflicts([rule], each.broken)
+    (conflict,) = find_conflicts([rule], each.broken)
     for part in (rule.name, rule.reason, rule.source, rule.instead, *rule.when, *rule.require):
         assert part in str(conflict)
 
@@ -328,7 +328,7 @@ def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
         "cuda": "12.1.0",
         "sources": "vendor",
     }
-    found = {conflict.rule for conflict in conflicts(facts.rules, properties)}
+    found = {conflict.rule for conflict in find_conflicts(facts.rules, properties)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
 
 
@@ -409,8 +409,10 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
         if each.name in {"efa-installer", "libfabric", "torch", "metis"}
     ]
     target = context_of(row, row_facts)
-    parts = parts_of(target, components, row_facts)
-    properties = properties_of(target, components) | properties_of_artifacts(parts.artifacts)
+    parts = choose_parts(target, components, row_facts)
+    properties = collect_properties(target, components) | collect_artifact_properties(
+        parts.artifacts
+    )
     assert properties == {
         "framework": "pytorch",
         "pytorch": "1.10.2",
@@ -446,7 +448,7 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
 def test_a_target_without_cuda_has_none_of_its_properties(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.cuda == "cpu")
     target = replace(context_of(row, facts), versions={"cudnn": "9"})
-    properties = properties_of(target, ())
+    properties = collect_properties(target, ())
     assert (
         not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"}
         & properties.keys()
@@ -486,7 +488,7 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
 def test_every_target_of_the_matrix_fits(facts: Facts) -> None:
     for row in facts.targets:
         target = context_of(row, facts)
-        parts = parts_of(target, usual_components(target, facts), facts)
+        parts = choose_parts(target, choose_usual_components(target, facts), facts)
         assert (parts.unfit, parts.broken) == ((), ()), facts.name_of(row)
 
 

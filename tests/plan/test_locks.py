@@ -12,7 +12,7 @@ import pytest
 
 from trainworks.errors import LockError
 from trainworks.facts.rows import Facts, Lock
-from trainworks.plan.locks import check_lock, lock_problems
+from trainworks.plan.locks import check_lock, find_lock_problems
 from trainworks.plan.target import context_of
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -43,12 +43,14 @@ def spoiled(
 
 def problems(facts: Facts, target: str) -> tuple[str, ...]:
     row = next(row for row in facts.targets if facts.name_of(row) == target)
-    return lock_problems(context_of(row, facts), facts)
+    return find_lock_problems(context_of(row, facts), facts)
 
 
 def test_every_lock_of_this_repository_can_be_built_from(facts: Facts) -> None:
     assert [
-        problem for row in facts.targets for problem in lock_problems(context_of(row, facts), facts)
+        problem
+        for row in facts.targets
+        for problem in find_lock_problems(context_of(row, facts), facts)
     ] == []
 
 

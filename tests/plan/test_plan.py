@@ -24,8 +24,8 @@ from trainworks.plan.checks import (
     StartCheck,
 )
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.package_ownership import companion_distributions
-from trainworks.plan.resolve import base_reference, make_plan, without_pulled_bases
+from trainworks.plan.package_ownership import find_companion_distributions
+from trainworks.plan.resolve import base_reference, make_plan, remove_pulled_bases
 from trainworks.plan.select import request_for
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
@@ -141,9 +141,9 @@ def test_companions_are_those_that_the_image_does_not_have(facts: Facts) -> None
     assert plan_of(CPU, facts).companions == {"torchaudio": "torch", "torchvision": "torch"}
     torch = next(row for row in facts.components if row.name == "torch")
     steps = plan_of(CPU, facts).steps
-    assert companion_distributions([replace(torch, companions=("numpy", "absent"))], steps) == {
-        "absent": "torch"
-    }
+    assert find_companion_distributions(
+        [replace(torch, companions=("numpy", "absent"))], steps
+    ) == {"absent": "torch"}
 
 
 def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
@@ -578,7 +578,7 @@ def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bo
     )
     assert pulled.image != bootstrapped.image
     assert (
-        make_plan(request, without_pulled_bases(replace(facts, locked_base_images=locked)))
+        make_plan(request, remove_pulled_bases(replace(facts, locked_base_images=locked)))
         == bootstrapped
     )
     # It is one recipe, of which a record says that it was built.

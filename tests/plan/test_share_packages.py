@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
-from trainworks.plan.package_ownership import python_patterns, share_packages
+from trainworks.plan.package_ownership import list_python_patterns, share_packages
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.target import context_of
@@ -50,7 +50,10 @@ def reachable(
     """
     packages = {package.name: package for package in lock if package.build is build}
     wanted = {
-        name for row in components if builds(row) is build for name in python_patterns(row, CUDA)
+        name
+        for row in components
+        if builds(row) is build
+        for name in list_python_patterns(row, CUDA)
     }
     found = wanted & packages.keys()
     while True:
@@ -111,7 +114,7 @@ def test_a_component_has_what_its_row_names(
     shares = names_of(share_packages(components, CUDA, lock))
     order = [row.name for row in components if not builds(row)]
     exact = {
-        row.name: [name for name in python_patterns(row, CUDA) if "*" not in name]
+        row.name: [name for name in list_python_patterns(row, CUDA) if "*" not in name]
         for row in components
     }
     for name in reachable(components, lock):

@@ -22,9 +22,9 @@ from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
-from trainworks.inspect.listing import WIDTH, list_text
+from trainworks.inspect.listing import WIDTH, format_list
 from trainworks.plan.resolve import plan_row
-from trainworks.render.build_records import current_builds, inputs_of_target
+from trainworks.render.build_records import find_current_builds, inputs_of_target
 from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -69,9 +69,12 @@ def test_builds_of_todays_recipes_count(
     built_today: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = load(built_today)
-    assert current_builds(facts).keys() == {CPU, CU121}
+    assert find_current_builds(facts).keys() == {CPU, CU121}
     assert (
-        list_text(facts.targets, facts, current_builds(facts)).count("  2026-11-22, 1000 MB\n") == 2
+        format_list(facts.targets, facts, find_current_builds(facts)).count(
+            "  2026-11-22, 1000 MB\n"
+        )
+        == 2
     )
     assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
     rows = {row["name"]: row["built"] for row in json.loads(capsys.readouterr().out)}
@@ -110,10 +113,10 @@ def test_builds_of_other_inputs_do_not(
     path.write_text(text, encoding="utf-8")
     facts = load(built_today)
     assert changes == 1
-    assert current_builds(facts).keys() == still
+    assert find_current_builds(facts).keys() == still
     older = 2 - len(still)
     assert (
-        list_text(facts.targets, facts, current_builds(facts)).count("  older, 2026-11-22\n")
+        format_list(facts.targets, facts, find_current_builds(facts)).count("  older, 2026-11-22\n")
         == older
     )
 
@@ -141,7 +144,7 @@ def test_a_component_that_no_target_has_changes_no_image_and_makes_no_build_an_o
     with (built_today / "images" / "components.toml").open("a", encoding="utf-8") as file:
         file.write(HTOP)
     (built_today / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
-    assert current_builds(load(built_today)).keys() == {CPU, CU121}
+    assert find_current_builds(load(built_today)).keys() == {CPU, CU121}
     assert renderings() == before
 
 
@@ -153,7 +156,7 @@ def test_what_an_image_lacks_makes_no_build_an_older_one(built_today: Path) -> N
     facts = load(built_today)
     (cpu,) = (plan_row(row, facts) for row in facts.targets if facts.name_of(row) == CPU)
     assert "htop" in {missing.component for missing in cpu.missing}
-    assert current_builds(facts).keys() == {CPU, CU121}
+    assert find_current_builds(facts).keys() == {CPU, CU121}
 
 
 def test_the_digest_is_the_same_on_every_machine(facts: Facts, built_today: Path) -> None:
@@ -231,7 +234,7 @@ def test_the_record_of_a_target_that_is_gone_goes_with_the_next_build(built_toda
     path.write_text(
         path.read_text(encoding="utf-8").replace(CU121, "pytorch-0.1"), encoding="utf-8"
     )
-    assert current_builds(load(built_today)).keys() == {CPU}
+    assert find_current_builds(load(built_today)).keys() == {CPU}
     record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
     assert [(row.target, row.inputs[-1]) for row in load(built_today).built] == [(CPU, "0")]
 
@@ -247,7 +250,7 @@ def test_a_record_without_a_digest_is_named(built_today: Path) -> None:
 
 def test_a_checkout_without_records_has_no_build(built_today: Path) -> None:
     (built_today / "images" / "built.toml").unlink()
-    assert current_builds(load(built_today)) == {}
+    assert find_current_builds(load(built_today)) == {}
 
 
 def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
@@ -258,5 +261,5 @@ def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
     }
     for current in ({}, today):
         for whole in (True, False):
-            text = list_text(facts.targets, facts, current, whole=whole)
+            text = format_list(facts.targets, facts, current, whole=whole)
             assert [line for line in text.splitlines() if len(line) > WIDTH] == []

@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,17 @@ from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.probe.answers import Request
-from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
+from trainworks.inspect import inspected_image
+from trainworks.inspect.image_difference import (
+    Change,
+    FileChange,
+    as_text,
+    compare_images,
+    find_counted_folder,
+)
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
-from trainworks.inspect.size_report import size_report
+from trainworks.inspect.size_report import make_size_report
 from trainworks.inspect.targets import plan_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -140,13 +148,13 @@ def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts
         path: ImageFile(path=path, size=1, mode=0o644, owner=owner)
         for path, owner in owners.items()
     }
-    report = size_report(replace(AFTER, files=files), plan, facts)
+    report = make_size_report(replace(AFTER, files=files), plan, facts)
     sizes = {part.component: part.size for part in report.parts}
     assert sizes == {"compiler": len(compiler.debian), "system": 2}
 
 
 def test_files_belong_to_the_component_that_their_package_came_with(facts: Facts) -> None:
-    report = size_report(AFTER, plan_of_target(CPU, facts), facts)
+    report = make_size_report(AFTER, plan_of_target(CPU, facts), facts)
     sizes = {part.component: part.size for part in report.parts}
     assert sizes == {"torch": 459_000_000, "system": 3_000_000, "manifest": 900}
     assert report.overwritten == 1_000_000
@@ -161,7 +169,7 @@ def test_the_sizes_of_components_make_one_bar(facts: Facts) -> None:
     sizes = {"torch": (500_000_000, "python torch"), "networkx": (200_000_000, "python networkx")}
     files = {f"{PACKAGES}/{name}/all.so": size for name, size in sizes.items()}
     shown = image({**files, "/srv/mine": (1_000_000, "")}, layers=99_000_000, torch="2.13.0")
-    lines = size_text(size_report(shown, None, facts)).splitlines()[2:5]
+    lines = size_text(make_size_report(shown, None, facts)).splitlines()[2:5]
     assert lines == [
         f"  other Python distributions              700 MB   87.5%       2 files  {'#' * 35}",
         f"  other files                               1 MB    0.1%       1 files  {' ' * 35}.",
@@ -171,7 +179,7 @@ def test_the_sizes_of_components_make_one_bar(facts: Facts) -> None:
 
 def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> None:
     assert plan_of_target("somebody-elses", facts) is None
-    report = size_report(BEFORE, None, facts)
+    report = make_size_report(BEFORE, None, facts)
     assert {part.component for part in report.parts} == {
         *("Debian packages", "other Python distributions", "other files"),
     }
@@ -180,7 +188,7 @@ def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> No
 
 def test_a_difference_has_packages_files_and_settings() -> None:
     changed = replace(AFTER.image, environment={"LANG": "C", "NEW": "1"}, entry_point=("/bin/sh",))
-    found = difference(
+    found = compare_images(
         BEFORE, replace(AFTER, image=changed, packages={"libc6": "2.36-9", "curl": "8"})
     )
     assert found.components == (Change(name="torch", before="2.12.0", after="2.13.0"),)
@@ -220,8 +228,8 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
     left: dict[str, tuple[int, str]], right: dict[str, tuple[int, str]]
 ) -> None:
     before, after = image(left), image(right)
-    assert as_text(difference(before, before)).endswith("no differences\n")
-    there, back = difference(before, after), difference(after, before)
+    assert as_text(compare_images(before, before)).endswith("no differences\n")
+    there, back = compare_images(before, after), compare_images(after, before)
     assert back.files == tuple(
         FileChange(path=row.path, before=row.after, after=row.before) for row in there.files
     )
@@ -229,9 +237,9 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
 
 
 def test_a_change_of_rights_or_of_content_is_a_change() -> None:
-    files = {"/a": ImageFile(path="/a", size=1, mode=0o644, what="x")}
-    for other in (replace(files["/a"], mode=0o755), replace(files["/a"], what="y")):
-        found = difference(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
+    files = {"/a": ImageFile(path="/a", size=1, mode=0o644, content="x")}
+    for other in (replace(files["/a"], mode=0o755), replace(files["/a"], content="y")):
+        found = compare_images(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
         assert found.files == (FileChange(path="/a", before=1, after=1),)
 
 
@@ -246,4 +254,23 @@ def test_a_change_of_rights_or_of_content_is_a_change() -> None:
     ],
 )
 def test_files_are_counted_by_folder(path: str, folder: str) -> None:
-    assert folder_of(path) == folder
+    assert find_counted_folder(path) == folder
+
+
+def test_the_target_of_an_image_is_the_name_in_its_manifest(
+    facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = {"name": CPU, "components": {"torch": {"version": "2.13.0"}}}
+    contents = {
+        "manifest": json.dumps(manifest),
+        "python": [["numpy", "2.1.0"], ["numpy", "2.2.0"], ["torch", "2.13.0"]],
+        "packages": [["libc6", "2.36-9"]],
+        "files": [["/srv/mine", 70, 0o644, "", ""], ["/etc/hostname", 9, 0o644, "", ""]],
+    }
+    monkeypatch.setattr(inspected_image, "image_in", lambda _engine, _name: AFTER.image)
+    monkeypatch.setattr(inspected_image, "take_contents", lambda _container, **_: contents)
+    read = inspected_image.inspect_image(MagicMock(), "an image", facts)
+    assert read.name == CPU
+    assert read.components == {"torch": "2.13.0"}
+    assert read.python == {"numpy": "2.1.0, 2.2.0", "torch": "2.13.0"}
+    assert list(read.files) == ["/srv/mine"], "an engine adds /etc/hostname to each container"

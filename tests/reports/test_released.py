@@ -18,7 +18,12 @@ from trainworks.errors import FactsError, OutputError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
-from trainworks.inspect.released import Released, changes, read_released, write_released
+from trainworks.inspect.released import (
+    Released,
+    describe_package_changes,
+    read_released,
+    write_released,
+)
 from trainworks.plan.select import sorted_rows
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -101,7 +106,7 @@ def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None
             day,
             changed,
         )
-    assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ["b 2, new"]
+    assert describe_package_changes({"a": "1"}, {"a": "1", "b": "2"}) == ["b 2, new"]
 
 
 def test_results_that_are_none_are_named(results: Path) -> None:

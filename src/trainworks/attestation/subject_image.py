@@ -37,7 +37,7 @@ from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
 from trainworks.inspect.targets import build_command, find_image
-from trainworks.plan.names import unknown
+from trainworks.plan.names import make_unknown_name_error
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
@@ -93,7 +93,7 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     facts = load(root)
     target = image_named(request.target, facts)
     if target is None:
-        raise unknown("target", request.target, map(facts.name_of, facts.targets))
+        raise make_unknown_name_error("target", request.target, map(facts.name_of, facts.targets))
     build_request = replace(
         request_for(target.row, facts),
         with_components=request.with_components,

@@ -27,7 +27,7 @@ from trainworks.facts.rows import MACHINES, Facts
 from trainworks.host.foreign_apt import FOLDER, ForeignDebian
 from trainworks.host.settings import HostSettings
 from trainworks.plan.own_base import OwnBase, own_base
-from trainworks.plan.resolve import plan_row, without_pulled_bases
+from trainworks.plan.resolve import plan_row, remove_pulled_bases
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.progress import DISPLAY
 
@@ -189,7 +189,7 @@ def _our_base(suite: str, machine: _Machine) -> str:
     """
     runs, engine = os.uname().machine, machine.engine
     found: dict[str, OwnBase] = {}
-    for known in (machine.facts, without_pulled_bases(machine.facts)):
+    for known in (machine.facts, remove_pulled_bases(machine.facts)):
         for row in known.targets:
             try:
                 base = own_base(plan_row(row, known))

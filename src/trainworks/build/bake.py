@@ -18,7 +18,7 @@ from trainworks.errors import LockError, OutputError
 from trainworks.inputs.source_code import SourceSupply, download_missing
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan
-from trainworks.render.bake import SECRET, bake, bake_name
+from trainworks.render.bake import SECRET, bake_name, render_bake_file
 from trainworks.render.dockerfile import render
 from trainworks.terminal.output import say
 
@@ -87,7 +87,7 @@ def write_bake(
                 _write_secret(folder / "secrets", spec.name, identifier, spec.secrets[identifier])
         # They may hold passwords, and must not be committed.
         (folder / "secrets" / ".gitignore").write_text("*\n", encoding="utf-8")
-        text = bake([(plan, spec.rendering) for plan, spec in chosen])
+        text = render_bake_file([(plan, spec.rendering) for plan, spec in chosen])
         (folder / FILE).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{error.filename or folder}: {error.strerror or error}") from error

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainworks.build.options import BuildOrder
 from trainworks.build.session import BuildReport, BuildSession
-from trainworks.inputs.source_code import names_without
-from trainworks.inputs.sources import Places, missing_sources, sources_folder
+from trainworks.inputs.source_code import name_images_without
+from trainworks.inputs.sources import Places, find_missing_sources, sources_folder
 from trainworks.inspect.listing import patches_until
 from trainworks.inspect.plan import describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
@@ -48,7 +48,7 @@ def _show_plan(
 ) -> BuildReport:
     facts = session.facts
     places = Places(folders=session.mirror.folders(sources_folder(os.environ)))
-    missing = missing_sources(plan, places)
+    missing = find_missing_sources(plan, places)
     until = patches_until(row_named(plan.target.name, facts), facts)
     recorded = facts.built_by_target.get(plan.target.name)
     if request.with_components or request.without_components or request.artifacts:
@@ -57,7 +57,7 @@ def _show_plan(
     names: dict[str, str] = {}
     # A strict build fails where a source cannot be downloaded: it has no other name.
     if not order.strict and not order.record:
-        names = names_without(request, missing, facts)
+        names = name_images_without(request, missing, facts)
     text = describe_plan(plan, recorded, facts.components, names, until)
     text += describe_sources(missing)
     return BuildReport(report={**json.loads(plan.as_json()), "name_without": names}, text=text)

@@ -18,13 +18,13 @@ from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.makers import MakersLists
 from trainworks.inputs.mirror import check_mirror
-from trainworks.inputs.source_code import SourceSupply, describe_left_out, reachable_plan
+from trainworks.inputs.source_code import SourceSupply, describe_left_out, make_reachable_plan
 from trainworks.inputs.sources import Unreachable
 from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.own_base import own_base
-from trainworks.plan.resolve import make_plan, without_pulled_bases
+from trainworks.plan.resolve import make_plan, remove_pulled_bases
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
@@ -62,7 +62,7 @@ def build_target(
         progress = BuildProgress(verbose=order.verbose)
         if order.offline or not pull_base(base, engine, progress, again=order.pull):
             progress.line("  no registry gives the base image: it is bootstrapped instead")
-            session = replace(session, facts=without_pulled_bases(session.facts))
+            session = replace(session, facts=remove_pulled_bases(session.facts))
             plan = make_plan(request, session.facts)
     facts = session.facts
     spec = image_spec(plan, render(plan, facts), session)
@@ -112,7 +112,7 @@ def _with_sources(
     strict = order.strict or order.record or order.push is not None
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
-        plan, left_out = reachable_plan(request, plan, session.facts, supply, strict=strict)
+        plan, left_out = make_reachable_plan(request, plan, session.facts, supply, strict=strict)
     if left_out:
         say(describe_left_out(plan, left_out))
     return plan, left_out

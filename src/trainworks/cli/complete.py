@@ -76,10 +76,10 @@ def _completer(
             return list(ENGINES)
         if placeholder == "COMPONENT":
             from trainworks.facts.load import load
-            from trainworks.plan.select import optional
+            from trainworks.plan.select import find_optional_components
 
             flag = "--without" if "--without" in flags else "--with"
-            return optional(flag, load(checkout).components)
+            return find_optional_components(flag, load(checkout).components)
         return _values(COLUMNS[placeholder], parsed_args, checkout)
 
     return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None
@@ -88,7 +88,7 @@ def _completer(
 def _values(key: str, options: Namespace, root: Path) -> list[str]:
     """Return the values of a key in the rows that the other options allow."""
     from trainworks.facts.load import load
-    from trainworks.inspect.listing import list_json
+    from trainworks.inspect.listing import format_json_list
 
     filters = {}
     for option, row_key in FILTERS.items():
@@ -97,7 +97,7 @@ def _values(key: str, options: Namespace, root: Path) -> list[str]:
             filters[row_key] = value
     facts = load(root)
     values = set()
-    for row in json.loads(list_json(facts.targets, facts, {})):
+    for row in json.loads(format_json_list(facts.targets, facts, {})):
         if all(row[row_key] == value for row_key, value in filters.items()):
             values.add(row[key])
     return sorted(values)

@@ -28,7 +28,7 @@ from trainworks.errors import (
     TrainworksError,
     UnknownNameError,
 )
-from trainworks.plan.names import suggestion, together
+from trainworks.plan.names import join_problems, suggest_names
 from trainworks.suggestions import nearest
 from trainworks.terminal.output import put
 
@@ -289,7 +289,7 @@ class Grammar(argparse.ArgumentParser):
             self._problems += [error.line for error in unknown_names]
             self._fail()
         if unknown_names:
-            raise together(unknown_names)
+            raise join_problems(unknown_names)
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -376,7 +376,7 @@ class Grammar(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings) or action.metavar
-            advice = suggestion(str(value), map(str, action.choices))
+            advice = suggest_names(str(value), map(str, action.choices))
             self._problems.append(f"argument {name}: invalid choice: {value!r}; {advice}")
 
 

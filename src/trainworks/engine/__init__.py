@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from trainworks.engine.protocol import BuiltImage, Engine, Isolation, Report, ignore
 from trainworks.errors import EngineUnavailableError, UnknownNameError
-from trainworks.plan.names import unknown
+from trainworks.plan.names import make_unknown_name_error
 
 ENGINES: Final = {
     "docker": "trainworks.engine.docker:DockerEngine",
@@ -23,7 +23,7 @@ def create(name: str) -> Engine:
         UnknownNameError: No engine has this name.
     """
     if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
+        raise make_unknown_name_error("engine", name, ENGINES)
     module, _, attribute = ENGINES[name].partition(":")
     return cast(Engine, getattr(importlib.import_module(module), attribute)())
 

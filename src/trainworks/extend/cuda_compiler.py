@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from trainworks.errors import ExtendError
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Facts, LockedPackage, TargetRow
-from trainworks.plan.package_ownership import compilers_needed
+from trainworks.plan.package_ownership import find_missing_compilers
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.target import context_of
@@ -157,4 +157,4 @@ def missing_compilers(
         for component in facts.components:
             if component.name not in available:
                 compiled_by.update(dict.fromkeys(component.compiles, component.name))
-    return {"compiled_by": compiled_by, "needs": compilers_needed(available, facts)}
+    return {"compiled_by": compiled_by, "needs": find_missing_compilers(available, facts)}

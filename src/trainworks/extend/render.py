@@ -12,7 +12,7 @@ from trainworks.extend.cuda_compiler import Workbench
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.model import IMAGE_TIME
-from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
+from trainworks.render.dockerfile import MACROS, Rendering, name_template_in_errors, new_environment
 
 IMAGE, STEP, PACKAGES = "extend.j2", "extend-step.j2", "extend-packages.j2"
 INSTALL_FETCHED = "files/system/install-fetched"
@@ -41,7 +41,7 @@ class Recipes:
 
     def render(self, template: str, **values: object) -> str:
         """Return a Dockerfile. Raises ``RecipeError``."""
-        with blaming(template):
+        with name_template_in_errors(template):
             environment = new_environment(self.texts.items())
             recipe = environment.get_template(template)
             return recipe.render(epoch=IMAGE_TIME, code_folder=CODE_FOLDER, **values)

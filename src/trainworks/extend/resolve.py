@@ -38,7 +38,7 @@ from trainworks.extend.vcs_sources import repository_source, source_at
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
 from trainworks.host.uv import uv_program
-from trainworks.plan.package_ownership import library_names
+from trainworks.plan.package_ownership import find_library_names
 
 OLD = timedelta(days=730)
 """A release that was replaced by a newer one so long ago is named."""
@@ -70,7 +70,7 @@ def manifest_of(
     return {
         "protected": dict(base.kept),
         "companions": companions,
-        "libraries": library_names(frameworks, installed, facts),
+        "libraries": find_library_names(frameworks, installed, facts),
         "wheel_index": row.wheel_index if row else "",
         **missing_compilers(bench, base, facts),
     }

@@ -42,7 +42,7 @@ from trainworks.imagetest.probe.files import LINE_LIMIT, DamagedFile, InstalledF
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
-from trainworks.render.steps import without_flags
+from trainworks.render.steps import strip_flags
 
 COMMAND_TIMEOUT = 1200.0
 """Seconds for a command or an import of a check.
@@ -722,7 +722,7 @@ def _step_of(entry: HistoryEntry) -> str:
     is_command = first_word in ("", "RUN") or before.startswith("|")
     if shell and is_command and not command.startswith("#(nop)"):
         # buildah 1.28 writes the flags of RUN before the command, newer ones leave them out.
-        return f"RUN {without_flags(command)}"
+        return f"RUN {strip_flags(command)}"
     instruction = command.removeprefix("#(nop) ") if shell else text
     word = instruction.split(" ")[0]
     return word if word in ("COPY", "ADD") else ""

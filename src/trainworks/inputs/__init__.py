@@ -1,3 +1,1 @@
-"""What goes into a build and is not in the checkout: where it is found, and how
-it gets to this machine.
-"""
+"""Finds and downloads the inputs of a build that the checkout does not have."""

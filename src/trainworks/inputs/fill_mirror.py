@@ -18,14 +18,16 @@ from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import INDEX
-from trainworks.inputs.sources import Places, archives_of, fetch_source, holds
-from trainworks.plan.resolve import downloads_of
+from trainworks.inputs.sources import Places, archives_of, fetch_source, has_locked_content
+from trainworks.plan.resolve import list_downloads
 from trainworks.terminal.download_progress import Fetching
 from trainworks.terminal.formatting import megabytes
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import BYTES, DISPLAY, Task
 
 SUMS = "SHA256SUMS"
+"""The list of all files with their hashes, for ``sha256sum --check``."""
+
 PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 
@@ -70,25 +72,28 @@ def fill_mirror(
     with Client(settings, watch=fetching) as client:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            files, problems = _files_of_targets(rows, facts, client, settings)
+            files, problems = _list_target_files(rows, facts, client, settings)
             with fetching.shown("mirroring", sum(file.size for file in files)) as task:
-                problems += _download(files, folder, task)
+                problems += _download_files(files, folder, task)
             _write_listings(folder)
         except OSError as error:
             raise OutputError(
                 f"{error.filename or folder} cannot be written: {error.strerror}"
             ) from error
     if problems:
-        verb = "files are" if len(problems) > 1 else "file is"
+        number = f"{len(problems)} files are"
+        if len(problems) == 1:
+            number = "1 file is"
         raise LockError(
-            f"{len(problems)} {verb} not in {folder}:\n  " + "\n  ".join(problems),
+            f"{number} not in {folder}:\n  " + "\n  ".join(problems),
             hint="the others are; the same command goes on where this one ended",
         )
 
 
-def _download(files: Sequence[_MirrorFile], folder: Path, task: Task) -> list[str]:
+def _download_files(files: Sequence[_MirrorFile], folder: Path, task: Task) -> list[str]:
     """Download the files that the folder does not have; return a line for each failure."""
     problems = []
+    # Files of unknown size make the total an estimate.
     task.about = not all(file.size for file in files)
     for file in files:
         path, done_before = folder / file.file, task.done
@@ -99,13 +104,15 @@ def _download(files: Sequence[_MirrorFile], folder: Path, task: Task) -> list[st
             file.get(path)
             say(f"  {file.file}  {megabytes(path.stat().st_size)}")
         except LockError as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            problems.append(f"{file.label}: {error.message}{hint}")
+            problem = f"{file.label}: {error.message}"
+            if error.hint:
+                problem += f"; {error.hint}"
+            problems.append(problem)
         task.reach(done_before + file.size)
     return problems
 
 
-def _files_of_targets(
+def _list_target_files(
     rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings
 ) -> tuple[tuple[_MirrorFile, ...], list[str]]:
     """Return the files of targets, and the problems of files that cannot be downloaded."""
@@ -115,9 +122,9 @@ def _files_of_targets(
     for row in rows:
         name = facts.name_of(row)
         files: list[_MirrorFile] = []
-        for artifact in downloads_of(row, facts):
+        for artifact in list_downloads(row, facts):
             if artifact.git or artifact.sha256:
-                files.append(_artifact(artifact, places, client))
+                files.append(_describe_artifact(artifact, places, client))
             else:
                 problems.append(
                     f"{artifact.name} {artifact.version}: no sha256 of {artifact.url} is recorded;"
@@ -125,12 +132,13 @@ def _files_of_targets(
                 )
         if name in facts.locks:
             packages = facts.locks[name].packages
-            files += [_package(package, row, client, settings.pip) for package in packages]
+            files += [_describe_package(package, row, client, settings.pip) for package in packages]
         else:
             problems.append(
                 f"{name}: its Python files are not locked; `python build.py lock --only {name}`"
             )
         for file in files:
+            # A mirror is one flat folder: two files of one name do not fit into it.
             first = file_by_name.setdefault(file.file, file)
             if first.sha256 != file.sha256:
                 problems.append(
@@ -141,20 +149,23 @@ def _files_of_targets(
     return tuple(file_by_name.values()), list(dict.fromkeys(problems))
 
 
-def _artifact(artifact: Artifact, places: Places, client: Client) -> _MirrorFile:
+def _describe_artifact(artifact: Artifact, places: Places, client: Client) -> _MirrorFile:
+    """Return the file of an artifact, with the functions that download and check it."""
     return _MirrorFile(
         file=artifact.file,
         label=f"{artifact.name} {artifact.version}",
         sha256=artifact.sha256,
         size=artifact.size,
         get=lambda path: fetch_source(artifact, path, places, client),
-        fits=lambda path: holds(artifact, path),
+        fits=lambda path: has_locked_content(artifact, path),
     )
 
 
-def _package(
+def _describe_package(
     package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings
 ) -> _MirrorFile:
+    """Return the file of a Python package, with the functions that download and check it."""
+
     def get(path: Path) -> None:
         local = find_local_file(package, settings)
         if local is not None:
@@ -182,9 +193,9 @@ def _package(
 
 def _write_listings(folder: Path) -> None:
     """Write the two listings: sums of all files, and links to the Python files."""
-    names = sorted(_files(folder))
-    sums = ""
+    names = sorted(_find_mirrored_files(folder))
     size = sum((folder / name).stat().st_size for name in names)
+    sums = ""
     with DISPLAY.task("hashing", size, BYTES) as task:
         for name in names:
             content = content_of(folder / name)
@@ -198,7 +209,10 @@ def _write_listings(folder: Path) -> None:
     (folder / INDEX).write_text(page, encoding="utf-8")
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _find_mirrored_files(folder: Path) -> Iterator[str]:
+    """Yield the names of complete files, without the listings."""
     for path in folder.iterdir():
-        if path.is_file() and path.name not in (SUMS, INDEX) and path.suffix != ".part":
+        is_listing = path.name in (SUMS, INDEX)
+        is_partial = path.suffix == ".part"
+        if path.is_file() and not is_listing and not is_partial:
             yield path.name

@@ -26,8 +26,8 @@ from trainworks.host.downloads import Client, Content, UnreachableError, content
 from trainworks.host.git import moved, tag_commit, tags_of
 from trainworks.host.settings import HostSettings
 from trainworks.host.signatures import check_signature
-from trainworks.plan.locks import lock_problems
-from trainworks.plan.resolve import downloads_of, images_of
+from trainworks.plan.locks import find_lock_problems
+from trainworks.plan.resolve import list_downloads, list_images
 from trainworks.plan.target import context_of
 from trainworks.registry.names import split_reference
 from trainworks.registry.protocol import RegistryUnreachableError
@@ -81,74 +81,86 @@ def lock_artifacts(
     locked = dict(facts.locked_artifact_by_url)
     problems: list[str] = []
     try:
-        for artifact in _artifacts(run.rows, facts):
+        for artifact in _collect_artifacts(run.rows, facts):
             label = f"{artifact.name} {artifact.version}"
-            if missing and (artifact.git or artifact.sha256 or artifact.url in locked):
+            is_pinned = bool(artifact.git or artifact.sha256 or artifact.url in locked)
+            if missing and is_pinned:
                 continue
             try:
                 if artifact.git:
                     _check_tag(artifact, client, report)
                 elif artifact.url in locked:
-                    problems += _disagreement(artifact, facts)
+                    problems += _compare_row_and_lock(artifact, facts)
                 else:
                     report(f"  {label}: {artifact.url}")
-                    usable_mirror = mirror if _has_unique_name(artifact, facts) else None
-                    content = _first_read(artifact, client, usable_mirror)
+                    usable_mirror = None
+                    if _has_unique_name(artifact, facts):
+                        usable_mirror = mirror
+                    content = _read_and_compare(artifact, client, usable_mirror)
                     locked[artifact.url] = LockedArtifact(
                         url=artifact.url, sha256=content.sha256, size=content.size
                     )
             except LockError as error:
-                hint = f"; {error.hint}" if error.hint else ""
-                problems.append(f"{label}: {error.message}{hint}")
+                problem = f"{label}: {error.message}"
+                if error.hint:
+                    problem += f"; {error.hint}"
+                problems.append(problem)
     finally:
         # Files that were read before an interrupt are recorded.
         if locked != facts.locked_artifact_by_url:
-            _write(run.root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
+            _write_lock(run.root, lockfile.ARTIFACTS, LockedArtifact, _sort_by_url(locked))
     return problems
 
 
 def _has_unique_name(artifact: Artifact, facts: Facts) -> bool:
-    """Return whether no other artifact has a file of this name: a mirror has files by names."""
+    """Return whether no other artifact has a file of this name.
+
+    A mirror has each file by its name alone: the file of that name might be the other artifact's.
+    """
     for other in facts.artifacts:
         if other.file == artifact.file and other.url != artifact.url:
             return False
     return True
 
 
-def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
-    """Return the artifacts that targets download, once each: their rows, without the lock."""
+def _collect_artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
+    """Return the artifacts that targets download, once each: their rows, without the lock.
+
+    The key of an artifact is its URL, or its git repository and commit.
+    """
     row_by_key = {(row.url, row.git, row.commit): row for row in facts.artifacts}
     artifacts = {}
     for target_row in rows:
-        for download in downloads_of(target_row, facts):
+        for download in list_downloads(target_row, facts):
             key = (download.url, download.git, download.commit)
             artifacts[key] = row_by_key[key]
     return tuple(artifacts.values())
 
 
-def _sorted(locked: Mapping[str, LockedArtifact]) -> Iterator[LockedArtifact]:
+def _sort_by_url(locked: Mapping[str, LockedArtifact]) -> Iterator[LockedArtifact]:
+    """Yield recorded artifacts in the order of the lock file."""
     return (locked[url] for url in sorted(locked))
 
 
 def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
-    """Check that a tag still points at the commit.
-
-    The commit is the pin: a server that is away makes no difference.
-    """
+    """Refuse a tag that no longer points at the recorded commit; raises ``LockError``."""
     if not artifact.tag:
         return
     try:
         commit = tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
     except UnreachableError as error:
+        # The commit is the pin, and can be fetched without the tag.
         report(f"  {artifact.name} {artifact.version}: its tag was not looked at: {error.message}")
         return
     if commit != artifact.commit:
         raise moved(artifact.git, artifact.tag, artifact.commit, commit)
 
 
-def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, report: Report) -> None:
+def report_newer_tags(
+    rows: Iterable[TargetRow], facts: Facts, client: Client, *, report: Report
+) -> None:
     """Report tags of git repositories that are newer than those of the targets."""
-    for artifact in _artifacts(rows, facts):
+    for artifact in _collect_artifacts(rows, facts):
         if not artifact.tag:
             continue
         label = f"{artifact.name} {artifact.version}"
@@ -157,16 +169,17 @@ def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, repor
         except UnreachableError as error:
             report(f"  {label}: its tags are not known: {error.message}")
             continue
-        tag = _newest_tag(artifact, tags)
+        tag = _find_newer_tag(artifact, tags)
         if tag:
             report(f"  {label}: there is a newer tag, {tag}")
 
 
-def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
+def _find_newer_tag(artifact: Artifact, tags: Iterable[str]) -> str:
     """Return the newest tag of the artifact's form, ``""`` if no tag is newer.
 
     For version 1.7 and the tag ``v1.7-aws1``, ``v1.8-aws2`` has the same form.
     """
+    # The form has any version, and any number behind it: ``v1.7-aws1`` gives ``v(VERSION)-aws\d+``.
     before, _, after = artifact.tag.partition(artifact.version)
     any_digits = re.sub(r"\d+", lambda _: r"\d+", re.escape(after))
     form = re.compile(re.escape(before) + r"(\d+(?:\.\d+)+)" + any_digits)
@@ -185,8 +198,11 @@ def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
     return tag_by_version[newest]
 
 
-def _first_read(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
-    """Return hash and size of a file, after comparison with everything that is published."""
+def _read_and_compare(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
+    """Return hash and size of a file, after comparison with its published hash, size and signature.
+
+    Raises ``LockError`` for a file that differs.
+    """
     with private_folder() as scratch:
         path = (mirror or scratch) / artifact.file
         if path.exists():
@@ -194,9 +210,11 @@ def _first_read(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = client.download(artifact.url, path, sha256=artifact.sha256)
-        differences = _differences(artifact, content)
+        differences = _describe_differences(artifact, content)
         if differences:
-            origin = path if mirror else artifact.url
+            origin = artifact.url
+            if mirror is not None:
+                origin = str(path)
             raise LockError(f"{origin} is not what is published: {differences}")
         if artifact.signature:
             signature, key = scratch / "signature", scratch / "key"
@@ -206,8 +224,9 @@ def _first_read(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
     return content
 
 
-def _differences(artifact: Artifact, content: Content) -> str:
+def _describe_differences(artifact: Artifact, content: Content) -> str:
     """Return the differences between a file and its published hash and size, or ``""``."""
+    # A row may lack the hash (``""``) or the size (0): then anything fits.
     has_other_hash = artifact.sha256 not in ("", content.sha256)
     has_other_size = artifact.size not in (0, content.size)
     if not has_other_hash and not has_other_size:
@@ -220,12 +239,12 @@ def _differences(artifact: Artifact, content: Content) -> str:
     return f"expected {', '.join(expected)}; found {content}"
 
 
-def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
-    """Return the problem of an artifact with a row and a lock that differ."""
+def _compare_row_and_lock(artifact: Artifact, facts: Facts) -> list[str]:
+    """Return the problem of an artifact with a row and a lock that differ; ``[]`` for none."""
     locked = facts.locked_artifact_by_url.get(artifact.url)
     if locked is None:
         return []
-    differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size))
+    differences = _describe_differences(artifact, Content(sha256=locked.sha256, size=locked.size))
     if not differences:
         return []
     where = f"images/lock/{lockfile.ARTIFACTS} and its row in images/artifacts.toml differ"
@@ -278,14 +297,16 @@ def lock_base_images(
         optional |= {tool.image for tool in facts.tool_images}
     names: list[str] = []
     for target in targets:
-        names += images_of(target)
+        names += list_images(target)
     if not missing:
         names += sorted(optional)
     lookup = _ImageLookup(registries)
     for name in dict.fromkeys(names):
-        alternatives = _alternatives_of(name, facts)
-        row_digest = _row_digest(name, facts)
+        alternatives = _find_alternatives(name, facts)
+        row_digest = _find_row_digest(name, facts)
+        # The row has the digest. Without alternatives there is nothing to look up.
         is_settled = row_digest and (missing or not alternatives)
+        # The lock has the digest, and no update is wanted.
         is_locked = name in locked and (not upgrade or name in unmoved)
         if is_settled or is_locked:
             continue
@@ -298,7 +319,9 @@ def lock_base_images(
                 digest = row_digest
                 if not digest and name in before:
                     digest = before[name].digest
-                consequence = f"it stays {digest}" if digest else "its digest is not recorded"
+                consequence = "its digest is not recorded"
+                if digest:
+                    consequence = f"it stays {digest}"
                 report(f"  {failure}: {consequence}")
             else:
                 problems += result.failures
@@ -315,15 +338,18 @@ def lock_base_images(
             report(f"  base image {name} moved from {before[name].digest} to {image.digest}")
     if locked != before:
         images = [locked[name] for name in sorted(locked)]
-        _write(run.root, lockfile.BASE_IMAGES, LockedBaseImage, images)
+        _write_lock(run.root, lockfile.BASE_IMAGES, LockedBaseImage, images)
     return problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LookupResult:
-    """The image of a lookup, or the failures.
+    """The result of a lookup.
 
-    ``was_refused``: a registry answered with an error.
+    Attributes:
+        image: The image; ``None`` if neither the image nor an alternative exists.
+        failures: A line for each reference that was not found.
+        was_refused: Whether a registry answered with an error.
     """
 
     image: LockedBaseImage | None
@@ -335,7 +361,7 @@ class _ImageLookup:
     """Looks up base images; a registry that does not answer is asked once."""
 
     def __init__(self, registries: Registries) -> None:
-        """Store the connections."""
+        """Remember the connections, and no silent host yet."""
         self._registries = registries
         self._silent_hosts: set[str] = set()
 
@@ -355,7 +381,9 @@ class _ImageLookup:
                 failures.append(f"base image {reference}: not tried, {host} does not answer")
                 continue
             is_original = reference == name
-            digest_or_tag = row_digest if row_digest and is_original else tag
+            digest_or_tag = tag
+            if is_original and row_digest:
+                digest_or_tag = row_digest
             try:
                 digest = self._registries.existing(f"{host}/{path}", digest_or_tag).digest
             except (HostError, RegistryError) as error:
@@ -365,14 +393,16 @@ class _ImageLookup:
                 else:
                     was_refused = True
                 continue
-            image = LockedBaseImage(
-                name=name, digest=digest, reference="" if is_original else reference
-            )
+            alternative = ""
+            if not is_original:
+                alternative = reference
+            image = LockedBaseImage(name=name, digest=digest, reference=alternative)
             return _LookupResult(image=image, failures=failures, was_refused=was_refused)
         return _LookupResult(image=None, failures=failures, was_refused=was_refused)
 
 
-def _alternatives_of(name: str, facts: Facts) -> tuple[str, ...]:
+def _find_alternatives(name: str, facts: Facts) -> tuple[str, ...]:
+    """Return the images that may take the place of a base image, the preferred one first."""
     row = facts.base_image_by_name.get(name)
     if row is not None:
         return row.alternatives
@@ -424,20 +454,24 @@ def lock_archives(
     before = {row.suite: row for row in facts.locked_archives}
     if locked != before:
         archives = [locked[suite] for suite in sorted(locked)]
-        _write(run.root, lockfile.ARCHIVES, LockedArchive, archives)
+        _write_lock(run.root, lockfile.ARCHIVES, LockedArchive, archives)
     moved_suites = [suite for suite, state in locked.items() if before.get(suite) != state]
     return problems, frozenset(moved_suites)
 
 
-def _row_digest(name: str, facts: Facts) -> str:
-    """Return the digest that stands in an image's own row."""
+def _find_row_digest(name: str, facts: Facts) -> str:
+    """Return the digest in an image's own row; ``""`` for a row without one."""
     row = facts.base_image_by_name.get(name)
     if row is not None:
         return row.digest
-    return next((base.digest for base in facts.bases if base.image == name), "")
+    for base in facts.bases:
+        if base.image == name:
+            return base.digest
+    return ""
 
 
-def _write(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> None:
+def _write_lock(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> None:
+    """Write a shared lock file: ``images/lock/NAME``."""
     lockfile.write(root / "images" / lockfile.LOCK / name, lockfile.as_toml(row_type, rows))
 
 
@@ -453,25 +487,24 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
         target = context_of(row, facts)
         name = target.name
         if target.lock is not None:
-            problems += [
-                f"images/lock/{name}.toml: {problem}" for problem in lock_problems(target, facts)
-            ]
+            for problem in find_lock_problems(target, facts):
+                problems.append(f"images/lock/{name}.toml: {problem}")
         else:
             unlocked.append(f"{name}: its Python files")
-        for image in images_of(target):
-            has_digest = _row_digest(image, facts) or facts.digest_by_image.get(image)
+        for image in list_images(target):
+            has_digest = _find_row_digest(image, facts) or facts.digest_by_image.get(image)
             if not has_digest:
                 unlocked.append(f"{name}: base image {image}")
-    for artifact in _artifacts(rows, facts):
-        problems += _disagreement(artifact, facts)
+    for artifact in _collect_artifacts(rows, facts):
+        problems += _compare_row_and_lock(artifact, facts)
         is_recorded = artifact.sha256 or artifact.url in facts.locked_artifact_by_url
         if artifact.url and not is_recorded:
             unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
-    problems += _leftovers(facts)
+    problems += _find_leftovers(facts)
     return problems, unlocked
 
 
-def _leftovers(facts: Facts) -> Iterator[str]:
+def _find_leftovers(facts: Facts) -> Iterator[str]:
     """Yield a problem for each locked file, suite and image without a row."""
     urls = {row.url for row in facts.artifacts}
     suites: set[str] = set()

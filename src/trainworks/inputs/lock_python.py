@@ -23,8 +23,8 @@ from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, Targ
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.host.uv import uv_program
-from trainworks.inputs.sizes import file_sizes
-from trainworks.plan.locks import own_wheels, requirements_of
+from trainworks.inputs.sizes import request_file_sizes
+from trainworks.plan.locks import find_own_wheels, list_requirements
 from trainworks.plan.target import context_of
 from trainworks.plan.wheel_tags import wheel_tags
 
@@ -32,6 +32,7 @@ SECONDS = 600.0
 """Seconds that one resolution may take."""
 
 ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
+"""A line of uv's output with comments: ``numpy==2.1 # via scipy, torch``."""
 
 
 def lock_target(
@@ -56,27 +57,34 @@ def lock_target(
         machine=MACHINES[target.base.architecture], glibc=target.base.glibc, python=target.python
     )
     packages: list[LockedPackage] = []
+    # Packages of the image and of build stages are installed apart, maybe in two versions.
     for build in (False, True):
-        all_requirements = requirements_of(target, facts)
+        all_requirements = list_requirements(target, facts)
         requirements = [str(row) for row in all_requirements if row.build == build]
         preferences: list[LockedPackage] = []
-        if not upgrade:
-            preferences = [package for package in target.lock or () if package.build == build]
+        if not upgrade and target.lock is not None:
+            preferences = [package for package in target.lock if package.build == build]
+        # Limits and wheels of the row are those of the image.
+        limits: tuple[str, ...] = ()
+        wheels: list[Artifact] = []
+        if not build:
+            limits = row.limits
+            wheels = find_own_wheels(target, facts)
         resolution = _Resolution(
             name=f"{row.framework} {row.version} {row.cuda} on {row.base}",
             requirements=tuple(requirements),
-            limits=() if build else row.limits,
-            wheels=() if build else own_wheels(target, facts),
+            limits=limits,
+            wheels=wheels,
             preferences=tuple(preferences),
             platform=platform,
             wheel_index=row.wheel_index,
         )
-        resolved = _resolve(resolution, settings, environment)
+        resolved = _resolve_with_uv(resolution, settings, environment)
         packages += [replace(package, build=build) for package in resolved]
     return tuple(packages)
 
 
-def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+def remove_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
     """Return a row and facts without versions, to resolve the newest packages that fit together.
 
     A version with a build of its own (behind its ``+``) stays: without that version another build
@@ -92,19 +100,25 @@ def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
     for stack in facts.stacks:
         no_versions = dict.fromkeys(stack.components, "")
         stacks.append(replace(stack, components=no_versions))
-    versions = {name: version if "+" in version else "" for name, version in row.versions.items()}
+    versions = {}
+    for name, version in row.versions.items():
+        versions[name] = ""
+        if "+" in version:
+            versions[name] = version
     facts = replace(facts, stacks=tuple(stacks), components=tuple(components))
     return replace(row, versions=versions), facts
 
 
-def moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> list[str]:
+def describe_moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> list[str]:
     """Return the differences between two locks, a line for each package: ``NAME OLD -> NEW``."""
     old_packages = {(package.name, package.build): package for package in before}
     new_packages = {(package.name, package.build): package for package in after}
     lines = []
     for key in sorted(old_packages.keys() | new_packages.keys()):
         name, build = key
-        label = f"{name} (to build)" if build else name
+        label = name
+        if build:
+            label += " (to build)"
         old, new = old_packages.get(key), new_packages.get(key)
         if old is None and new is not None:
             lines.append(f"{label} {new.version} is new")
@@ -150,9 +164,13 @@ class _Resolution:
     wheel_index: str
 
 
-def _resolve(
+def _resolve_with_uv(
     resolution: _Resolution, settings: HostSettings, environment: Mapping[str, str]
 ) -> list[LockedPackage]:
+    """Resolve requirements with uv, and return the packages with their files and sizes.
+
+    Raises ``LockError``.
+    """
     platform = resolution.platform
     with private_folder() as folder:
         _write_inputs(resolution, settings, folder)
@@ -164,21 +182,22 @@ def _resolve(
         to_lock = [*arguments, "--format", "pylock.toml", "--output-file", lock_path.name]
         run_uv(to_lock, folder, resolution.name, environment)
         content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
-        # The lock does not say which package requires which: that is in the comments of a
-        # requirements file with the same versions.
+        # The lock has no edges between packages. uv writes them as comments into a requirements
+        # file: a second run gets the same versions as pins.
         rows = content.get("packages", ())
         pins = [f"{row['name']}=={row['version']}\n" for row in rows]
         edges_path.write_text("".join(pins), encoding="utf-8")
         to_annotate = [*arguments, "--annotation-style", "line", "--output-file", edges_path.name]
         run_uv(to_annotate, folder, resolution.name, environment)
-        requires = _requires_in(edges_path.read_text(encoding="utf-8"))
+        requires = _parse_requirements_by_package(edges_path.read_text(encoding="utf-8"))
 
     tags = wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc)
+    # An installer takes the wheel with the lowest rank.
     rank_by_tag = {tag: rank for rank, tag in enumerate(tags)}
     packages, urls = [], []
     for row in rows:
         name = canonicalize_name(row["name"])
-        url, sha256 = _best_file(row, rank_by_tag)
+        url, sha256 = _choose_file(row, rank_by_tag)
         package = LockedPackage(
             name=name,
             version=row["version"],
@@ -188,7 +207,7 @@ def _resolve(
         )
         urls.append(url)
         packages.append(package)
-    sizes = file_sizes(urls, settings)
+    sizes = request_file_sizes(urls, settings)
     with_sizes = []
     for package, url in zip(packages, urls, strict=True):
         with_sizes.append(replace(package, size=sizes.get(url, 0)))
@@ -205,21 +224,20 @@ def _write_inputs(resolution: _Resolution, settings: HostSettings, folder: Path)
     configuration = uv_configuration(
         settings.pip, vendor_index=resolution.wheel_index, folders=local
     )
-    metadata = "".join(map(_metadata, resolution.wheels))
+    metadata = "".join(map(_render_metadata, resolution.wheels))
     (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
     # uv prefers the versions in the file that it will overwrite.
-    preferences = [
-        f'{{ name = "{package.name}", version = "{package.version}" }}'
-        for package in resolution.preferences
-    ]
+    preferences = []
+    for package in resolution.preferences:
+        preferences.append(f'{{ name = "{package.name}", version = "{package.version}" }}')
     (folder / "pylock.toml").write_text(
         f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{", ".join(preferences)}]\n',
         encoding="utf-8",
     )
 
 
-def _requires_in(annotated: str) -> dict[str, list[str]]:
-    """Return the names that each package requires, from the comments ``# via`` of uv.
+def _parse_requirements_by_package(annotated: str) -> dict[str, list[str]]:
+    """Parse the comments ``# via`` of uv; return the names that each package requires.
 
     For example ``{"torch": ["numpy"]}`` for the line ``numpy==VERSION # via torch``.
     """
@@ -234,7 +252,7 @@ def _requires_in(annotated: str) -> dict[str, list[str]]:
     return requires
 
 
-def _metadata(wheel: Artifact) -> str:
+def _render_metadata(wheel: Artifact) -> str:
     """Return uv's settings for a wheel with other requirements than the index's file.
 
     ``""`` for a wheel without such requirements.
@@ -265,7 +283,7 @@ def run_uv(
     # Only metadata of wheels are read: uv needs no interpreter of that version,
     # and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
-    argv = (_uv(), "--directory", str(folder), *arguments)
+    argv = (_find_uv(), "--directory", str(folder), *arguments)
     result = run(argv, timeout=SECONDS, environment=clean)
     if result.status != 0:
         reason = result.words
@@ -275,8 +293,8 @@ def run_uv(
     return result.output.decode()
 
 
-def _uv() -> str:
-    """Return the uv that was installed with the builder; PATH does not matter.
+def _find_uv() -> str:
+    """Return the path of the uv that was installed with the builder, not that of PATH.
 
     Raises ``LockError``.
     """
@@ -302,7 +320,7 @@ def uv_platform(machine: str, glibc: str) -> str:
     Raises:
         LockError: uv does not support the machine, or only newer libraries.
     """
-    help_command = (_uv(), "pip", "compile", "--help")
+    help_command = (_find_uv(), "pip", "compile", "--help")
     help_text = run(help_command, timeout=SECONDS, environment={}).output.decode()
     numbers = re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)
     levels = {int(number) for number in numbers}
@@ -317,11 +335,14 @@ def uv_platform(machine: str, glibc: str) -> str:
     return f"{machine}-manylinux_2_{max(fitting)}"
 
 
-def _best_file(package: Mapping[str, Any], rank_by_tag: Mapping[Tag, int]) -> tuple[str, str]:
-    """Return URL and hash of the file that an installer on the base would take.
+def _choose_file(package: Mapping[str, Any], rank_by_tag: Mapping[Tag, int]) -> tuple[str, str]:
+    """Return URL and hash of the file that an installer takes: the best wheel, or the source.
 
-    That is the wheel with the lowest rank, else the source.
+    Args:
+        package: A package of ``pylock.toml``, with ``wheels`` and ``sdist``.
+        rank_by_tag: The tags that the platform can load; the best has rank 0.
     """
+    # Rank, file, URL and hash: of two wheels with the same rank, the name decides.
     ranked: list[tuple[int, str, str, str]] = []
     for wheel in package.get("wheels", ()):
         file = unquote(wheel["url"]).rsplit("/", 1)[-1]

@@ -79,15 +79,15 @@ class MakersLists:
         with Client(self.settings, limits=LIMITS) as client:
 
             def read(package: LockedPackage) -> WheelList | None:
-                path = self._cache_file("wheels", package.sha256)
+                path = self._make_cache_path("wheels", package.sha256)
                 cached = _read_cached(path, WheelList)
                 if cached is not None:
                     return cached
                 with tempfile.TemporaryDirectory() as folder:
-                    file = self._wheel(package, Path(folder) / package.file, client)
+                    file = self._find_wheel(package, Path(folder) / package.file, client)
                     if file is None:
                         return None
-                    return _cache(path, wheel_list(file))
+                    return _write_to_cache(path, read_wheel_list(file))
 
             list_by_package = _read_all(wheels, read)
         self._report_count("wheels", len(wheels), len(list_by_package))
@@ -98,13 +98,13 @@ class MakersLists:
         names = list(packages)
         contents: dict[DebianName, DebianContent] = {}
         for name in names:
-            cached = _read_cached(self._cache_file("debian", str(name)), DebianContent)
+            cached = _read_cached(self._make_cache_path("debian", str(name)), DebianContent)
             if cached is not None:
                 contents[name] = cached
         missing = [name for name in names if name not in contents]
         if missing and self.plan.base.archives:
             with Client(self.settings, limits=LIMITS) as client:
-                files = self._archive_files(client, missing)
+                files = self._find_archive_files(client, missing)
 
                 def read(name: DebianName) -> DebianContent | None:
                     if name not in files:
@@ -112,13 +112,19 @@ class MakersLists:
                     with tempfile.TemporaryDirectory() as folder:
                         file = Path(folder) / "package.deb"
                         client.download(files[name].address, file, sha256=files[name].sha256)
-                        return _cache(self._cache_file("debian", str(name)), debian_content(file))
+                        return _write_to_cache(
+                            self._make_cache_path("debian", str(name)), read_debian_content(file)
+                        )
 
                 contents |= _read_all(missing, read)
         self._report_count("Debian packages", len(names), len(contents))
         return contents
 
-    def _wheel(self, package: LockedPackage, target: Path, client: Client) -> Path | None:
+    def _find_wheel(self, package: LockedPackage, target: Path, client: Client) -> Path | None:
+        """Return the file of a wheel, downloaded to ``target`` if this machine lacks it.
+
+        ``None`` if no index gives the file.
+        """
         local = find_local_file(package, self.settings.pip)
         if local is not None:
             return local
@@ -128,36 +134,45 @@ class MakersLists:
                 return target
         return None
 
-    def _archive_files(
+    def _find_archive_files(
         self, client: Client, packages: list[DebianName]
     ) -> dict[DebianName, _ArchiveFile]:
-        """Return the files of packages in the plan's archives."""
+        """Return the files of packages in the plan's archives.
+
+        A package that no archive has, or with an archive that does not answer, is left out.
+        """
         base = self.plan.base
         settings = find_archive(base, self.plan.archives, self.settings).settings
         lines = sources_for(base.suite, settings.apt.sources, settings.suite)
         sources = parse_one_line("\n".join(lines))
         suites = [(source.uri, source.suite) for source in sources]
+        # Without an archive among this machine's sources, the public snapshots have the files.
         if not suites:
             with suppress(UnreachableError):
-                suites = [
-                    (snapshot_address(base, suite, self.settings), suite) for suite in base.archives
+                addresses = [
+                    snapshot_address(base, suite, self.settings) for suite in base.archives
                 ]
+                suites = list(zip(addresses, base.archives, strict=True))
         files: dict[DebianName, _ArchiveFile] = {}
         names = {package.name for package in packages}
         for uri, suite in dict.fromkeys(suites):
             archive = f"{uri.rstrip('/')} {suite}"
             with suppress(LockError, HostError):
-                for package, file in packages_of(client, archive, base.architecture, names):
+                for package, file in find_archive_packages(
+                    client, archive, base.architecture, names
+                ):
                     # The first archive that has the package counts.
                     files.setdefault(package, file)
         return files
 
-    def _cache_file(self, kind: str, name: str) -> Path | None:
+    def _make_cache_path(self, kind: str, name: str) -> Path | None:
+        """Return the path of a list in the user's cache; ``None`` for a user without a home."""
         with suppress(RuntimeError):
             return cache_folder(self.environment, "makers", FORM, kind, f"{name}.json")
         return None
 
     def _report_count(self, kind: str, total: int, count: int) -> None:
+        """Report the number of lists, for example ``lists of files from 98 of 100 wheels ...``."""
         missing = ""
         if total > count:
             missing = (
@@ -176,15 +191,15 @@ class _ArchiveFile:
     sha256: str
 
 
-_UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
+_UNPACKERS: Mapping[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.decompress,
     ".gz": gzip.decompress,
     "": bytes,
 }
-"""The forms of a list of packages, by the ends of their names, the smallest first."""
+"""The functions that unpack a list of packages, by the end of its name; the smallest form first."""
 
 
-def packages_of(
+def find_archive_packages(
     client: Client, archive: str, architecture: str, names: Container[str]
 ) -> Iterator[tuple[DebianName, _ArchiveFile]]:
     """Yield packages of a suite, with their files.
@@ -207,14 +222,15 @@ def packages_of(
     sums = re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)
     sum_by_name = {name: digest for digest, name in sums}
     plain = f"main/binary-{architecture}/Packages"
-    ending = next((ending for ending in _UNPACK if plain + ending in sum_by_name), None)
-    if ending is None:
+    endings = [ending for ending in _UNPACKERS if plain + ending in sum_by_name]
+    if not endings:
         raise HostError(f"{head}/InRelease does not list {plain}")
+    ending = endings[0]
     list_name = plain + ending
     content = client.get(f"{head}/{list_name}").content
     if hashlib.sha256(content).hexdigest() != sum_by_name[list_name]:
         raise HostError(f"{head}/{list_name} is not the list that {suite} names")
-    text = _UNPACK[ending](content).decode("utf-8", "replace")
+    text = _UNPACKERS[ending](content).decode("utf-8", "replace")
     pattern = re.compile(r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", re.MULTILINE)
     for paragraph in text.split("\n\n"):
         # Only the paragraphs of wanted packages are parsed.
@@ -222,6 +238,7 @@ def packages_of(
         if first_line.removeprefix("Package: ") not in names:
             continue
         fields = dict(pattern.findall(paragraph))
+        # A package without a file or a hash cannot be read.
         if len(fields) != 5:
             continue
         package = DebianName(
@@ -232,7 +249,7 @@ def packages_of(
         yield package, _ArchiveFile(address=f"{uri}/{fields['Filename']}", sha256=fields["SHA256"])
 
 
-def wheel_list(path: Path) -> WheelList:
+def read_wheel_list(path: Path) -> WheelList:
     """Read the list of a wheel, and compute the sums of the programs that an installation writes.
 
     Raises:
@@ -240,9 +257,9 @@ def wheel_list(path: Path) -> WheelList:
     """
     try:
         with zipfile.ZipFile(path) as wheel:
-            (record,) = (
-                name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)
-            )
+            names = wheel.namelist()
+            pattern = re.compile(r"[^/]+\.dist-info/RECORD")
+            (record,) = [name for name in names if pattern.fullmatch(name)]
             rows = csv.reader(io.StringIO(wheel.read(record).decode("utf-8")))
             files = {row[0]: row[1] for row in rows if row and row[0] != record}
             # An installation writes scripts that begin with #!python anew.
@@ -253,18 +270,21 @@ def wheel_list(path: Path) -> WheelList:
                 if re.match(rb"#!pythonw?\b", content):
                     del files[name]
                     program = re.sub(rb"\A#!pythonw?", b"#!" + ENVIRONMENT_PYTHON.encode(), content)
-                    sum_by_program[name.rpartition("/")[2]] = _record_sum(program)
+                    sum_by_program[name.rpartition("/")[2]] = _hash_for_record(program)
             entry_points = record.replace("RECORD", "entry_points.txt")
             if entry_points in files:
                 text = wheel.read(entry_points).decode("utf-8")
-                sum_by_program |= dict(_entry_points(text))
+                sum_by_program |= dict(_hash_entry_points(text))
     except (zipfile.BadZipFile, KeyError, ValueError, IndexError) as error:
         raise LockError(f"{path.name} is not a wheel: {error}") from error
     return WheelList(files=files, written=sum_by_program)
 
 
-def _entry_points(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the programs that a wheel declares, with the sum of uv's text for each."""
+def _hash_entry_points(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the programs that a wheel declares, with the sum of uv's text for each.
+
+    For example ``("torchrun", "sha256=...")`` for ``torchrun = torch.distributed.run:main``.
+    """
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
@@ -280,7 +300,7 @@ def _entry_points(text: str) -> Iterator[tuple[str, str]]:
                 first=function.strip().partition(".")[0],
                 function=function.strip(),
             )
-            yield name, _record_sum(program.encode())
+            yield name, _hash_for_record(program.encode())
 
 
 _PROGRAM = """\
@@ -298,41 +318,41 @@ if __name__ == "__main__":
 """uv's text for a program that a wheel declares (uv 0.13, crates/uv-install-wheel)."""
 
 
-def _record_sum(content: bytes) -> str:
+def _hash_for_record(content: bytes) -> str:
     """Return a sum as RECORD has it: ``sha256=`` and base64url without padding."""
     digest = hashlib.sha256(content).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def debian_content(path: Path) -> DebianContent:
+def read_debian_content(path: Path) -> DebianContent:
     """Read the lists of a Debian package: scripts, configuration files and links.
 
     Raises ``LockError`` for a form that Python cannot unpack (zstd).
     """
     try:
         with path.open("rb") as package:
-            parts = dict(_archive_members(package))
-            control = _unpacked(parts, "control.tar", None)
+            parts = dict(_read_archive_members(package))
+            control = _read_files(parts, "control.tar", None)
             members = {name: content for name, content in control.items() if name != "control"}
             lines = members.get("conffiles", b"").decode("utf-8", "surrogateescape").split("\n")
-            # A line may begin with a word, such as remove-on-upgrade: the
-            # package does not have that file.
+            # The package does not have a file with a word before its path, such as
+            # remove-on-upgrade.
             paths = {line.lstrip("/") for line in lines if line.startswith("/")}
-            configuration = _unpacked(parts, "data.tar", paths)
-            links = _links(parts)
+            configuration = _read_files(parts, "data.tar", paths)
+            links = _read_links(parts)
     except (tarfile.TarError, lzma.LZMAError, OSError, ValueError) as error:
         raise LockError(f"{path.name} cannot be read: {error}") from error
     conffiles = {}
     for name, content in configuration.items():
-        # dpkg's own lists have MD5.
+        # The image's own list, which dpkg writes, has MD5.
         digest = hashlib.md5(content, usedforsecurity=False)
         conffiles[f"/{name}"] = digest.hexdigest()
     member_sums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
     return DebianContent(members=member_sums, conffiles=conffiles, links=links)
 
 
-def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a Debian package: an ar(5) archive.
+def _read_archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the parts of a Debian package, an ar(5) archive: ``data.tar.xz``.
 
     Each part has a head of 60 bytes, its content, and a byte more if the size is odd.
     """
@@ -345,12 +365,13 @@ def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
         package.read(size % 2)
 
 
-def _part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
-    (name,) = (name for name in parts if name.startswith(beginning))
+def _open_part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
+    """Open the part with this beginning of its name, such as ``data.tar`` of ``data.tar.xz``."""
+    (name,) = [name for name in parts if name.startswith(beginning)]
     return tarfile.open(fileobj=io.BytesIO(parts[name]), mode="r:*")
 
 
-def _unpacked(
+def _read_files(
     parts: Mapping[str, bytes], beginning: str, paths: set[str] | None
 ) -> dict[str, bytes]:
     """Return plain files of a part by their names without ``./``.
@@ -361,10 +382,11 @@ def _unpacked(
         paths: The files to return; ``None``: all.
     """
     content_by_path = {}
-    with _part(parts, beginning) as archive:
+    with _open_part(parts, beginning) as archive:
         for member in archive:
             path = member.name.removeprefix("./")
-            if not member.isreg() or (paths is not None and path not in paths):
+            is_wanted = paths is None or path in paths
+            if not member.isreg() or not is_wanted:
                 continue
             file = archive.extractfile(member)
             if file is not None:
@@ -372,10 +394,13 @@ def _unpacked(
     return content_by_path
 
 
-def _links(parts: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the target of each link of a package, by path: links are in no list of sums."""
+def _read_links(parts: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the target of each link of a package, by path: lists of sums have no links.
+
+    For example ``{"/usr/lib/libz.so.1": "libz.so.1.3"}``.
+    """
     targets = {}
-    with _part(parts, "data.tar") as archive:
+    with _open_part(parts, "data.tar") as archive:
         for member in archive:
             if member.issym():
                 path = member.name.removeprefix("./")
@@ -395,11 +420,13 @@ def _read_all(
 
     packages = list(packages)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        pairs = zip(packages, pool.map(attempt, packages), strict=True)
-        return {package: files for package, files in pairs if files is not None}
+        lists = list(pool.map(attempt, packages))
+    pairs = zip(packages, lists, strict=True)
+    return {package: files for package, files in pairs if files is not None}
 
 
 def _read_cached(path: Path | None, kind: type[_List]) -> _List | None:
+    """Return the list in a file of the cache; ``None`` for a missing or malformed file."""
     if path is None:
         return None
     with suppress(OSError, ValueError, TypeError):
@@ -407,7 +434,7 @@ def _read_cached(path: Path | None, kind: type[_List]) -> _List | None:
     return None
 
 
-def _cache(path: Path | None, files: _List) -> _List:
+def _write_to_cache(path: Path | None, files: _List) -> _List:
     """Write a list to its file in the cache, and return the list."""
     if path is not None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""``--mirror``: builds take what they download from a folder, or from an address that serves it.
+"""``--mirror``: builds take their downloads from a folder, or from the address of a web server.
 
 A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and
 two listings: ``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find
@@ -20,6 +20,7 @@ from trainworks.plan.model import ImagePlan
 from trainworks.terminal.progress import BYTES, DISPLAY
 
 INDEX = "index.html"
+"""The list of links to Python files, which pip and uv read (``--find-links``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,15 @@ class Mirror:
         """Return this machine's settings with the mirror as the first, or only, source of files."""
         if not (self.address or self.folder):
             return settings
-        link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
+        link = str(self.folder)
+        if self.address:
+            link = f"{self.address}/{INDEX}"
         parts = urlsplit(self.address)
         # pip contacts servers without TLS only if they are trusted hosts. Each
         # file's hash is checked anyway.
         trusted = list(settings.pip.trusted_hosts)
         if parts.scheme == "http":
+            # A name and password may stand before the host.
             _, _, host = parts.netloc.rpartition("@")
             trusted.append(host)
         find_links = (link, *settings.pip.find_links)
@@ -98,13 +102,15 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
     their hashes before it unpacks them.
 
     Args:
-        complete: Whether it must have every file.
+        plan: The plan of the image.
+        folder: The mirror.
+        complete: Whether the mirror must have every file.
 
     Raises:
         LockError: Lists every Python file with another hash and, if it must be
             complete, every missing file.
     """
-    # Only here: a plan reads a mirror too, and loads no HTTP client.
+    # Imported late: a plan reads a mirror too, and loads no HTTP client.
     from trainworks.host.downloads import content_of
 
     problems: list[str] = []
@@ -129,7 +135,9 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
                 problems.append(f"{label}: {package.file} is missing")
             task.advance(package.size)
     if problems:
-        files = "all" if complete else "the right files"
+        files = "the right files"
+        if complete:
+            files = "all"
         raise LockError(
             f"{folder} does not have {files} of {plan.target.name}:\n  " + "\n  ".join(problems),
             hint=f"`python build.py mirror {folder} --only {plan.target.name}` fills it",

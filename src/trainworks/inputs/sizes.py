@@ -1,4 +1,4 @@
-"""Ask servers for the sizes of package index files, which simple indexes do not list."""
+"""Requests the sizes of package index files, which simple indexes do not list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = 8
 """Simultaneous requests; most go to one server."""
 
 
-def file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
+def request_file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
     """Return the sizes of files in bytes, by URL; unknown sizes are left out.
 
     Sizes are for estimates only (``--until plan``), so errors are ignored.
@@ -23,11 +23,13 @@ def file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
     addresses = list(dict.fromkeys(urls))
     with Client(settings) as client, ThreadPoolExecutor(AT_ONCE) as pool:
 
-        def size(url: str) -> int:
+        def read_size(url: str) -> int:
             if url.startswith("file:"):
                 with suppress(OSError):
                     return Path(unquote(urlsplit(url).path)).stat().st_size
-            return client.size(url.split("#", 1)[0])
+            # The part behind ``#`` is the file's hash.
+            address, _, _ = url.partition("#")
+            return client.size(address)
 
-        sizes = list(pool.map(size, addresses))
+        sizes = list(pool.map(read_size, addresses))
     return {url: size for url, size in zip(addresses, sizes, strict=True) if size}

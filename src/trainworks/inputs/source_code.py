@@ -14,12 +14,12 @@ from trainworks.inputs.sources import (
     Places,
     Unreachable,
     download_sources,
-    drop_spoiled,
-    missing_sources,
+    find_missing_sources,
+    remove_spoiled_sources,
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
+from trainworks.plan.select import find_dependents, leave_out, select_components, select_row
 from trainworks.plan.target import TargetContext, context_of
 from trainworks.terminal.output import say
 
@@ -43,7 +43,7 @@ class SourceSupply:
     mirror: str | None = None
 
 
-def reachable_plan(
+def make_reachable_plan(
     request: Request, plan: ImagePlan, facts: Facts, supply: SourceSupply, *, strict: bool
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan.
@@ -64,7 +64,9 @@ def reachable_plan(
     """
     row = select_row(request, facts)
     target = context_of(row, facts)
-    needed = set(target.fitting) if strict else _needed(request, target)
+    needed = set(target.fitting)
+    if not strict:
+        needed = _list_needed_components(request, target)
     left_out = download_missing(plan, facts, supply, needed=needed)
     if not left_out:
         return plan, ()
@@ -75,17 +77,19 @@ def reachable_plan(
     implied = set()
     for name in names:
         other_names = [other for other in names if other != name]
-        if name in dependents_of(other_names, components):
+        if name in find_dependents(other_names, components):
             implied.add(name)
     marked = [replace(source, implied=source.component in implied) for source in left_out]
     marked.sort(key=lambda source: source.implied)
     return smaller_plan, tuple(marked)
 
 
-def names_without(
+def name_images_without(
     request: Request, missing: Iterable[tuple[str, Artifact]], facts: Facts
 ) -> dict[str, str]:
     """Return the name that an image gets if a host cannot be reached, by the host.
+
+    For example ``{"HOST": "trainworks/pytorch-training:...-tcp"}``.
 
     Args:
         request: The request for the image.
@@ -96,7 +100,7 @@ def names_without(
         The names; a host that the image cannot be built without is left out.
     """
     row = select_row(request, facts)
-    needed = _needed(request, context_of(row, facts))
+    needed = _list_needed_components(request, context_of(row, facts))
     components_by_host: dict[str, list[str]] = {}
     for component, artifact in missing:
         host = urlsplit(artifact.git or artifact.url).hostname or ""
@@ -111,7 +115,7 @@ def names_without(
     return name_by_host
 
 
-def _needed(request: Request, target: TargetContext) -> set[str]:
+def _list_needed_components(request: Request, target: TargetContext) -> set[str]:
     """Return the components that an image needs: required ones, and those of the request."""
     required = [component.name for component in target.fitting.values() if component.required]
     return {*request.with_components, *required}
@@ -139,8 +143,8 @@ def download_missing(
         LockError: A source does not have the hash of its row.
     """
     places, mirror = supply.places, supply.mirror
-    drop_spoiled(plan, places)
-    missing = missing_sources(plan, places)
+    remove_spoiled_sources(plan, places)
+    missing = find_missing_sources(plan, places)
     if not missing:
         return ()
     from trainworks.host.downloads import Client, Limits
@@ -152,7 +156,9 @@ def download_missing(
         problems = [source for source in unreachable if source.component in needed]
     if problems:
         lines = [f"\n  {source.component}: {source.file}: {source.reason}" for source in problems]
-        where = f"are not in {mirror} and " if mirror else ""
+        where = ""
+        if mirror:
+            where = f"are not in {mirror} and "
         raise HostError(
             f"{plan.target.name} needs sources that {where}cannot be downloaded:{''.join(lines)}",
             hint=TO_GET_IT + _advise_without(problems, facts),
@@ -182,12 +188,14 @@ def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
     cost_by_component = {missing.component: missing.cost for missing in plan.missing}
     costs = []
     for source in left_out:
+        # An implied component is the cost of another one.
         cost = cost_by_component.get(source.component)
         if cost and not source.implied:
             costs.append(cost)
-    cost = "; ".join(dict.fromkeys(costs))
-    reasons = "; ".join(dict.fromkeys(source.reason for source in left_out))
+    reasons = [source.reason for source in left_out]
+    reason = "; ".join(dict.fromkeys(reasons))
+    all_costs = "; ".join(dict.fromkeys(costs))
     return (
-        f"warning: {plan.tags[0]} is built without {names} ({reasons}):"
-        f" {cost}. To get it: {TO_GET_IT}"
+        f"warning: {plan.tags[0]} is built without {names} ({reason}):"
+        f" {all_costs}. To get it: {TO_GET_IT}"
     )

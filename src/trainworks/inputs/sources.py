@@ -1,4 +1,4 @@
-"""Source code of compiled components of a ``packages`` target: found or downloaded before a build.
+"""Finds or downloads the source code of compiled components of a ``packages`` target.
 
 Files come from a mirror folder, from this user's cache, or from the addresses of their rows, in
 this order. The build checks hash or commit before it unpacks them. Build steps do not contact code
@@ -60,7 +60,10 @@ class Places:
         return None
 
     def origins(self, artifact: Artifact) -> tuple[str, ...]:
-        """Return the addresses that a file can be downloaded from, the nearest first."""
+        """Return the addresses that a file can be downloaded from, the nearest first.
+
+        A file of Debian's archive can come from this machine's mirrors of that archive.
+        """
         for prefix, mirrors in self.archives.items():
             if artifact.url.startswith(f"{prefix}/"):
                 path = artifact.url.removeprefix(prefix)
@@ -125,21 +128,22 @@ def sources_of(plan: ImagePlan) -> Iterator[tuple[str, Artifact]]:
                 yield step.component, artifact
 
 
-def drop_spoiled(plan: ImagePlan, places: Places) -> None:
+def remove_spoiled_sources(plan: ImagePlan, places: Places) -> None:
     """Remove sources with a wrong hash or commit from the cache, so that they are downloaded again.
 
-    Files of a mirror are the user's and stay; the build rejects a wrong one by name.
+    Files of a mirror are the user's and stay: the build rejects a wrong one by its name.
     """
+    # Offline a removed file cannot be downloaded again.
     if places.offline:
         return
     for _, artifact in sources_of(plan):
         path = places.folders[-1] / artifact.file
-        if places.find(artifact) == path and not holds(artifact, path):
+        if places.find(artifact) == path and not has_locked_content(artifact, path):
             path.unlink(missing_ok=True)
 
 
-def holds(artifact: Artifact, path: Path) -> bool:
-    """Return whether a file has the hash of its row, or a bundle the commit."""
+def has_locked_content(artifact: Artifact, path: Path) -> bool:
+    """Return whether a file has the hash of its artifact, or a git bundle the commit."""
     from trainworks.host.downloads import content_of
     from trainworks.host.git import bundle_holds
 
@@ -148,7 +152,7 @@ def holds(artifact: Artifact, path: Path) -> bool:
     return content_of(path).sha256 == artifact.sha256
 
 
-def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
+def find_missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
     """Return the sources of a plan that are not on this machine, each with its component."""
     missing = []
     for component, artifact in sources_of(plan):
@@ -166,7 +170,7 @@ def download_sources(
     """Download sources into the last folder of ``places``; return those that cannot be downloaded.
 
     Args:
-        missing: See ``missing_sources``.
+        missing: See ``find_missing_sources``.
         places: The places to look for them.
         report: Receives a line of text for each file.
 
@@ -196,9 +200,11 @@ def download_sources(
 
 
 def fetch_source(artifact: Artifact, target: Path, places: Places, client: Client) -> None:
-    """Write one artifact to ``target``: a file by its hash, or a bundle of a commit.
+    """Download one artifact to ``target``: a file by its hash, or a git bundle of a commit.
 
-    Raises as ``download_sources``.
+    Raises:
+        UnreachableError: No address gives the artifact.
+        LockError: The file does not have the hash of its row, or a tag points at another commit.
     """
     from trainworks.host.downloads import UnreachableError
     from trainworks.host.git import bundle_holds, make_bundle, tag_commit
@@ -212,6 +218,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
             if places.offline:
                 raise
         else:
+            # A bundle has no published hash: its commit is checked.
             if artifact.git and not bundle_holds(target, artifact.commit):
                 target.unlink()
                 raise LockError(
@@ -225,6 +232,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
         tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path, seconds=PROBE_SECONDS)
         make_bundle(artifact.git, artifact.tag, artifact.commit, target, ca_path=client.ca_path)
         return
+    # The error of the last address, which is the row's own, is the one that a user gets.
     *nearer, last = places.origins(artifact)
     for address in nearer:
         with suppress(UnreachableError):
@@ -234,6 +242,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
 
 
 def _make_folder(folder: Path) -> Path:
+    """Create a folder that only this user may read; raises ``OutputError``."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

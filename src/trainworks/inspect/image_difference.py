@@ -71,8 +71,8 @@ class ImageDifference:
         environment: Variables.
         labels: Labels.
         files: Every file that was added, removed or changed (in content, mode or target), by path.
-        layers: Instructions whose layers differ in size, or that only one image
-            has; in their order.
+        layers: Instructions with layers of different sizes, or that only one image has; in their
+            order.
     """
 
     before: Side
@@ -91,8 +91,8 @@ class ImageDifference:
         """The changes of files by folder, the largest growth or loss first."""
         counts: dict[str, Counter[str]] = {}
         for file in self.files:
-            counter = counts.setdefault(folder_of(file.path), Counter())
-            counter[_kind(file)] += 1
+            counter = counts.setdefault(find_counted_folder(file.path), Counter())
+            counter[_classify_change(file)] += 1
             counter["growth"] += (file.after or 0) - (file.before or 0)
         folders = []
         for name, count in counts.items():
@@ -111,7 +111,7 @@ class ImageDifference:
         return {**asdict(self), "folders": [asdict(folder) for folder in self.folders]}
 
 
-def folder_of(path: str) -> str:
+def find_counted_folder(path: str) -> str:
     """Return the folder that a file is counted under.
 
     That is the folder of its Python package, or a folder of the third level: ``/usr/lib/ssl``.
@@ -123,24 +123,27 @@ def folder_of(path: str) -> str:
     return "/".join(parents[:4]) or "/"
 
 
-def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference:
-    """Return everything that differs between two images."""
+def compare_images(before: InspectedImage, after: InspectedImage) -> ImageDifference:
+    """Compare two images: their packages, files, layers and configurations."""
     return ImageDifference(
-        before=_side(before),
-        after=_side(after),
-        components=changes(before.components, after.components),
-        python=changes(before.python, after.python),
-        packages=changes(before.packages, after.packages),
-        settings=changes(_settings(before), _settings(after)),
-        environment=changes(before.image.environment, after.image.environment),
-        labels=changes(before.image.labels, after.image.labels),
-        files=_files(before.files, after.files),
-        layers=_layers(before, after),
+        before=_describe_image(before),
+        after=_describe_image(after),
+        components=compare_tables(before.components, after.components),
+        python=compare_tables(before.python, after.python),
+        packages=compare_tables(before.packages, after.packages),
+        settings=compare_tables(_read_start_settings(before), _read_start_settings(after)),
+        environment=compare_tables(before.image.environment, after.image.environment),
+        labels=compare_tables(before.image.labels, after.image.labels),
+        files=_compare_files(before.files, after.files),
+        layers=_compare_layers(before, after),
     )
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the differences between two tables, sorted by name."""
+def compare_tables(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
+    """Compare two tables of names and values; return the different rows, sorted by name.
+
+    For example ``Change(name="torch", before="2.5", after="2.6")``.
+    """
     differences = []
     for name in sorted({**before, **after}):
         old, new = before.get(name), after.get(name)
@@ -149,7 +152,8 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change
     return tuple(differences)
 
 
-def _side(contents: InspectedImage) -> Side:
+def _describe_image(contents: InspectedImage) -> Side:
+    """Return the name, creation time and size of an inspected image."""
     image = contents.image
     return Side(
         reference=image.reference,
@@ -159,33 +163,43 @@ def _side(contents: InspectedImage) -> Side:
     )
 
 
-def _settings(contents: InspectedImage) -> dict[str, str]:
+def _read_start_settings(contents: InspectedImage) -> dict[str, str]:
+    """Return the words that start a container, such as ``{"arguments": "train"}``."""
     return {
         "entry point": " ".join(contents.image.entry_point),
         "arguments": " ".join(contents.image.command),
     }
 
 
-def _files(
+def _compare_files(
     before: Mapping[str, ImageFile], after: Mapping[str, ImageFile]
 ) -> tuple[FileChange, ...]:
+    """Return the files that were added, removed or changed, sorted by path."""
     changed_files = []
     for path in sorted({**before, **after}):
         old, new = before.get(path), after.get(path)
-        if old and new and _is_same(old, new):
+        if old and new and _is_same_file(old, new):
             continue
-        old_size = old.size if old else None
-        new_size = new.size if new else None
+        old_size = new_size = None
+        if old is not None:
+            old_size = old.size
+        if new is not None:
+            new_size = new.size
         changed_files.append(FileChange(path=path, before=old_size, after=new_size))
     return tuple(changed_files)
 
 
-def _is_same(old: ImageFile, new: ImageFile) -> bool:
-    return (old.what, old.mode, old.size) == (new.what, new.mode, new.size)
+def _is_same_file(old: ImageFile, new: ImageFile) -> bool:
+    """Return whether two files have the same content or link target, mode and size."""
+    return (old.content, old.mode, old.size) == (new.content, new.mode, new.size)
 
 
-def _layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, ...]:
-    old, new = _layer_sizes(before), _layer_sizes(after)
+def _compare_layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, ...]:
+    """Return the layers that differ in size, or that only one image has.
+
+    ``FileChange.path`` holds the layer's instruction: ``COPY /opt/venv /opt/venv``.
+    """
+    old, new = _collect_layer_sizes(before), _collect_layer_sizes(after)
     layers = []
     for instruction in {**old, **new}:
         old_size, new_size = old.get(instruction), new.get(instruction)
@@ -194,7 +208,7 @@ def _layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, 
     return tuple(layers)
 
 
-def _layer_sizes(contents: InspectedImage) -> dict[str, int]:
+def _collect_layer_sizes(contents: InspectedImage) -> dict[str, int]:
     """Return the size of each layer by its instruction.
 
     Two layers may have the same instruction (``COPY /opt/venv /opt/venv``): later ones get a
@@ -203,25 +217,27 @@ def _layer_sizes(contents: InspectedImage) -> dict[str, int]:
     counts: Counter[str] = Counter()
     sizes: dict[str, int] = {}
     for entry in contents.history:
+        # ENV, LABEL and the like make entries of the history without a layer.
         if not entry.size:
             continue
         instruction = readable(entry.created_by).removesuffix(" # buildkit")
         counts[instruction] += 1
         number = counts[instruction]
-        key = instruction if number == 1 else f"{instruction} ({number})"
-        sizes[key] = entry.size
+        if number > 1:
+            instruction += f" ({number})"
+        sizes[instruction] = entry.size
     return sizes
 
 
 def as_text(difference: ImageDifference) -> str:
-    """Return a difference for people."""
+    """Write a difference for people: the sizes, then a paragraph for each table with changes."""
     growth = signed(difference.after.size - difference.before.size)
-    lines = [_head(difference.before), f"  -> {_head(difference.after)}: {growth}"]
-    for title, rows in _groups(difference):
-        lines += ["", f"{title}: {_summed(rows)}"]
-        lines += [f"  {_words(row)}" for row in rows]
+    lines = [_format_image(difference.before), f"  -> {_format_image(difference.after)}: {growth}"]
+    for title, rows in _list_tables_with_changes(difference):
+        lines += ["", f"{title}: {_count_changes(rows)}"]
+        lines += [f"  {_format_change(row)}" for row in rows]
     if difference.files:
-        lines += ["", f"files: {_summed(difference.files)}"]
+        lines += ["", f"files: {_count_changes(difference.files)}"]
         folders = difference.folders
         for folder in folders[:SHOWN]:
             counts = f"+{folder.added} -{folder.removed} ~{folder.changed}"
@@ -229,27 +245,30 @@ def as_text(difference: ImageDifference) -> str:
         if len(folders) > SHOWN:
             lines.append(f"  and {len(folders) - SHOWN} more folders")
         lines += ["", "largest changes"]
-        largest = sorted(difference.files, key=_by_growth)
-        lines += [f"  {_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
+        largest = sorted(difference.files, key=_get_growth_order)
+        lines += [f"  {_format_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
     if difference.layers:
         lines += ["", "layers"]
-        lines += [f"  {_sizes(layer)}  {layer.path[:100]}" for layer in difference.layers]
+        lines += [f"  {_format_sizes(layer)}  {layer.path[:100]}" for layer in difference.layers]
     if len(lines) == 2:  # only the head
         lines += ["", "no differences"]
     return "\n".join(lines) + "\n"
 
 
-def _by_growth(file: FileChange) -> tuple[int, str]:
+def _get_growth_order(file: FileChange) -> tuple[int, str]:
+    """Return the sort key that puts the largest growth or loss first, then the path."""
     growth = (file.after or 0) - (file.before or 0)
     return -abs(growth), file.path
 
 
-def _head(side: Side) -> str:
+def _format_image(side: Side) -> str:
+    """Return the reference, the short identifier and the size of an image on one line."""
     return f"{side.reference} ({side.identifier[7:19]}, {megabytes(side.size)})"
 
 
-def _groups(difference: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
-    groups = [
+def _list_tables_with_changes(difference: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
+    """Return the title and the changes of each table that has any: ``("labels", changes)``."""
+    tables = [
         ("components", difference.components),
         ("Python packages", difference.python),
         ("Debian packages", difference.packages),
@@ -257,16 +276,18 @@ def _groups(difference: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]
         ("environment", difference.environment),
         ("labels", difference.labels),
     ]
-    return [(title, rows) for title, rows in groups if rows]
+    return [(title, rows) for title, rows in tables if rows]
 
 
-def _summed(rows: Sequence[Change] | Sequence[FileChange]) -> str:
-    counts = Counter(_kind(row) for row in rows)
+def _count_changes(rows: Sequence[Change] | Sequence[FileChange]) -> str:
+    """Return the numbers of changes as words: ``3 added, 1 changed``."""
+    counts = Counter(map(_classify_change, rows))
     kinds = [kind for kind in ("added", "removed", "changed") if counts[kind]]
     return ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
 
 
-def _kind(row: Change | FileChange) -> str:
+def _classify_change(row: Change | FileChange) -> str:
+    """Return ``added``, ``removed`` or ``changed``."""
     if row.before is None:
         return "added"
     if row.after is None:
@@ -274,7 +295,8 @@ def _kind(row: Change | FileChange) -> str:
     return "changed"
 
 
-def _words(row: Change) -> str:
+def _format_change(row: Change) -> str:
+    """Return a change as a line: ``+ NAME NEW``, ``- NAME OLD`` or ``~ NAME OLD -> NEW``."""
     if row.before is None:
         return f"+ {row.name} {row.after}".rstrip()
     if row.after is None:
@@ -282,7 +304,11 @@ def _words(row: Change) -> str:
     return f"~ {row.name} {row.before or '(nothing)'} -> {row.after or '(nothing)'}"
 
 
-def _sizes(row: FileChange) -> str:
-    before = "-" if row.before is None else amount(row.before)
-    after = "-" if row.after is None else amount(row.after)
+def _format_sizes(row: FileChange) -> str:
+    """Return both sizes of a file or layer; ``-`` on the side that lacks it."""
+    before = after = "-"
+    if row.before is not None:
+        before = amount(row.before)
+    if row.after is not None:
+        after = amount(row.after)
     return f"{before:>8} -> {after:>8}"

@@ -24,20 +24,20 @@ class ImageFile:
         path: Absolute.
         size: In bytes; 0 for a second hard link.
         mode: Permission bits.
-        what: ``-> TARGET`` of a link; the SHA-256 of a file, if digests were asked for.
+        content: ``-> TARGET`` of a link, or the SHA-256 of a file; ``""`` if files were not hashed.
         owner: ``package NAME``, ``python NAME``, or ``""``.
     """
 
     path: str
     size: int
     mode: int
-    what: str = ""
+    content: str = ""
     owner: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedImage:
-    """What reports need to know about an image.
+    """The contents of an image, as reports read them.
 
     Attributes:
         image: Its configuration.
@@ -46,7 +46,7 @@ class InspectedImage:
         packages: Its Debian packages, name to version.
         python: Its Python distributions, name to version (all versions, if
             several environments have one).
-        name: The target that it was built as; ``""`` if trainworks did not build it.
+        name: The name of its target; ``""`` if trainworks did not build the image.
         components: The components of its manifest, name to version.
     """
 
@@ -71,7 +71,7 @@ def inspect_image(
     """Read an image of the engine's store.
 
     Args:
-        digests: Whether to read every file and hash it.
+        digests: Whether to read and hash every file.
 
     Raises:
         UnknownNameError: The engine has no such image.
@@ -83,40 +83,50 @@ def inspect_image(
         engine.container(image.reference, isolated="asked") as container,
     ):
         task.note = reference
-        found = take_contents(container, digests=digests)
-    name, components = _manifest(found["manifest"])
+        contents = take_contents(container, digests=digests)
+    name, components = _parse_manifest(contents["manifest"])
     python: dict[str, str] = {}
-    for name, version in found["python"]:
-        python[name] = f"{python[name]}, {version}" if name in python else version
-    of_engine = pattern_of(
-        path for row in facts.generated_files if row.name == ENGINE_FILES for path in row.paths
-    )
-    files = [
-        ImageFile(path=path, size=size, mode=mode, what=what, owner=owner)
-        for path, size, mode, what, owner in found["files"]
-        if not of_engine.fullmatch(path)
-    ]
+    for distribution, version in contents["python"]:
+        if distribution in python:
+            python[distribution] += f", {version}"
+        else:
+            python[distribution] = version
+
+    # The inventory runs in a container, so it also lists files that the image does not have.
+    engine_paths: list[str] = []
+    for row in facts.generated_files:
+        if row.name == ENGINE_FILES:
+            engine_paths += row.paths
+    engine_files = pattern_of(engine_paths)
+    files = {}
+    for path, size, mode, content, owner in contents["files"]:
+        if not engine_files.fullmatch(path):
+            file = ImageFile(path=path, size=size, mode=mode, content=content, owner=owner)
+            files[path] = file
     return InspectedImage(
         image=image,
         history=engine.history(reference),
-        files={file.path: file for file in files},
-        packages=dict(found["packages"]),
+        files=files,
+        packages=dict(contents["packages"]),
         python=python,
         name=name,
         components=components,
     )
 
 
-def _manifest(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the components' versions that an image's manifest has.
+def _parse_manifest(text: str) -> tuple[str, dict[str, str]]:
+    """Return the target's name and the components' versions of an image's manifest.
 
-    None of one that is malformed.
+    For example ``("pytorch-...", {"torch": "2.6"})``; ``("", {})`` for a malformed manifest.
+
+    Args:
+        text: The manifest's JSON, see ``render.manifest``; ``""`` if the image has no manifest.
     """
     try:
         manifest = json.loads(text or "{}")
-        versions = {
-            str(name): str(row["version"]) for name, row in manifest.get("components", {}).items()
-        }
+        versions = {}
+        for name, row in manifest.get("components", {}).items():
+            versions[str(name)] = str(row["version"])
         return str(manifest.get("name", "")), versions
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return "", {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.plan.select import in_order, sorted_rows, version_key
+from trainworks.plan.select import sort_rows, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("target", "patched to", "built")
@@ -35,10 +35,12 @@ def patches_until(row: TargetRow, facts: Facts) -> str:
     ``its successor`` if the day is not known: the release of the next version.
     """
     end = facts.end_of_patch(row)
-    return end.date if end else "its successor"
+    if end is None:
+        return "its successor"
+    return end.date
 
 
-def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
+def _describe_last_build(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
     """Return the last build of a target in words: ``DAY, SIZE``, ``older, DAY``, or ``no``.
 
     ``no; 3 parts`` says that three of its components were built. Reasons, and the names of the
@@ -52,10 +54,12 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
         return f"older, {facts.built_by_target[name].date}"
     components = context_of(row, facts).components.values()
     proved = [component for component in components if component.proved]
-    return f"no; {len(proved)} parts" if proved else "no"
+    if proved:
+        return f"no; {len(proved)} parts"
+    return "no"
 
 
-def list_text(
+def format_list(
     rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True
 ) -> str:
     """Return the table for people.
@@ -72,10 +76,11 @@ def list_text(
         buildable = [row for row in rows if not row.unbuilt]
         listed = buildable or rows
     table = [COLUMNS]
-    for row in in_order(listed):
+    for row in sort_rows(listed):
         until = patches_until(row, facts).removeprefix("its ")
-        table.append((facts.name_of(row), until, _proof(row, facts, current)))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        table.append((facts.name_of(row), until, _describe_last_build(row, facts, current)))
+    columns = zip(*table, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     text = ""
     for cells in table:
         padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
@@ -86,7 +91,7 @@ def list_text(
     return text
 
 
-def summary_markdown(facts: Facts) -> str:
+def render_summary(facts: Facts) -> str:
     """Return a short table: for each framework and kind of sources its versions and its cells.
 
     The table is in committed pages, so it has no builds: those depend on more than the rows.
@@ -98,26 +103,34 @@ def summary_markdown(facts: Facts) -> str:
     for (sources, framework), rows in sorted(groups.items()):
         versions = list(dict.fromkeys(row.version for row in rows))
         cells = sorted({row.cuda for row in rows}, key=lambda name: (version_key(name), name))
-        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+        span = versions[0]
+        if len(versions) > 1:
+            span += f" to {versions[-1]}"
         lines.append(f"| {sources} | {framework} | {span} | {', '.join(cells)} | {len(rows)} |")
     return "\n".join(lines) + "\n"
 
 
-def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
+def format_json_list(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
     """Return the table for programs: an object for each target, with versions and last build.
 
     ``built`` is the recorded build, and whether it is ``current``: of today's
-    recipe. Arguments as for ``list_text``.
+    recipe. Arguments as for ``format_list``.
     """
-    values = [_values(row, facts, current) for row in in_order(rows)]
+    values = [_collect_values(row, facts, current) for row in sort_rows(rows)]
     return json.dumps(values, indent=2) + "\n"
 
 
-def _values(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> dict[str, object]:
+def _collect_values(
+    row: TargetRow, facts: Facts, current: Mapping[str, Built]
+) -> dict[str, object]:
     """Return a target as values for JSON."""
     name = facts.name_of(row)
     end = facts.end_of_patch(row)
+    last_day = ""
+    if end is not None:
+        last_day = end.date
     record = facts.built_by_target.get(name)
+    # A target without a recorded build has ``"built": null``.
     built = None
     if record is not None:
         built = asdict(record) | {"current": record.target in current}
@@ -133,7 +146,7 @@ def _values(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> dict[
         "stack": row.stack,
         "versions": context_of(row, facts).versions,
         "unbuilt": row.unbuilt,
-        "end_of_patch": end.date if end else "",
+        "end_of_patch": last_day,
         "state": state_of(row, facts, current),
         "built": built,
     }

@@ -37,7 +37,7 @@ def describe_plan(
         lines.append(f"  {step.component:<{width}}  {version:<10}  {step.summary}")
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
     if recorded is None:
-        unproved = never_run(plan, components)
+        unproved = find_unproved_components(plan, components)
         if unproved:
             lines.append(f"  recipes that were rendered and never run: {', '.join(unproved)}")
     lines += [f"  not locked: {source}" for source in plan.unlocked]
@@ -48,17 +48,19 @@ def describe_plan(
     for step in plan.steps:
         sizes += [package.size for package in step.python]
         sizes += [artifact.size for artifact in step.artifacts]
-    unknown = f" and {sizes.count(0)} files of unknown size" if 0 in sizes else ""
+    unknown = ""
+    if 0 in sizes:
+        unknown = f" and {sizes.count(0)} files of unknown size"
     lines.append(f"  downloads about {sum(sizes) / 1e6:,.0f} MB{unknown}, less what caches have")
     if recorded is not None:
         lines.append(f"  image: {recorded.megabytes:,} MB when a build was last recorded")
     return "\n".join(lines) + "\n"
 
 
-def never_run(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the components of a vendor's image with a recipe that was never run.
+def find_unproved_components(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ...]:
+    """Return the components of a vendor's image with a recipe that was never run: ``("smddp",)``.
 
-    ``()`` for an image of packages, whose recipes are others.
+    ``()`` for an image of packages, which has other recipes.
     """
     if plan.target.sources != "vendor":
         return ()

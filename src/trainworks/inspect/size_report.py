@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.probe.files import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
-from trainworks.plan.model import ImagePlan
+from trainworks.plan.model import ImagePlan, Step
 from trainworks.terminal.formatting import amount, megabytes, stacked
 
 SHOWN = 10
@@ -24,9 +24,14 @@ BAR = 40
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSize:
-    """The size of a component in bytes, and of its packages.
+    """The size of a component in bytes, the number of its files, and its packages.
 
-    Packages have the names ``python NAME`` or ``package NAME``, and a version and a size.
+    Attributes:
+        component: The component's name.
+        size: The size of all its files.
+        files: The number of its files.
+        packages: Version and size of each package, the largest first:
+            ``{"python torch": ("2.6", 900_000_000), "package libc6": ("2.36-9", 13_000_000)}``.
     """
 
     component: str
@@ -47,7 +52,7 @@ class SizeReport:
         budget: The limit of the size; 0 if the image is not a target's.
         parts: The components, largest first.
         overwritten: Bytes of lower layers that a later layer replaced or removed.
-        largest_files: Path and bytes.
+        largest_files: Path and size of the largest files: ``("/opt/venv/.../libtorch.so", 500)``.
     """
 
     reference: str
@@ -60,14 +65,14 @@ class SizeReport:
     largest_files: tuple[tuple[str, int], ...]
 
 
-def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
+def make_size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
     """Return the size of an image by component.
 
     A file of a package belongs to the component that the plan installs the package for, else, as a
     package that others need, to ``system``. Any other file belongs to the component whose recipe
     owns its path. Without a plan, only the packages are known.
     """
-    component_of = _owners(plan, facts)
+    component_of = _make_component_lookup(plan, facts)
     sizes: Counter[str] = Counter()
     files: Counter[str] = Counter()
     packages: dict[str, Counter[str]] = {}
@@ -82,26 +87,34 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         versions[f"python {name}"] = version
     parts = []
     for component, size in sizes.most_common():
-        package_sizes = packages.get(component, Counter()).most_common()
-        rows = {owner: (versions.get(owner, ""), weight) for owner, weight in package_sizes}
+        package_sizes = packages.get(component, Counter())
+        rows = {}
+        for owner, weight in package_sizes.most_common():
+            rows[owner] = (versions.get(owner, ""), weight)
         part = ComponentSize(component=component, size=size, files=files[component], packages=rows)
         parts.append(part)
-    largest = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))[:SHOWN]
+    budget = 0
+    if plan is not None:
+        budget = plan.budget_megabytes * 1_000_000
+    by_size = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))
+    largest_files = [(file.path, file.size) for file in by_size[:SHOWN]]
     return SizeReport(
         reference=contents.image.reference,
         identifier=contents.image.identifier,
         created=contents.image.created,
         size=contents.image.size,
-        budget=plan.budget_megabytes * 1_000_000 if plan else 0,
+        budget=budget,
         parts=tuple(parts),
         overwritten=max(0, contents.image.size - sizes.total()),
-        largest_files=tuple((file.path, file.size) for file in largest),
+        largest_files=tuple(largest_files),
     )
 
 
-def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
-    """Return a function that gives the component of a file."""
-    steps = plan.steps if plan else ()
+def _make_component_lookup(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
+    """Return a function that finds the component of a file: ``torch``, or ``other files``."""
+    steps: tuple[Step, ...] = ()
+    if plan is not None:
+        steps = plan.steps
     # A package that two components name belongs to the first one. Packages that
     # only other packages need belong to no component.
     by_package: dict[str, str] = {}
@@ -140,18 +153,24 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
 
 
 def as_text(report: SizeReport) -> str:
-    """Return a report for people."""
+    """Write a report for people: a bar for each component, then the largest packages and files."""
     head = f"{report.reference}: {megabytes(report.size)}"
     if report.budget:
         head += f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}"
     lines = [head, ""]
-    width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
-    *bars, hidden = stacked([*(part.size for part in report.parts), report.overwritten], BAR)
+    labels = [OVERWRITTEN]
+    labels += [part.component for part in report.parts]
+    width = max(map(len, labels))
+    sizes = [part.size for part in report.parts]
+    *bars, overwritten_bar = stacked([*sizes, report.overwritten], BAR)
     for part, bar in zip(report.parts, bars, strict=True):
-        share = part.size / report.size if report.size else 0
+        share = 0.0
+        if report.size:
+            share = part.size / report.size
         figures = f"{amount(part.size):>8}  {share:>6.1%}  {part.files:>6} files"
         lines.append(f"  {part.component:<{width}}  {figures}  {bar}")
-    lines.append(f"  {OVERWRITTEN:<{width}}  {amount(report.overwritten):>8}{'':24}{hidden}")
+    hidden_size = amount(report.overwritten)
+    lines.append(f"  {OVERWRITTEN:<{width}}  {hidden_size:>8}{'':24}{overwritten_bar}")
     lines += ["", "largest packages"]
     weights = []
     for part in report.parts:

@@ -48,15 +48,16 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
         is_beginning = "-" in name and any(target.startswith(name) for target in targets)
         must_be_local = is_beginning or not elsewhere
         if must_be_local and engine.inspect(name) is None:
-            raise _no_image(name, engine, facts)
+            raise _make_unknown_image_error(name, engine, facts)
         return name
     if engine.inspect(ours.reference) is not None:
         return ours.reference
-    variants = variants_in(engine, ours, facts)
+    variants = find_variants(engine, ours, facts)
     # A reference, or a name with a variant, means one image and no other.
     if variants and not ours.variant and name != ours.reference:
-        say(f"{name}: {engine.name} has {variants[0]}{describe_variant(ours, variants[0], facts)}")
-        return variants[0]
+        variant = variants[0]
+        say(f"{name}: {engine.name} has {variant}{describe_variant(ours, variant, facts)}")
+        return variant
     hint = "build it again with the same options"
     request = request_of(ours.row, ours.variant, facts)
     if request:
@@ -66,9 +67,9 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
     raise UnknownNameError(f"{engine.name} has no image {ours.reference}", hint=hint)
 
 
-def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
+def find_variants(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
     """Return a target's other images in an engine, those with the fewest differences first."""
-    usual = ours.reference.removesuffix(ours.variant) if ours.variant else ours.reference
+    usual = ours.reference.removesuffix(ours.variant)
     variants = []
     for name in engine.names():
         if not name.startswith(f"{usual}-"):
@@ -76,7 +77,12 @@ def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
         variant = name.removeprefix(usual)
         if variant.startswith(HASHED) or request_of(ours.row, variant, facts):
             variants.append(name)
-    return sorted(variants, key=lambda name: (HASHED in name, name.count("-with"), name))
+
+    def count_differences(name: str) -> tuple[bool, int, str]:
+        # A hash stands for more differences than a name can hold.
+        return HASHED in name, name.count("-with"), name
+
+    return sorted(variants, key=count_differences)
 
 
 def describe_variant(ours: ImageName, reference: str, facts: Facts) -> str:
@@ -103,15 +109,18 @@ def describe_variant(ours: ImageName, reference: str, facts: Facts) -> str:
 
 
 def build_command(request: Request) -> str:
-    """Return the command that builds the image of a request."""
+    """Return the command that builds an image: ``python build.py --framework pytorch ...``."""
     options = {
         "--framework": request.framework,
         "--cuda": request.cuda,
         "--framework-version": request.version,
         "--python": request.python,
-        "--sources": request.sources if request.sources != "packages" else "",
-        "--architecture": request.architecture if request.architecture != "amd64" else "",
     }
+    # The defaults of these two need no option.
+    if request.sources != "packages":
+        options["--sources"] = request.sources
+    if request.architecture != "amd64":
+        options["--architecture"] = request.architecture
     words = [f"{option} {value}" for option, value in options.items() if value]
     words += [f"--with {name}" for name in request.with_components]
     words += [f"--without {name}" for name in request.without_components]
@@ -119,10 +128,13 @@ def build_command(request: Request) -> str:
     return " ".join(["python build.py", *words])
 
 
-def _no_image(name: str, engine: Engine, facts: Facts) -> UnknownNameError:
+def _make_unknown_image_error(name: str, engine: Engine, facts: Facts) -> UnknownNameError:
+    """Return the error for an image that the engine lacks, with the nearest name."""
     targets = [facts.name_of(row) for row in facts.targets]
     near = nearest(name, [*engine.names(), *targets])
-    did_you_mean = f"did you mean {near}? " if near else ""
+    did_you_mean = ""
+    if near:
+        did_you_mean = f"did you mean {near}? "
     listed = f"`{engine.name} images` lists its images, `python build.py --list` the targets"
     return UnknownNameError(
         f"{engine.name} has no image {name}",

@@ -1,3 +1,1 @@
-"""Plans: from what was asked for and the facts to everything an image is made
-of, as one frozen value. Pure.
-"""
+"""Makes the plan of an image from a request and the facts: one frozen value. Pure."""

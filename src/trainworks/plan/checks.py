@@ -1,9 +1,8 @@
-"""The promises of an image, as values: what a recipe declares and what the
-image tests ask the built image.
+"""Types of the promises of an image: a recipe declares them, and the tests of the image check them.
 
-A promise is written once, in the front matter of the recipe that keeps it; ``plan`` fills in the
-versions and adds the promises that hold for every image. Every check names its component, so that a
-failure says whose it is.
+The front matter of a recipe has the promises that this recipe keeps. ``plan`` fills in the versions
+and adds the promises of every image. Each promise names its component, so that a failure names the
+component too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from trainworks.facts import field_types
 
 @dataclass(frozen=True, kw_only=True)
 class _Promise:
-    """What every check has: the component that promises it."""
+    """The field of every check: the component that makes the promise."""
 
     component: str
 
@@ -64,10 +63,13 @@ class PythonPackageCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class PythonImportsCheck(_Promise):
-    """What these Python distributions bring can be imported, each in its own process.
+    """The packages of these Python distributions can be imported, each in its own process.
 
-    Imported are their topmost packages, or else their modules. ``python`` is the interpreter that
-    has them. ``released`` are the dates of releases, by distribution, as far as they are known.
+    Attributes:
+        distributions: The distributions. Their topmost packages are imported, or else their
+            modules.
+        released: The known dates of releases: ``("torch", "2025-01-29")``.
+        python: Path of the interpreter.
     """
 
     distributions: tuple[str, ...]
@@ -126,12 +128,13 @@ class SingleLibraryCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadableLibraryCheck(_Promise):
-    """A library can be loaded into a fresh process of the image's Python, with all that it needs.
+    """A library can be loaded into a fresh process of the image's Python, with its dependencies.
 
-    ``library`` is a name that the loader finds by itself (``libnccl-net.so``, as NCCL asks for its
-    plugin), or a path, which may be a glob that one file fits. ``provided`` are sonames that the
-    host's driver brings: where only they are missing, which no call of ``dlopen`` can tell without
-    a driver, the loader's search is followed instead.
+    Attributes:
+        library: A name that the loader finds by itself (``libnccl-net.so``, as NCCL loads its
+            plugin), or a path, which may be a glob that one file fits.
+        provided: Sonames that the host's driver brings. Without a driver ``dlopen`` fails for these
+            too: then the loader's search is followed instead.
     """
 
     library: field_types.Library
@@ -143,8 +146,8 @@ class LoadableLibraryCheck(_Promise):
 class OpenableLibrariesCheck(_Promise):
     """Every library that fits a pattern can be opened by itself, by the image's Python.
 
-    These are libraries that others open by name, when a job first needs them: no file NEEDs them.
-    What one needs of its own folder may be open before.
+    Other libraries open these by name during a job, and no ELF file NEEDs them. The libraries that
+    one of them needs from its own folder may be open before.
 
     Attributes:
         libraries: Patterns of paths, as of a shell; each fits at least one
@@ -178,13 +181,14 @@ class HardenedLibrariesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class ElfNeedsCheck(_Promise):
-    """What is under ``roots`` was built against the libraries that the image has, not against
-    another major version.
+    """Files under ``roots`` were built against the image's libraries, not another major version.
 
-    ``libraries`` are sonames up to the major version (``libcudart.so.12``): an ELF file that NEEDs
-    a library of that name needs exactly this one, or one whose soname goes on after it. With a
-    ``cuda`` version, ``12.1``, no Python distribution of the environment says that it is for
-    another major version (``1.0+cu130``, ``nvidia-nccl-cu13``).
+    Attributes:
+        roots: The folders of the ELF files.
+        libraries: Sonames up to the major version (``libcudart.so.12``). An ELF file that NEEDs a
+            library of that name needs exactly this one, or a longer soname (``libcudart.so.12.1``).
+        cuda: The version of CUDA, such as ``12.1``: no Python distribution of the environment may
+            be for another major version (``1.0+cu130``, ``nvidia-nccl-cu13``). ``""``: any.
     """
 
     roots: tuple[str, ...]
@@ -211,8 +215,9 @@ class OwnedFilesCheck(_Promise):
     """Every file and link of the image belongs to a package of the system, to a Python
     distribution, or to ``owned``.
 
-    In these patterns ``*`` stays within a folder and ``**`` goes through all below: what the
-    recipes declare (``owns``), and what is known to be generated (``images/generated-files.toml``).
+    ``owned`` are patterns of recipes (``owns``) and of generated files
+    (``images/generated-files.toml``): ``*`` stays within a folder, and ``**`` goes through all
+    folders below.
     """
 
     owned: tuple[str, ...]
@@ -221,8 +226,12 @@ class OwnedFilesCheck(_Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class PathRights:
-    """Patterns of paths, the most that their mode may be (octal), and the group
-    that they may belong to.
+    """The rights that paths may have at most.
+
+    Attributes:
+        paths: Patterns of paths.
+        mode: The highest mode, octal: ``0640``.
+        group: The group that the paths may belong to.
     """
 
     paths: tuple[str, ...]
@@ -248,7 +257,7 @@ class DeliveredFilesCheck(_Promise):
         closed: Patterns of paths that only some users may read.
         sourced: Patterns of Python modules that no package lists and that bytecode was made of. A
             folder that has files of ``digests`` has no other.
-        links: Links that no package lists: path, and what each leads to (``""`` is anything).
+        links: Links that no package lists: path and target of each, ``""`` for any target.
         privileged: Packages and paths of files that have rights of their own,
             where the package is installed.
         shared: Folders in which every user makes files, and changes no file of another user.
@@ -276,7 +285,7 @@ class MakersListsCheck(_Promise):
         debian: The Debian packages that are asked for, and patterns of those that an installer
             brings; others are needed by these.
         trims: Patterns of files that recipes remove from wheels, below site-packages (``trims``).
-        strips: Patterns of libraries whose symbols recipes remove, likewise (``strips``).
+        strips: Patterns of libraries that recipes strip of symbols, likewise (``strips``).
     """
 
     distributions: tuple[str, ...]
@@ -363,7 +372,7 @@ class ConfigurationCheck(_Promise):
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
         others: Whether the base image may have variables and labels of its own.
-        architecture: What its programs run on; ``""`` where that is not known.
+        architecture: The architecture of its programs: ``amd64``; ``""`` if not known.
         steps: The instructions that made the last layers, as
             ``render.steps.image_steps`` has them: its history.
     """
@@ -387,11 +396,11 @@ class StartCheck(_Promise):
     image's entry point.
 
     Attributes:
-        arguments: What the container is started with.
-        expect: What it prints; ``""`` for anything.
-        why: What it shows, in words; ``""``: the arguments say it.
-        alone: Whether it has no network, and cannot resolve its own name; where
-            the engine can isolate.
+        arguments: The arguments of the container.
+        expect: The text that the container prints; ``""`` for any.
+        why: The purpose in words; ``""`` if the arguments say enough.
+        alone: Whether the container has no network, and cannot resolve its own name, if the engine
+            can isolate containers.
     """
 
     arguments: tuple[str, ...]
@@ -438,7 +447,7 @@ PROGRAMS = (
     OpenableLibrariesCheck,
     StartCheck,
 )
-"""What starts programs of the image or imports its modules, and takes minutes.
+"""Types of promises that start programs of the image or import its modules, and take minutes.
 
-All else reads files.
+All other promises read files.
 """

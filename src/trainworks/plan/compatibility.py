@@ -10,10 +10,11 @@ from trainworks.facts.rows import Rule
 
 
 def all_hold(ranges: Mapping[str, str], properties: Properties) -> bool:
-    """Return whether every property is in its range."""
-    return all(
-        satisfies(properties.get(name), allowed, properties) for name, allowed in ranges.items()
-    )
+    """Return whether every property is in its range, such as ``{"nccl": ">=2.18"}``."""
+    for name, allowed in ranges.items():
+        if not satisfies(properties.get(name), allowed, properties):
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,12 @@ class Conflict:
 
     Attributes:
         rule: The rule's name.
-        found: What the plan has of the properties that the rule speaks about.
-        wanted: What the rule requires; ``""`` where it refuses the combination itself.
-        reason: Why.
-        source: Where the rule comes from.
-        instead: What to do.
+        found: The plan's values of the rule's properties: ``nccl 2.18, smddp absent``.
+        wanted: The required ranges: ``nccl >=2.20``; ``""`` if the rule refuses the combination
+            itself.
+        reason: The reason of the rule.
+        source: The document that the rule comes from.
+        instead: The advice to the user.
     """
 
     rule: str
@@ -38,37 +40,43 @@ class Conflict:
 
     def __str__(self) -> str:
         """Return the conflict as one paragraph."""
-        wanted = f" (required: {self.wanted})" if self.wanted else ""
-        return (
-            f"{self.rule}: {self.found}{wanted}: {self.reason}; instead: {self.instead} (source:"
-            f" {self.source})"
-        )
+        text = f"{self.rule}: {self.found}"
+        if self.wanted:
+            text += f" (required: {self.wanted})"
+        return f"{text}: {self.reason}; instead: {self.instead} (source: {self.source})"
 
 
-def conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:
-    """Return a conflict for every rule that does not hold for these properties,
-    in the order of the rules.
-    """
-    return tuple(
-        Conflict(
+def find_conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:
+    """Return a conflict for every rule that does not hold for these properties, in their order."""
+    conflicts = []
+    for rule in rules:
+        if not all_hold(rule.when, properties):
+            continue
+        # A rule that requires nothing refuses the combination in ``when``.
+        if rule.require and all_hold(rule.require, properties):
+            continue
+        required = [f"{name} {allowed}" for name, allowed in rule.require.items()]
+        conflict = Conflict(
             rule=rule.name,
-            found=describe({**rule.when, **rule.require}, properties),
-            wanted=", ".join(f"{name} {allowed}" for name, allowed in rule.require.items()),
+            found=describe_properties({**rule.when, **rule.require}, properties),
+            wanted=", ".join(required),
             reason=rule.reason,
             source=rule.source,
             instead=rule.instead,
         )
-        for rule in rules
-        if all_hold(rule.when, properties)
-        and not (rule.require and all_hold(rule.require, properties))
-    )
+        conflicts.append(conflict)
+    return tuple(conflicts)
 
 
-def describe(names: Iterable[str], properties: Properties) -> str:
-    """Return what a plan has of these properties, for people: ``nccl 2.18, smddp absent``."""
+def describe_properties(names: Iterable[str], properties: Properties) -> str:
+    """Return a plan's values of these properties, for people: ``nccl 2.18, smddp absent``."""
     words = []
     for name in names:
         value = properties.get(name)
-        shown = " ".join(sorted(value)) or "empty" if isinstance(value, frozenset) else value
-        words.append(f"{name} {shown or ABSENT}")
+        if isinstance(value, frozenset):
+            # A part may have flags, and this one has none.
+            text = " ".join(sorted(value)) or "empty"
+        else:
+            text = value or ABSENT
+        words.append(f"{name} {text}")
     return ", ".join(words)

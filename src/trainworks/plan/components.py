@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from trainworks.facts.ranges import Properties, Value
 from trainworks.facts.rows import Artifact, Component, Facts
-from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
-from trainworks.plan.target import TargetContext, artifact_rows
+from trainworks.plan.compatibility import Conflict, all_hold, describe_properties, find_conflicts
+from trainworks.plan.target import TargetContext, find_artifact_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,8 @@ class Parts:
 
     Attributes:
         versions: The version of each component.
-        properties: Properties for the conditions of rules, artifacts and fabric variables.
+        properties: Properties for the conditions of rules, artifacts and fabric variables:
+            ``{"nccl": "2.27", "efa-installer.flags": frozenset({"-y", "-g"})}``.
         artifacts: The downloads of each component: its own artifact first, then those that come
             with it.
         unfit: A line for each component for which no artifact row fits, or more than one.
@@ -33,13 +34,14 @@ class Parts:
     advice: tuple[Conflict, ...]
 
 
-def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
+def choose_parts(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
     """Return the parts of a target with these components, and every broken rule."""
-    properties = properties_of(target, components)
+    properties = collect_properties(target, components)
     artifacts, unfit = _choose_artifacts(target, components, properties, facts)
-    properties |= properties_of_artifacts(artifacts)
+    properties |= collect_artifact_properties(artifacts)
 
-    # The consequence of a wrong artifact is not a second problem.
+    # Without a fitting artifact its flags and companions are not known: rules about these would
+    # report a consequence as a second problem.
     unknown = set()
     problems: list[str] = []
     for name, component_problems in unfit.items():
@@ -47,7 +49,10 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
         unknown.add(f"{name}.flags")
         for artifact in facts.artifacts_by_name.get(name, ()):
             unknown.update(artifact.together)
-    rules = [rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})]
+    rules = []
+    for rule in facts.rules:
+        if unknown.isdisjoint({*rule.when, *rule.require}):
+            rules.append(rule)
 
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
     answered: set[str] = set()
@@ -55,7 +60,7 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
         answered.update(facts.recipes[component.recipe_name].answers)
     broken = []
     advice = []
-    for conflict in conflicts(rules, properties):
+    for conflict in find_conflicts(rules, properties):
         if conflict.rule not in advising:
             broken.append(conflict)
         elif conflict.rule not in answered:
@@ -70,7 +75,7 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
     )
 
 
-def properties_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
+def collect_properties(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
     """Return the properties of a target with these components, for rules and artifacts
     (``facts.ranges.PROPERTIES``).
     """
@@ -81,6 +86,7 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
         if version is None:
             continue
         properties[component.name] = version
+        # A build of its own, such as ``cu130`` of ``2.9+cu130``.
         if "+" in version:
             properties[f"{component.name}.build"] = version.partition("+")[2]
     properties |= {
@@ -112,10 +118,10 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
     return properties
 
 
-def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
-    """Return the properties of the artifacts that components download.
+def collect_artifact_properties(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
+    """Return the flags of each component's own artifact, and the versions of its companions.
 
-    They are the flags of each component's own, and the versions of those that come with it.
+    For example ``{"efa-installer.flags": frozenset({"-y", "-g"}), "libfabric-headers": "2.1"}``.
     """
     flags: dict[str, Value] = {}
     versions: dict[str, Value] = {}
@@ -129,59 +135,65 @@ def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> di
 def _choose_artifacts(
     target: TargetContext, components: Sequence[Component], properties: Properties, facts: Facts
 ) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
-    """Return the artifacts of each component, and the problems of those for which not exactly one
-    row fits.
+    """Return the artifacts and the problems of components, both by the component's name.
 
-    A component with a version that another part brings downloads nothing.
+    Exactly one row of ``images/artifacts.toml`` must fit a component; else it has problems.
     """
     artifacts: dict[str, tuple[Artifact, ...]] = {}
     problems: dict[str, list[str]] = {}
     for component in components:
         name = component.name
+        # The artifact of another component brings this one: there is nothing to download.
         if name in target.versions and name not in target.declared:
             continue
-        rows = artifact_rows(component, target, facts)
+        rows = find_artifact_rows(component, target, facts)
         fitting = [row for row in rows if all_hold(row.requires, properties)]
         if len(fitting) == 1:
-            artifacts[name] = _with_others(fitting[0], facts)
+            artifacts[name] = _add_companions(fitting[0], facts)
             continue
         version = target.versions.get(name, "")
         if fitting:
             problems[name] = [f"{name} {version}: {len(fitting)} rows of images/artifacts.toml fit"]
         elif rows:
-            problems[name] = [_unfit_row(row, version, properties) for row in rows]
+            problems[name] = [_explain_unfit_row(row, version, properties) for row in rows]
         elif component.artifact:
             versions = [row.version for row in facts.artifacts_by_name.get(name, ())]
-            problem = (
-                f"{name} {version or 'without a version'}: no row in images/artifacts.toml"
-                f" (available: {', '.join(versions) or 'none'})"
-            )
-            problems[name] = [problem]
+            available = ", ".join(versions) or "none"
+            label = f"{name} {version or 'without a version'}"
+            problems[name] = [f"{label}: no row in images/artifacts.toml (available: {available})"]
     return artifacts, problems
 
 
-def _with_others(own: Artifact, facts: Facts) -> tuple[Artifact, ...]:
-    """Return a component's own artifact and those that come with it, with the lock's hashes."""
+def _add_companions(own: Artifact, facts: Facts) -> tuple[Artifact, ...]:
+    """Return a component's own artifact and its companions (``together``), with the lock's hashes.
+
+    For example ``together = {"libfabric-headers": "2.1"}``.
+    """
     artifacts = [own]
     for name, version in own.together.items():
-        artifacts += [row for row in facts.artifacts_by_name[name] if row.version == version]
-    return tuple(_with_lock(artifact, facts) for artifact in artifacts)
+        for row in facts.artifacts_by_name[name]:
+            if row.version == version:
+                artifacts.append(row)
+    return tuple(_add_locked_hash(artifact, facts) for artifact in artifacts)
 
 
-def _unfit_row(row: Artifact, version: str, properties: Properties) -> str:
+def _explain_unfit_row(row: Artifact, version: str, properties: Properties) -> str:
     """Return the reason why an artifact does not fit a target."""
     requirements = [f"{other} {allowed}" for other, allowed in row.requires.items()]
+    required = ", ".join(requirements)
+    present = describe_properties(row.requires, properties)
     return (
-        f"{row.name} {version}: requires {', '.join(requirements)}"
-        f"; this target has {describe(row.requires, properties)} (source: {row.source})"
+        f"{row.name} {version}: requires {required};"
+        f" this target has {present} (source: {row.source})"
     )
 
 
-def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
+def _add_locked_hash(artifact: Artifact, facts: Facts) -> Artifact:
     """Return an artifact with the lock's hash and size, if its row has none."""
     locked = facts.locked_artifact_by_url.get(artifact.url)
     if locked is None:
         return artifact
-    return replace(
-        artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size
-    )
+    # A published hash or size counts before the recorded one.
+    sha256 = artifact.sha256 or locked.sha256
+    size = artifact.size or locked.size
+    return replace(artifact, sha256=sha256, size=size)

@@ -1,4 +1,4 @@
-"""The promises of an image: from the front matter of its recipes, and from its plan."""
+"""Makes the promises of an image, from the front matter of its recipes and from its plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainworks.plan.target import TargetContext
 from trainworks.suggestions import nearest
 
 IMAGE = "image"
-"""The name under which promises that belong to no single component are reported."""
+"""The component of promises that belong to the image as a whole."""
 
 CHECK_TYPES: Mapping[str, type[Any]] = {
     check_type.kind: check_type for check_type in get_args(Check)
@@ -26,8 +26,9 @@ CHECK_TYPES: Mapping[str, type[Any]] = {
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
-"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's
-cuSPARSE is still 12).
+"""Libraries of the CUDA toolkit that have its major version in their soname.
+
+Others do not: CUDA 13's cuSPARSE is still 12.
 """
 
 SINGLE_CUDA_LIBRARIES = (
@@ -117,7 +118,7 @@ UNKNOWN_USER = (
 Kubernetes does so if containers may not run as root.
 """
 
-USE_AS_ANYONE = (
+USE_AS_UNKNOWN_USER = (
     f"for folder in {' '.join(RESULTS)}; do file=$(mktemp -p $folder); rm $file; done; "
     "train --version; python -c 'import pip; print(\"imported\")'"
 )
@@ -154,7 +155,7 @@ DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 def declared_checks(
     steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str
 ) -> list[Check]:
-    """Return the promises of the recipes' front matters.
+    """Return the promises of the recipes' front matters, with versions filled in.
 
     Promises of recipes without a step, and promises ``beside`` a missing component, are checked
     too: else only the user of an optional component would find its malformed promise.
@@ -167,7 +168,7 @@ def declared_checks(
     for recipe in recipes.values():
         recipe_values = values_by_recipe.setdefault(recipe.name, [])
         for number, row in enumerate(recipe.checks, start=1):
-            values, row_problems = _values(row, f"{recipe.name}.j2: check {number}")
+            values, row_problems = _read_values(row, f"{recipe.name}.j2: check {number}")
             recipe_values.append(values)
             problems += row_problems
     if problems:
@@ -176,23 +177,31 @@ def declared_checks(
     chosen = {step.component for step in steps}
     declared: list[Check] = []
     for step in steps:
-        known = known_versions(step, python)
+        known = collect_known_versions(step, python)
         rows = recipes[step.recipe].checks
         for row, values in zip(rows, values_by_recipe[step.recipe], strict=True):
+            # A promise ``beside`` another component holds only in an image that has that one.
             if row.beside and row.beside not in chosen:
                 continue
-            filled_in = {key: _fill(value, known) for key, value in values.items()}
+            filled_in = {key: _fill_in_all(value, known) for key, value in values.items()}
             declared.append(CHECK_TYPES[row.kind](component=step.component, **filled_in))
     return declared
 
 
-def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]:
-    """Return the values of a promise with the types of its kind, and their problems."""
+def _read_values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]:
+    """Return the values of a promise with the types of its kind, and their problems.
+
+    Args:
+        row: The promise in a front matter: ``{kind = "import", module = "torch"}``.
+        where: The recipe and the number of the promise, for messages: ``torch.j2: check 1``.
+    """
     where = f"templates/components/{where} (kind = {short(row.kind)})"
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
         near = nearest(row.kind, sorted(CHECK_TYPES))
-        advice = f"did you mean {near}?" if near else f"there are {', '.join(CHECK_TYPES)}"
+        advice = f"there are {', '.join(CHECK_TYPES)}"
+        if near:
+            advice = f"did you mean {near}?"
         return {}, [f"{where}: unknown kind; {advice}"]
     if "component" in row.values:
         problem = "a promise is its recipe's, and cannot name another component"
@@ -200,15 +209,18 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
     check, problems = shape_of(check_type).read({**row.values, "component": IMAGE})
     values = {}
     if check is not None:
-        problems += _text_problems(row, check, shape_of(check_type).required)
+        problems += _check_texts(row, check, shape_of(check_type).required)
         values = {key: getattr(check, key) for key in row.values}
     return values, [f"{where}: {problem}" for problem in problems]
 
 
-def _text_problems(row: CheckRow, check: Any, required: Sequence[str]) -> list[str]:
+def _check_texts(row: CheckRow, check: Any, required: Sequence[str]) -> list[str]:
     """Return a line for each required text that is empty, and for each unknown name in braces."""
     texts = [key for key in required if key != "component"]
-    problems = [f"key '{key}': is empty" for key in texts if getattr(check, key) in ("", ())]
+    problems = []
+    for key in texts:
+        if getattr(check, key) in ("", ()):
+            problems.append(f"key '{key}': is empty")
     known = ", ".join(f"{{{name}}}" for name in FILLED_IN)
     # Programs may have braces of their own.
     for key in sorted(row.values.keys() - {"command", "arguments"}):
@@ -220,25 +232,25 @@ def _text_problems(row: CheckRow, check: Any, required: Sequence[str]) -> list[s
     return problems
 
 
-def known_versions(step: Step, python: str) -> Mapping[str, str]:
-    """Return the values of ``FILLED_IN``."""
-    values = (step.version, _major(step.version), python)
+def collect_known_versions(step: Step, python: str) -> Mapping[str, str]:
+    """Return the values of ``FILLED_IN`` for a component: ``{"version": "2.6", ...}``."""
+    values = (step.version, _get_major(step.version), python)
     return dict(zip(FILLED_IN, values, strict=True))
 
 
-def filled(text: str, known: Mapping[str, str]) -> str:
+def fill_in_versions(text: str, known: Mapping[str, str]) -> str:
     """Replace names in braces in a text: ``lib.so.{version}`` becomes ``lib.so.2.1``."""
     for name, version in known.items():
         text = text.replace(f"{{{name}}}", version)
     return text
 
 
-def _fill(value: object, known: Mapping[str, str]) -> object:
+def _fill_in_all(value: object, known: Mapping[str, str]) -> object:
     """Replace names in braces in a text, or in all texts of a tuple."""
     if isinstance(value, str):
-        return filled(value, known)
+        return fill_in_versions(value, known)
     if isinstance(value, tuple):
-        return tuple(_fill(item, known) for item in value)
+        return tuple(_fill_in_all(item, known) for item in value)
     return value
 
 
@@ -266,21 +278,19 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
     for step in steps:
         if not step.in_image or not step.python:
             continue
+        component = step.component
         names = []
         for package in step.python:
             names.append(package.name)
-            promises.append(
-                checks.PythonPackageCheck(
-                    component=step.component, distribution=package.name, version=package.version
-                )
+            promise = checks.PythonPackageCheck(
+                component=component, distribution=package.name, version=package.version
             )
-        promises.append(
-            checks.PythonImportsCheck(component=step.component, distributions=tuple(names))
-        )
+            promises.append(promise)
+        promises.append(checks.PythonImportsCheck(component=component, distributions=tuple(names)))
         if target.cell.version and not TRITON.isdisjoint(names):
             promises.append(
                 checks.CommandCheck(
-                    component=step.component,
+                    component=component,
                     command=("python", "-c", TRITON_TOOLS),
                     expect="libdevice is there",
                     why=(
@@ -292,24 +302,28 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
     if target.sources == "packages":
         # Vendors' images have CUDA libraries as files: there, wheels that require them as packages
         # are not satisfied.
-        is_amd64 = target.base.architecture == "amd64"
+        command: tuple[str, ...] = PIP_CHECK_ARM64
+        if target.base.architecture == "amd64":
+            command = ("python", "-m", "pip", "check")
         promises.append(
             checks.CommandCheck(
                 component=IMAGE,
-                command=("python", "-m", "pip", "check") if is_amd64 else PIP_CHECK_ARM64,
+                command=command,
                 why="every Python package has what it requires, in a version that it accepts",
             )
         )
     system = next(step for step in steps if step.component == "system")
-    promises += [
-        checks.DebianPackageCheck(component="system", package=package) for package in system.debian
-    ]
+    for name in system.debian:
+        promises.append(checks.DebianPackageCheck(component="system", package=name))
     return promises
 
 
 def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:
     """Return the promises about paths that exist, and paths that must not."""
-    provided = DRIVER_LIBRARIES if target.cell.version else ()
+    # The host's driver is mounted only into containers of images with CUDA.
+    provided: tuple[str, ...] = ()
+    if target.cell.version:
+        provided = DRIVER_LIBRARIES
     folders = (
         "/opt/ml/code",
         "/opt/ml/model",
@@ -326,13 +340,16 @@ def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check
     has_compiler = any(step.component == COMPILER for step in steps)
     if not has_compiler:
         absent = [*COMPILERS, *absent]
-    return [
+    promises: list[Check] = [
         checks.SharedLibrariesCheck(component=IMAGE, roots=("/opt",), provided=provided),
         checks.SearchPathCheck(component=IMAGE, variable="PATH"),
         checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
-        *(checks.PathCheck(component=IMAGE, path=path, state="directory") for path in folders),
-        *(checks.PathCheck(component=IMAGE, path=path, state="absent") for path in absent),
     ]
+    for path in folders:
+        promises.append(checks.PathCheck(component=IMAGE, path=path, state="directory"))
+    for path in absent:
+        promises.append(checks.PathCheck(component=IMAGE, path=path, state="absent"))
+    return promises
 
 
 def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]:
@@ -348,7 +365,9 @@ def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]
         if step.component == "cudnn":
             versions["libcudnn"] = step.version
     # The sonames, such as ``libcudart.so.12``.
-    libraries = [f"{name}.so.{_major(version)}" for name, version in versions.items() if version]
+    libraries = [
+        f"{name}.so.{_get_major(version)}" for name, version in versions.items() if version
+    ]
     return [
         checks.ElfNeedsCheck(
             component=IMAGE, roots=("/opt",), libraries=tuple(libraries), cuda=cuda
@@ -361,23 +380,22 @@ def _checks_of_configuration(
     labels: Mapping[str, str], environment: Mapping[str, str], target: TargetContext
 ) -> list[Check]:
     """Return the promises about the image's configuration."""
-    return [
-        *(
-            checks.LabelCheck(component=IMAGE, label=label, value=value)
-            for label, value in labels.items()
-        ),
-        checks.ConfigurationCheck(
-            component=IMAGE,
-            environment=tuple(sorted(environment.items())),
-            labels=tuple(labels),
-            entry_point=ENTRY_POINT,
-            command=COMMAND,
-            working_folder=WORKING_FOLDER,
-            # CUDA images have many variables about their versions.
-            others=bool(target.row.image),
-            architecture=target.base.architecture,
-        ),
-    ]
+    promises: list[Check] = []
+    for label, value in labels.items():
+        promises.append(checks.LabelCheck(component=IMAGE, label=label, value=value))
+    configuration = checks.ConfigurationCheck(
+        component=IMAGE,
+        environment=tuple(sorted(environment.items())),
+        labels=tuple(labels),
+        entry_point=ENTRY_POINT,
+        command=COMMAND,
+        working_folder=WORKING_FOLDER,
+        # CUDA images have many variables about their versions.
+        others=bool(target.row.image),
+        architecture=target.base.architecture,
+    )
+    promises.append(configuration)
+    return promises
 
 
 def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
@@ -406,7 +424,7 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
     ),
     checks.CommandCheck(
         component=IMAGE,
-        command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
+        command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_UNKNOWN_USER),
         expect="imported",
         why=(
             "a user whom the image does not know can start"
@@ -427,7 +445,8 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
 """Promises of every image."""
 
 
-def _major(version: str) -> str:
+def _get_major(version: str) -> str:
+    """Return the major version: ``12`` of ``12.6``."""
     return version.partition(".")[0]
 
 
@@ -442,6 +461,7 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
         recipe_links += recipe.links.items()
     sourced = [pattern for pattern in owned if pattern.endswith("/**")]
 
+    # The forms of these rows are those of ``DeliveredFilesCheck``.
     digests: list[tuple[str, str, str]] = []
     copies: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
@@ -479,7 +499,7 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
     ]
 
 
-def lists_of_makers(
+def make_lists_check(
     steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]
 ) -> Check:
     """Return the promise that the image has the plan's packages, with their makers' lists of files.
@@ -490,9 +510,10 @@ def lists_of_makers(
         declared: The promises of the recipes; some are about distributions that are built from
             this repository.
     """
-    names = {
-        check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)
-    }
+    names: set[str] = set()
+    for check in declared:
+        if isinstance(check, checks.PythonPackageCheck):
+            names.add(check.distribution)
     for step in steps:
         if step.in_image:
             names.update(package.name for package in step.python)

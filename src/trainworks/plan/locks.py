@@ -17,12 +17,13 @@ from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.package_ownership import (
     BUILDER,
-    distribution_name,
-    lock_of,
-    python_patterns,
-    python_requirements,
+    fits_any,
+    get_lock,
+    list_python_patterns,
+    list_python_requirements,
+    parse_distribution_name,
 )
-from trainworks.plan.target import TargetContext, artifact_rows
+from trainworks.plan.target import TargetContext, find_artifact_rows
 from trainworks.plan.wheel_tags import wheel_tags
 
 
@@ -31,9 +32,9 @@ class Requirement:
     """A distribution that a target's components require.
 
     Attributes:
-        asked: The text in the component's row: a name, some with extras or a range.
+        asked: The text in the component's row, such as ``numpy<1.24`` or ``ray[train]``.
         version: The version; ``""`` for any.
-        build: Whether it is only for build stages.
+        build: Whether the distribution is only for build stages.
     """
 
     asked: str
@@ -41,30 +42,33 @@ class Requirement:
     build: bool
 
     def __str__(self) -> str:
-        """Return it in pip's form: ``numpy<1.24``, or ``torch==VERSION``."""
+        """Return the requirement in pip's form: ``numpy<1.24``, or ``torch==VERSION``."""
         if not self.version:
             return self.asked
-        separator = "," if self.range else ""
-        return f"{self.asked}{separator}=={self.version}"
+        if self.range:
+            return f"{self.asked},=={self.version}"
+        return f"{self.asked}=={self.version}"
 
     @property
     def name(self) -> str:
         """The distribution's name alone."""
-        return distribution_name(self.asked)
+        return parse_distribution_name(self.asked)
 
     @property
     def range(self) -> str:
         """The range in the component's row, ``""`` if none."""
-        return range_of(self.asked)
+        return parse_range(self.asked)
 
 
-def range_of(requirement: str) -> str:
+def parse_range(requirement: str) -> str:
     """Return the range of a requirement (``<1.24`` of ``numpy<1.24``), ``""`` if it has none."""
     match = re.search(r"[<>=!~].*", requirement)
-    return match[0] if match else ""
+    if match is None:
+        return ""
+    return match[0]
 
 
-def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
+def list_requirements(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
     """Return the requirements of a target's lock: the distributions of every
     component that it can have.
 
@@ -73,26 +77,27 @@ def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, .
     ``requires_dist``.
     """
     versions = dict(target.versions)
-    for wheel in own_wheels(target, facts):
-        versions[wheel.name] = _public(wheel.version)
+    for wheel in find_own_wheels(target, facts):
+        versions[wheel.name] = _strip_local_version(wheel.version)
     requirements = []
     for component in target.components.values():
         is_for_build = component.name == BUILDER or component.build_only
         # The first distribution of a component has the component's version.
         version = versions.get(component.name, "")
-        for text in python_requirements(component, target.cell):
+        for text in list_python_requirements(component, target.cell):
+            # A pattern such as ``nvidia-*`` takes the packages that others require.
             if "*" not in text:
                 requirements.append(Requirement(asked=text, version=version, build=is_for_build))
             version = ""
     return tuple(requirements)
 
 
-def own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
+def find_own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
     """Return the wheels that a target's components download by themselves."""
     wheels: list[Artifact] = []
     for component in target.components.values():
         if component.python:
-            wheels += artifact_rows(component, target, facts)
+            wheels += find_artifact_rows(component, target, facts)
     return wheels
 
 
@@ -102,8 +107,8 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
     Raises:
         LockError: With all its problems.
     """
-    lock_of(target)
-    problems = lock_problems(target, facts)
+    get_lock(target)
+    problems = find_lock_problems(target, facts)
     if problems:
         name = target.name
         raise LockError(
@@ -112,7 +117,7 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
         )
 
 
-def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
+def find_lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     """Return all problems of the lock of a target that has one, one sentence each.
 
     A package that is missing or left over from another lock, versions that differ from the rows,
@@ -120,33 +125,37 @@ def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     load. A lock does not have the versions that a package accepts of another: the image test ``pip
     check`` does.
     """
-    packages = lock_of(target)
+    packages = get_lock(target)
     return (
-        *_other_files(packages),
-        *_unfit_wheels(target, packages),
-        *_row_problems(target, facts, packages),
-        *_gaps(packages),
+        *_find_foreign_files(packages),
+        *_find_unfit_wheels(target, packages),
+        *_find_unmet_requirements(target, facts, packages),
+        *_find_missing_requirements(packages),
     )
 
 
-def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _find_foreign_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield the packages with the file of another package or version."""
     for package in packages:
-        name, version, _ = _parts_of(package.file)
-        has_version = canonicalize_version(version) == canonicalize_version(package.version)
-        if name != package.name or not has_version:
+        file = _parse_file_name(package.file)
+        # ``2`` and ``2.0`` are the same version.
+        has_version = canonicalize_version(file.version) == canonicalize_version(package.version)
+        if file.name != package.name or not has_version:
             yield (
                 f"{package.name} {package.version}:"
                 f" its file is {package.file}, of another package or version"
             )
 
 
-def _unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _find_unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield the wheels for another Python, machine or C library than the target's."""
     base = target.base
-    loadable = _loadable(target.python, MACHINES[base.architecture], base.glibc)
+    loadable = _list_loadable_tags(target.python, MACHINES[base.architecture], base.glibc)
     for package in packages:
-        tags = _parts_of(package.file)[-1]
+        tags = _parse_file_name(package.file).tags
+        # A source archive has no tags, and fits every Python.
         if tags and loadable.isdisjoint(tags):
+            # The end of the name: ``cp311-cp311-manylinux_2_28_x86_64``.
             tag = "-".join(package.file.removesuffix(".whl").rsplit("-", 3)[-3:])
             yield (
                 f"{package.name} {package.version}: its file is for {tag}, "
@@ -155,74 +164,94 @@ def _unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) ->
 
 
 @lru_cache(maxsize=64)
-def _loadable(python: str, machine: str, glibc: str) -> frozenset[Tag]:
+def _list_loadable_tags(python: str, machine: str, glibc: str) -> frozenset[Tag]:
+    """Return the tags of the wheels that a platform can load; the cache saves most of the time."""
     return frozenset(wheel_tags(python=python, machine=machine, glibc=glibc))
 
 
-@lru_cache(maxsize=8192)
-def _parts_of(file: str) -> tuple[str, str, frozenset[Tag]]:
-    """Return name, version and tags in the name of a wheel or source archive.
+@dataclass(frozen=True, kw_only=True)
+class _FileName:
+    """The parts of the name of a wheel or source archive.
 
-    Nothing where it is neither.
+    Attributes:
+        name: The distribution's normalized name; ``""`` for another file.
+        version: Its version.
+        tags: The tags of a wheel; none for a source archive.
     """
+
+    name: str = ""
+    version: str = ""
+    tags: frozenset[Tag] = frozenset()
+
+
+@lru_cache(maxsize=8192)
+def _parse_file_name(file: str) -> _FileName:
+    """Parse the name of a wheel or source archive: ``torch-2.6-cp311-cp311-linux_x86_64.whl``."""
     try:
         if file.endswith(".whl"):
             name, version, _, tags = parse_wheel_filename(file)
-            return name, str(version), tags
+            return _FileName(name=name, version=str(version), tags=tags)
         name, version = parse_sdist_filename(file)
     except ValueError:
-        return "", "", frozenset()
-    return name, str(version), frozenset()
+        return _FileName()
+    return _FileName(name=name, version=str(version))
 
 
-def _row_problems(
+def _find_unmet_requirements(
     target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
 ) -> Iterator[str]:
     """Yield requirements of the rows that the lock does not fulfil."""
     for limit in target.row.limits:
         for package in packages:
-            is_limited = package.name == distribution_name(limit) and not package.build
-            if is_limited and not satisfies(package.version, range_of(limit), {}):
+            is_limited = package.name == parse_distribution_name(limit) and not package.build
+            if is_limited and not satisfies(package.version, parse_range(limit), {}):
                 yield f"has {package.name} {package.version}, the target's limit is {limit}"
     build_versions = {package.name: package.version for package in packages if package.build}
     image_versions = {package.name: package.version for package in packages if not package.build}
-    for requirement in requirements_of(target, facts):
-        versions = build_versions if requirement.build else image_versions
+    for requirement in list_requirements(target, facts):
+        versions = image_versions
+        if requirement.build:
+            versions = build_versions
         version = versions.get(requirement.name)
         if version is None:
             yield f"{requirement} is missing"
-        elif requirement.version and requirement.version not in (version, _public(version)):
+        elif requirement.version and requirement.version not in (
+            version,
+            _strip_local_version(version),
+        ):
             yield (
                 f"has {requirement.name} {version}, the target's version is {requirement.version}"
             )
         elif requirement.range and not satisfies(version, requirement.range, {}):
             yield (f"has {requirement.name} {version}, its component's row asks for {requirement}")
-    yield from _pattern_problems(target, packages)
-    yield from _cuda_problems(target, facts, packages)
+    yield from _find_absent_versions(target, packages)
+    yield from _check_cuda_packages(target, facts, packages)
 
 
-def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
-    """Yield components with a version that no distribution has.
+def _find_absent_versions(
+    target: TargetContext, packages: tuple[LockedPackage, ...]
+) -> Iterator[str]:
+    """Yield components with a version that no distribution of their first pattern has.
 
-    Only those with a pattern for their first distribution.
+    For example version 12.6 of a component with ``nvidia-cuda-runtime*``. Requirements with exact
+    names have their version already.
     """
     for component in target.components.values():
         version = target.versions.get(component.name, "")
-        pattern = next(iter(python_patterns(component, target.cell)), "")
+        pattern = next(iter(list_python_patterns(component, target.cell)), "")
         if not version or "*" not in pattern:
             continue
-        locked = {
-            package.name: package.version
-            for package in packages
-            if package.build is component.build_only and fnmatchcase(package.name, pattern)
-        }
+        locked = {}
+        for package in packages:
+            if package.build is component.build_only and fnmatchcase(package.name, pattern):
+                locked[package.name] = package.version
         if version not in locked.values():
             names = [f"{name} {locked_version}" for name, locked_version in locked.items()]
             content = ", ".join(names) or f"no {pattern}"
             yield f"has {content}, the target's version of {component.name} is {version}"
 
 
-def _cuda_problems(
+def _check_cuda_packages(
     target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
 ) -> Iterator[str]:
     """Yield the packages of CUDA in the lock of a cell without CUDA: they come
@@ -231,32 +260,31 @@ def _cuda_problems(
     if target.cell.version:
         return
     versions = {package.name: package.version for package in packages if not package.build}
-    names = cuda_packages(versions, facts)
+    names = find_cuda_packages(versions, facts)
     if not names:
         return
-    shown = ", ".join(f"{name} {versions[name]}" for name in names[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    yield (
-        f"has {shown}{more}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
-    )
+    shown = [f"{name} {versions[name]}" for name in names[:3]]
+    content = ", ".join(shown)
+    if len(names) > 3:
+        content += f" and {len(names) - 3} more"
+    yield (f"has {content}, packages of CUDA; the target's cell {target.cell.name} is without CUDA")
 
 
-def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
+def find_cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
     """Return the distributions that components of CUDA name by a pattern, such as
     ``nvidia-*``; sorted.
     """
-    patterns = set()
+    cuda_names: set[str] = set()
     for component in facts.components:
         if component.needs_cuda:
-            for row in component.python:
-                pattern = distribution_name(row)
-                if "*" in pattern:
-                    patterns.add(pattern)
-    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+            cuda_names.update(parse_distribution_name(row) for row in component.python)
+    patterns = [name for name in cuda_names if "*" in name]
+    return sorted(name for name in names if fits_any(name, patterns))
 
 
-def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _find_missing_requirements(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield requirements of packages that the lock does not have."""
+    # Packages of the image and of build stages are installed apart: neither serves the other.
     for build in (False, True):
         group = [package for package in packages if package.build == build]
         names = {package.name for package in group}
@@ -266,16 +294,16 @@ def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
                     yield f"{package.name} requires {name}, which is missing"
 
 
-def _public(version: str) -> str:
-    """Return a version without its local part: ``VERSION`` of ``VERSION+cu130``."""
+def _strip_local_version(version: str) -> str:
+    """Return a version without its local part: ``2.9`` of ``2.9+cu130``."""
     return version.partition("+")[0]
 
 
 def refuse_unlocked(plan: ImagePlan) -> None:
-    """Refuse to build a plan that has inputs without a recorded hash: they could not be checked.
+    """Refuse to build a plan with inputs that have no recorded hash: a build cannot check them.
 
     Raises:
-        LockError: It has such inputs; all of them are named.
+        LockError: The plan has such inputs; all of them are named.
     """
     if plan.unlocked:
         raise LockError(

@@ -1,6 +1,6 @@
-"""What a plan is made of.
+"""Types of a plan, and of the request that it is made for.
 
-Everything is frozen, ordered, and prints itself as JSON: what is shown is what is built.
+All values are frozen and ordered, and a plan prints itself as JSON: the shown plan is built.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ and image steps make such files.
 """
 
 Origin = Literal["", "pulled", "bootstrapped"]
-"""Where a base image comes from."""
+"""The origin of a base image: its registry, a pull by digest, or a bootstrap from packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asked for on the command line.
+    """The options of a user on the command line.
 
-    ``None`` means "the default", which ``plan.select`` explains.
+    ``None`` means the default, see ``plan.select``.
 
     Attributes:
         framework: For example ``pytorch``.
         cuda: ``cpu`` or for example ``cu121``.
         version: The framework's version; default: the newest that has the other values.
-        python: ``MAJOR.MINOR``; default: the oldest base's, which most wheels are made for.
+        python: ``MAJOR.MINOR``; default: the oldest, because most wheels are made for that one.
         sources: ``packages`` (default) or ``vendor``.
         architecture: ``amd64`` (default) or ``arm64``.
         with_components: Optional components to add.
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The cell of the matrix that a request came down to."""
+    """The cell of the matrix that a request means."""
 
     name: str
     framework: str
@@ -75,18 +75,18 @@ class Step:
 
     Attributes:
         component: Its name, also the name of its recipe and of its build stage.
-        version: What is promised to be installed; ``""`` if the component has no version.
-        summary: What it is, for people.
+        version: The promised version; ``""`` if the component has no version.
+        summary: A description for people.
         debian: Packages of the distribution (the step ``system`` has those of all steps).
         python: Files of the package index, in the lock's order (those of
             ``builder`` serve all build stages).
         recipe: Its recipe.
-        artifacts: What it downloads by itself, its own artifact first; hashes
-            are those of the row or of the lock.
+        artifacts: The component's own downloads, its main artifact first; hashes are those of the
+            row or of the lock.
         build_packages: Packages of the distribution that only building needs
             (``builder`` has those of all steps).
-        builds_with: Steps whose stages its own stage copies from.
-        in_image: Whether anything of it is in the image, or it only serves other stages.
+        builds_with: Steps from which the stage of this one copies.
+        in_image: Whether any of its files is in the image; else it only serves other stages.
     """
 
     component: str
@@ -103,7 +103,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A component that this image lacks, and what that costs its user."""
+    """A component that this image lacks, and the cost for its user: ``copies are slower``."""
 
     component: str
     cost: str
@@ -111,12 +111,15 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceShape:
-    """What one host of an instance type has.
+    """The hardware of one host of an instance type, for a launcher that cannot read it.
 
-    The launcher's fallback where it cannot look at the hardware.
-
-    ``efa_devices`` and ``network_gigabits``, what its network carries in a
-    second each way: 0 if not known.
+    Attributes:
+        gpus: The number of GPUs.
+        neuron_cores: The number of Neuron cores.
+        efa: Whether the host has EFA.
+        efa_rdma: Whether its EFA devices read remote memory.
+        efa_devices: The number of EFA devices; 0 if not known.
+        network_gigabits: Gigabits per second in each direction; 0 if not known.
     """
 
     gpus: int
@@ -131,7 +134,7 @@ class InstanceShape:
 class FabricVariable:
     """A variable that the launcher sets on hosts with EFA.
 
-    ``rdma``: on those whose devices read remote memory.
+    ``rdma``: only on hosts with devices that read remote memory.
     """
 
     name: str
@@ -155,28 +158,28 @@ class ImagePlan:
     """An image, complete: the same plan always renders to the same bytes.
 
     Attributes:
-        target: Which cell.
+        target: The cell of the matrix.
         base: The operating system's row.
         image: Reference of the base image, with its digest where that is known.
-        origin: Where that comes from: ``pulled`` or ``bootstrapped``, and named by this project;
-            ``""``: named by its registry.
+        origin: ``pulled`` or ``bootstrapped`` for a base image that is named by this project;
+            ``""`` for one that is named by its registry.
         archives: The states of the package archive that its system packages are
             to come from, as they are locked.
         builder_image: Reference of the image that build stages stand on; ``""``
             where that is the base image.
         interpreter: Path of the target's Python, which ``/opt/venv`` is made from.
         cuda_home: Folder of the CUDA toolkit; ``""`` where the image has none.
-        cuda_architectures: What code is compiled for, as nvcc names it: ``80`` is 8.0.
+        cuda_architectures: The GPUs that code is compiled for, as nvcc names them: ``80`` is 8.0.
         steps: Components, in the order of their layers.
         environment: Variables of the image.
         labels: Labels of the image.
         tags: References it gets, the one to print first.
         programs: Programs that the launcher starts, by name.
         checks: Every promise, tested after each build.
-        missing: What an image of this kind could have and this one has not.
+        missing: Components that an image of this kind could have, and this one lacks.
         instances: Instance types with accelerators that the launcher knows.
         families: Families of instance types without any.
-        fabric: What hosts with EFA need, for this image's versions.
+        fabric: Variables for hosts with EFA, for this image's versions.
         minimum_driver: Oldest driver of a host that runs the image's CUDA;
             ``""`` for an image without.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
@@ -184,7 +187,7 @@ class ImagePlan:
             default one serves all.
         unlocked: Inputs without a recorded hash or digest: such a plan is shown, and not built.
         first_use: Inputs without a published hash: the recorded one is that of the first download.
-        advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
+        advice: Rules that do not hold and yet refuse nothing, each with reason and advice.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
         protected: Python distributions that a job's requirements must not replace, name to version.
         companions: Distributions that are compiled against a component, and that the image does not
@@ -233,7 +236,5 @@ class ImagePlan:
     libraries: tuple[str, ...]
 
     def as_json(self) -> str:
-        """Return the whole plan as JSON: sorted by nothing but its own order,
-        two spaces deep, newline at the end.
-        """
+        """Return the whole plan as JSON in its own order, indented, with a newline at the end."""
         return json.dumps(asdict(self), indent=2) + "\n"

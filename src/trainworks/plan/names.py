@@ -1,4 +1,4 @@
-"""Suggest names to people who mistype one."""
+"""Makes the errors for mistyped names, with suggestions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ SHOWN = 5
 LIST = "`python build.py --list` shows every target"
 
 
-def suggestion(
+def suggest_names(
     name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
 ) -> str:
-    """Return the hint for an unknown name: the closest known name, and all that are available.
+    """Return the hint for an unknown name: the closest known name, and all available names.
+
+    For example ``did you mean torch? (available: torch, nccl)``.
 
     Args:
         name: The unknown name.
         known: All valid names, in the order to show them.
-        hidden: Further names that may have been meant; suggested, not listed.
-        near: The name that was meant, where the caller knows it better.
+        hidden: Further names that are suggested and not listed.
+        near: The closest name, if the caller knows a better one.
     """
     names = list(dict.fromkeys(known))
     near = near or nearest(name, [*names, *hidden])
@@ -39,7 +41,7 @@ def suggestion(
     return f"available: {available}"
 
 
-def unknown(
+def make_unknown_name_error(
     kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
 ) -> UnknownNameError:
     """Return the error for a name that does not exist, with a suggestion.
@@ -47,18 +49,20 @@ def unknown(
     Args:
         kind: The kind of name, for people: ``framework``, ``--cuda``.
         name: The unknown name.
-        known: See ``suggestion``.
-        hidden: See ``suggestion``.
-        near: See ``suggestion``.
+        known: See ``suggest_names``.
+        hidden: See ``suggest_names``.
+        near: See ``suggest_names``.
     """
-    hint = suggestion(name, known, hidden=hidden, near=near)
+    hint = suggest_names(name, known, hidden=hidden, near=near)
     return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)
 
 
-def together(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:
-    """Return one error of all problems, with advice for all of them.
+def join_problems(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:
+    """Join problems to one error, with a line for each problem and its hint.
 
-    Each of several problems is a line with its own hint.
+    Args:
+        problems: The problems; one alone keeps its own message.
+        advice: A further hint for all of them.
     """
     if len(problems) == 1:
         (problem,) = problems

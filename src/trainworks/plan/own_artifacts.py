@@ -1,4 +1,4 @@
-"""Wheels of one build that replace those of its row: ``--artifact smp=URL#sha256=...``. Pure."""
+"""Replaces wheels of a row for one build: ``--artifact smp=URL#sha256=...``. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Artifact, Facts, TargetRow
-from trainworks.plan.target import TargetContext, artifact_rows, context_of
+from trainworks.plan.target import TargetContext, context_of, find_artifact_rows
 
 HOW = "write NAME=URL#sha256=HASH, where HASH is the wheel's, 64 hexadecimal digits"
 WRITTEN = re.compile(r"(?P<name>[a-z0-9-]+)=(?P<url>[^#\s]+)#sha256=(?P<sha256>[0-9a-f]{64})")
@@ -62,19 +62,23 @@ def with_own_artifacts(
             wheel is for another Python.
     """
     for artifact in own:
-        row, facts = _with_one(artifact, row, facts)
+        row, facts = _replace_wheel(artifact, row, facts)
     return row, facts
 
 
 def variant_of_artifacts(own: Iterable[OwnArtifact]) -> str:
-    """Return the part of an image's tag for these wheels."""
+    """Return the part of an image's tag for these wheels: ``-smp-01234567``."""
     words = [f"-{artifact.name}-{artifact.sha256[:8]}" for artifact in own]
     return "".join(words)
 
 
-def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+def _replace_wheel(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+    """Return a target's row and the facts, with one wheel instead of the row's.
+
+    Raises as ``with_own_artifacts``.
+    """
     target = context_of(row, facts)
-    wheels = _wheels(target, facts)
+    wheels = _find_replaceable_wheels(target, facts)
     if own.name not in wheels:
         known = ", ".join(sorted(wheels)) or "none"
         raise UnknownNameError(
@@ -82,8 +86,9 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
             hint=f"available: {known}",
         )
     parts = WHEEL.fullmatch(own.file)
-    assert parts is not None, "read_own_artifact has looked"
+    assert parts is not None, "read_own_artifact has matched the name"
     tag = f"cp{target.python.replace('.', '')}"
+    # The name may have several tags: ``py2.py3``.
     if not {tag, "py3"} & set(parts["python"].split(".")):
         raise UnknownNameError(
             f"--artifact {own.name}: {own.file} is for {parts['python']}, and {target.name} has"
@@ -101,17 +106,21 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
         together={},
     )
     changed_row = replace(row, versions={**row.versions, own.name: new.version})
-    artifacts = [
-        artifact
-        for artifact in facts.artifacts
-        if (artifact.name, artifact.version) != (new.name, new.version)
-    ]
-    targets = [changed_row if target_row == row else target_row for target_row in facts.targets]
+    artifacts = []
+    for artifact in facts.artifacts:
+        if (artifact.name, artifact.version) != (new.name, new.version):
+            artifacts.append(artifact)
+    targets = []
+    for target_row in facts.targets:
+        if target_row == row:
+            targets.append(changed_row)
+        else:
+            targets.append(target_row)
     changed_facts = replace(facts, artifacts=(*artifacts, new), targets=tuple(targets))
     return changed_row, changed_facts
 
 
-def _wheels(target: TargetContext, facts: Facts) -> dict[str, Artifact]:
+def _find_replaceable_wheels(target: TargetContext, facts: Facts) -> dict[str, Artifact]:
     """Return the wheels in a target's own row that are downloaded by themselves, by component.
 
     The framework is not one of them: the lock is made for it.
@@ -121,7 +130,7 @@ def _wheels(target: TargetContext, facts: Facts) -> dict[str, Artifact]:
         component = target.components.get(name)
         if component is None or name == "torch":
             continue
-        for artifact in artifact_rows(component, target, facts):
+        for artifact in find_artifact_rows(component, target, facts):
             if artifact.url.endswith(".whl"):
                 wheels[name] = artifact
     return wheels

@@ -13,10 +13,10 @@ class OwnBase:
     """A base image that has its name from this project.
 
     Attributes:
-        row: Its row; with the digest, where it is pulled by one.
+        row: Its row, with the digest of a pulled base.
         name: Its name in the engine.
-        origin: Where it comes from.
-        states: The locked states of the archive that it, and what is installed on it, comes from.
+        origin: ``pulled`` or ``bootstrapped``.
+        states: The locked states of the package archive, for the base and for installations on it.
     """
 
     row: Base

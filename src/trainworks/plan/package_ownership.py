@@ -14,10 +14,10 @@ from trainworks.plan.model import Step
 from trainworks.plan.target import TargetContext
 
 BUILDER = "builder"
-"""The component whose files serve the build stages and are never in an image."""
+"""The component with the files that serve build stages and are never in an image."""
 
 
-def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
+def get_lock(target: TargetContext) -> tuple[LockedPackage, ...]:
     """Return the files of a target's lock; raises ``LockError`` for a target without one."""
     if target.lock is None:
         name = target.name
@@ -28,22 +28,25 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
     return target.lock
 
 
-def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
-    """Return a component's requirements for a CUDA cell: names, some with extras or a range."""
+def list_python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
+    """Return a component's requirements for a CUDA cell: ``("torch", "nvidia-*", "ray<2.9")``."""
     rows = component.python
     if not cuda.version and component.python_cpu:
         rows = component.python_cpu
     values = {"{wheel_suffix}": cuda.wheel_suffix, "{cell}": cuda.name, "{cuda}": cuda.version}
-    return tuple(re.sub(r"\{\w+\}", lambda field: values[field[0]], row) for row in rows)
+    requirements = []
+    for row in rows:
+        requirements.append(re.sub(r"\{\w+\}", lambda field: values[field[0]], row))
+    return tuple(requirements)
 
 
-def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
+def list_python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
     """Return the names of a component's distributions for a CUDA cell; a name may have ``*``."""
-    return tuple(distribution_name(row) for row in python_requirements(component, cuda))
+    return tuple(parse_distribution_name(row) for row in list_python_requirements(component, cuda))
 
 
-def distribution_name(requirement: str) -> str:
-    """Return the name of a requirement, without extras and range."""
+def parse_distribution_name(requirement: str) -> str:
+    """Return the name of a requirement: ``ray`` of ``ray[train]>=2.9``."""
     return re.split(r"[\[<>=!~]", requirement, maxsplit=1)[0]
 
 
@@ -73,11 +76,11 @@ def share_packages(
         lent: Components that are built for another one alone: they get those of their files that
             nothing in the image needs.
     """
-    lock = _without_replaced(lock, components)
+    lock = _remove_replaced(lock, components)
     own_names: set[str] = set()
     for component in components:
         if component.name in fetched:
-            own_names.update(python_patterns(component, cuda))
+            own_names.update(list_python_patterns(component, cuda))
 
     building, in_image, lent_components = [], [], []
     for component in components:
@@ -89,50 +92,55 @@ def share_packages(
             in_image.append(component)
     build_packages = {package.name: package for package in lock if package.build}
     image_packages = {package.name: package for package in lock if not package.build}
-    build_owners = _owners(building, cuda, build_packages)
-    image_owners = _owners(in_image, cuda, image_packages)
+    build_owners = _find_owners(building, cuda, build_packages)
+    image_owners = _find_owners(in_image, cuda, image_packages)
+    # A lent component gets only files that nothing else in the image needs.
     unowned = {
         name: package for name, package in image_packages.items() if name not in image_owners
     }
-    image_owners |= _owners(lent_components, cuda, unowned)
+    image_owners |= _find_owners(lent_components, cuda, unowned)
 
     shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
     for package in lock:
-        owners = build_owners if package.build else image_owners
+        owners = image_owners
+        if package.build:
+            owners = build_owners
         owner = owners.get(package.name)
+        # A component that downloads its own wheel does not take the index's file of it.
         if owner is not None and package.name not in own_names:
             shares[owner].append(package)
     return {name: tuple(packages) for name, packages in shares.items()}
 
 
-def _without_replaced(
+def _remove_replaced(
     lock: Sequence[LockedPackage], components: Sequence[Component]
 ) -> list[LockedPackage]:
     """Return a lock without the packages that a component replaces."""
     patterns: list[str] = []
     for component in components:
         patterns += component.replaces
-    return [package for package in lock if not _fits_any(package.name, patterns)]
+    return [package for package in lock if not fits_any(package.name, patterns)]
 
 
-def _fits_any(name: str, patterns: Iterable[str]) -> bool:
+def fits_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name fits one of the patterns, such as ``nvidia-*``."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _owners(
+def _find_owners(
     components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]
 ) -> dict[str, str]:
-    """Return the component of each package.
+    """Return the component of each package: ``{"torch": "torch", "nvidia-nccl-cu12": "nccl"}``.
 
-    It is the first that names the package exactly, then by a pattern, else the first that depends
-    on it.
+    The owner is the first component that names the package exactly, or else by a pattern, or else
+    depends on the package.
     """
-    patterns = [
-        (component.name, pattern)
-        for component in components
-        for pattern in python_patterns(component, cuda)
-    ]
-    needed = _closure([name for _, name in patterns if name in packages], packages)
+    patterns = []
+    for component in components:
+        for pattern in list_python_patterns(component, cuda):
+            patterns.append((component.name, pattern))
+    exact_names = [pattern for _, pattern in patterns if pattern in packages]
+    needed = _collect_dependencies(exact_names, packages)
     owner: dict[str, str] = {}
     for component_name, pattern in patterns:
         if pattern in packages:
@@ -145,34 +153,36 @@ def _owners(
                 owner.setdefault(name, component_name)
     for component in components:
         own_packages = [name for name in needed if owner.get(name) == component.name]
-        for name in _closure(own_packages, packages):
+        for name in _collect_dependencies(own_packages, packages):
             owner.setdefault(name, component.name)
     return owner
 
 
-def protected_distributions(
+def find_protected_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
     """Return the distributions that a job's requirements must not replace, name to version.
 
-    Exact names come first, then matches of patterns. A component's own name that the lock does not
-    have gets the component's version: a wheel that is downloaded by itself, or the name under which
-    the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in the image).
-    The names that a component without packages of the index protects are its own: its files come
-    with this repository.
+    Exact names come first, then matches of patterns.
     """
-    locked = _image_packages(steps)
+    locked = _collect_image_versions(steps)
     versions = {step.component: step.version for step in steps}
     protected: dict[str, str] = {}
     for component in components:
         version = versions.get(component.name)
-        own_names = {distribution_name(row) for row in (*component.python, *component.python_cpu)}
+        own_names = {
+            parse_distribution_name(row) for row in (*component.python, *component.python_cpu)
+        }
+        # A component without packages of the index comes with this repository: all names that such
+        # a component protects are its own.
         own_names = own_names or {*component.protected}
         for name in component.protected:
             if "*" in name:
                 continue
             if name in locked:
                 protected.setdefault(name, locked[name])
+            # The lock does not have a wheel that is downloaded by itself, or the name of another
+            # build: ``tensorflow``, if ``tensorflow-cpu`` is in the image.
             if name in own_names and version:
                 protected.setdefault(name, version)
     for component in components:
@@ -185,7 +195,7 @@ def protected_distributions(
     return protected
 
 
-def _image_packages(steps: Sequence[Step]) -> dict[str, str]:
+def _collect_image_versions(steps: Sequence[Step]) -> dict[str, str]:
     """Return the locked packages in the image, name to version."""
     versions = {}
     for step in steps:
@@ -195,14 +205,14 @@ def _image_packages(steps: Sequence[Step]) -> dict[str, str]:
     return versions
 
 
-def companion_distributions(
+def find_companion_distributions(
     components: Sequence[Component], steps: Sequence[Step]
 ) -> dict[str, str]:
     """Return the distributions that are compiled against a component and are not in the image.
 
-    Name to component.
+    For example ``{"torchvision": "torch"}``.
     """
-    locked = _image_packages(steps)
+    locked = _collect_image_versions(steps)
     companions = {}
     for component in components:
         for name in component.companions:
@@ -211,12 +221,12 @@ def companion_distributions(
     return companions
 
 
-def compiled_distributions(
+def find_compiled_distributions(
     components: Sequence[Component], cuda: Cuda, facts: Facts
 ) -> dict[str, str]:
     """Return the distributions that need a missing component to compile for GPUs.
 
-    Name to component; nothing for an image without CUDA.
+    For example ``{"deepspeed": "compiler"}``; nothing for an image without CUDA.
     """
     if not cuda.version:
         return {}
@@ -228,14 +238,19 @@ def compiled_distributions(
     return compiled
 
 
-def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
+def find_missing_compilers(in_image: Container[str], facts: Facts) -> dict[str, str]:
     """Return the distributions that can be installed only with a missing component.
 
-    Name to component.
+    Args:
+        in_image: The names of the image's components.
+        facts: All facts.
+
+    Returns:
+        The component by the distribution's name: ``{"flash-attn": "compiler"}``.
     """
     needed = {}
     for component in facts.components:
-        if component.name in there:
+        if component.name in in_image:
             continue
         for name in component.compiles:
             if name not in component.compiles_later:
@@ -243,7 +258,7 @@ def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
     return needed
 
 
-def libraries_of_other_builds(
+def find_libraries_of_other_builds(
     components: Sequence[Component], steps: Sequence[Step], facts: Facts
 ) -> tuple[str, ...]:
     """Return the packages that only other builds of a framework need, sorted.
@@ -251,11 +266,14 @@ def libraries_of_other_builds(
     Such as CUDA's libraries in an image without CUDA: ``pip freeze`` of such a build lists them,
     and so does a project's lock.
     """
-    present = _image_packages(steps).keys() | protected_distributions(components, steps).keys()
-    return library_names(components, present, facts)
+    present = (
+        _collect_image_versions(steps).keys()
+        | find_protected_distributions(components, steps).keys()
+    )
+    return find_library_names(components, present, facts)
 
 
-def library_names(
+def find_library_names(
     components: Sequence[Component], present: Set[str], facts: Facts
 ) -> tuple[str, ...]:
     """Return the packages that only other builds of a framework need, sorted.
@@ -277,12 +295,12 @@ def library_names(
     for lock in facts.locks.values():
         packages = {package.name: package for package in lock.packages if not package.build}
         locked_frameworks = [name for name in frameworks if name in packages]
-        dependencies.update(_closure(locked_frameworks, packages))
-    libraries = [name for name in dependencies - present if _fits_any(name, patterns)]
+        dependencies.update(_collect_dependencies(locked_frameworks, packages))
+    libraries = [name for name in dependencies - present if fits_any(name, patterns)]
     return tuple(sorted(libraries))
 
 
-def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
+def _collect_dependencies(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
     """Return these packages and all that they depend on, in a stable order."""
     closure = dict.fromkeys(names)
     pending = list(closure)

@@ -12,14 +12,14 @@ from typing import Literal
 from trainworks.errors import CompatibilityError
 from trainworks.facts.rows import Artifact, Base, Component, Facts, Recipe, TargetRow
 from trainworks.plan.compatibility import all_hold
-from trainworks.plan.components import Parts, parts_of
+from trainworks.plan.components import Parts, choose_parts
 from trainworks.plan.declared_checks import (
+    collect_known_versions,
     declared_checks,
     file_checks,
-    filled,
+    fill_in_versions,
     image_checks,
-    known_versions,
-    lists_of_makers,
+    make_lists_check,
 )
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import (
@@ -34,12 +34,12 @@ from trainworks.plan.model import (
 from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
 from trainworks.plan.package_ownership import (
     BUILDER,
-    companion_distributions,
-    compiled_distributions,
-    compilers_needed,
-    libraries_of_other_builds,
-    lock_of,
-    protected_distributions,
+    find_companion_distributions,
+    find_compiled_distributions,
+    find_libraries_of_other_builds,
+    find_missing_compilers,
+    find_protected_distributions,
+    get_lock,
     share_packages,
 )
 from trainworks.plan.select import select_components, select_row
@@ -47,9 +47,9 @@ from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
 from trainworks.plan.variants import (
     BASE_NAME_LABEL,
     TITLE_LABEL,
-    reference_of,
-    usual_components,
-    variant_of,
+    choose_usual_components,
+    make_reference,
+    make_variant,
 )
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -100,7 +100,7 @@ def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
     Raises as ``make_plan`` does.
     """
     target = context_of(row, facts)
-    return plan_target(target, usual_components(target, facts), facts)
+    return plan_target(target, choose_usual_components(target, facts), facts)
 
 
 def plan_target(
@@ -110,7 +110,7 @@ def plan_target(
 
     own_variant: Further words for the image's name, for differences besides its components.
     """
-    parts = parts_of(target, components, facts)
+    parts = choose_parts(target, components, facts)
     if parts.unfit or parts.broken:
         broken_rules = [str(conflict) for conflict in parts.broken]
         raise CompatibilityError(target.name, [*parts.unfit, *broken_rules])
@@ -132,73 +132,86 @@ def assemble(
     """
     check_lock(context, facts)
     row, base, cell = context.row, context.base, context.cell
-    target = _target_of(context)
-    steps = _steps(components, context, parts.artifacts)
+    target = _describe_target(context)
+    steps = _make_steps(components, context, parts.artifacts)
     image_steps = [step for step in steps if step.in_image]
     recipes = [facts.recipes[step.recipe] for step in image_steps]
-    variant = variant_of(components, context, facts) + own_variant
-    labels = _labels(target, row.image or base.image, variant)
-    environment = _environment(context, image_steps, recipes)
+    variant = make_variant(components, context, facts) + own_variant
+    labels = _make_labels(target, row.image or base.image, variant)
+    environment = _merge_environment(context, image_steps, recipes)
     declared = declared_checks(image_steps, facts.recipes, target.python)
     plan_checks = (
         *declared,
         *image_checks(steps, labels, environment, context),
         *file_checks(recipes, facts),
-        lists_of_makers(steps, recipes, declared),
+        make_lists_check(steps, recipes, declared),
     )
 
+    # A base that is named by its registry has no origin; another one is pulled by its digest, or
+    # made of packages.
     origin: Literal["", "pulled", "bootstrapped"] = ""
     origin_base = base
     if base.bootstrap and not row.image:
         digest = facts.digest_of(base)
-        origin = "pulled" if digest else "bootstrapped"
+        origin = "bootstrapped"
+        if digest:
+            origin = "pulled"
         origin_base = replace(base, digest=digest)
+    builder_image = ""
+    if row.builder_image:
+        builder_image = _pin_reference(row.builder_image, base, facts)
+    # Packages bring CUDA as wheels: only an image that the row names has the toolkit's folder.
+    cuda_home = ""
+    if cell.version and row.image:
+        cuda_home = CUDA_HOME
     programs: dict[str, str] = {}
     imports: list[str] = []
     for recipe in recipes:
         programs.update(recipe.programs)
         imports += recipe.imports
     in_image = [component for component in components if not component.build_only]
+    names_in_image = [component.name for component in in_image]
     built_whole: list[str] = []
     for component in in_image:
         built_whole += component.compiles
     return ImagePlan(
         target=target,
         base=origin_base,
-        image=_reference(row.image, base, facts),
+        image=_pin_reference(row.image, base, facts),
         origin=origin,
         archives=facts.archives_of(base),
-        builder_image=_reference(row.builder_image, base, facts) if row.builder_image else "",
-        interpreter=_interpreter(context),
-        cuda_home=CUDA_HOME if cell.version and row.image else "",
+        builder_image=builder_image,
+        interpreter=_find_interpreter(context),
+        cuda_home=cuda_home,
         cuda_architectures=cell.architectures,
         steps=steps,
         environment=environment,
         labels=labels,
-        tags=(reference_of(row, facts, variant),),
+        tags=(make_reference(row, facts, variant),),
         programs=programs,
         checks=plan_checks,
-        missing=_missing(components, context, facts),
-        instances=_shapes(facts),
+        missing=_find_missing_components(components, context, facts),
+        instances=_collect_instance_shapes(facts),
         families=tuple(family.name for family in facts.families),
-        fabric=_fabric(parts, facts),
+        fabric=_choose_fabric_variables(parts, facts),
         minimum_driver=cell.minimum_driver,
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
-        unlocked=_unlocked(steps, context, facts),
-        first_use=_first_use(steps, context, facts),
+        unlocked=_find_unlocked_inputs(steps, context, facts),
+        first_use=_find_inputs_of_first_use(steps, context, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
         imports=tuple(imports),
-        protected=protected_distributions(components, steps),
-        companions=companion_distributions(components, steps),
-        compiled_by=compiled_distributions(components, cell, facts),
-        needs=compilers_needed([component.name for component in in_image], facts),
+        protected=find_protected_distributions(components, steps),
+        companions=find_companion_distributions(components, steps),
+        compiled_by=find_compiled_distributions(components, cell, facts),
+        needs=find_missing_compilers(names_in_image, facts),
         built_whole=tuple(built_whole),
-        libraries=libraries_of_other_builds(components, steps, facts),
+        libraries=find_libraries_of_other_builds(components, steps, facts),
     )
 
 
-def _target_of(context: TargetContext) -> Target:
+def _describe_target(context: TargetContext) -> Target:
+    """Return the names and versions of a target, as a plan shows them."""
     return Target(
         name=context.name,
         framework=context.row.framework,
@@ -211,7 +224,7 @@ def _target_of(context: TargetContext) -> Target:
     )
 
 
-def _shapes(facts: Facts) -> dict[str, InstanceShape]:
+def _collect_instance_shapes(facts: Facts) -> dict[str, InstanceShape]:
     """Return the shapes of all instances, by name."""
     names = [field.name for field in fields(InstanceShape)]
     shapes = {}
@@ -221,41 +234,56 @@ def _shapes(facts: Facts) -> dict[str, InstanceShape]:
     return shapes
 
 
-def _fabric(parts: Parts, facts: Facts) -> tuple[FabricVariable, ...]:
+def _choose_fabric_variables(parts: Parts, facts: Facts) -> tuple[FabricVariable, ...]:
     """Return the variables for network fabrics that fit these parts."""
-    rows = [row for row in facts.fabric if all_hold(row.when, parts.properties)]
-    return tuple(
-        FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why) for row in rows
-    )
+    variables = []
+    for row in facts.fabric:
+        if all_hold(row.when, parts.properties):
+            variable = FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
+            variables.append(variable)
+    return tuple(variables)
 
 
-def _interpreter(target: TargetContext) -> str:
+def _find_interpreter(target: TargetContext) -> str:
     """Return the path of a target's Python.
 
-    It is the distribution's own, another one of its packages, or the compiled one.
+    The distribution's own Python, a further one of its packages, or the compiled one:
+    ``/opt/python/bin/python3.11``.
     """
     if target.python == target.base.python:
         return "/usr/bin/python3"
     return target.base.pythons.get(target.python, f"/opt/python/bin/python{target.python}")
 
 
-def _reference(image: str, base: Base, facts: Facts) -> str:
-    """Return the name of a stage's image: a reference with its digest.
+def _pin_reference(image: str, base: Base, facts: Facts) -> str:
+    """Return the reference of a stage's image, with its digest if that is known.
 
-    For a base that can be bootstrapped, a local name.
+    For a base that can be bootstrapped, the local name.
+
+    Args:
+        image: The image that the target's row names; ``""`` for the base's own.
+        base: The operating system of the target.
+        facts: The recorded digests.
     """
     if not image and base.bootstrap:
         return base_reference(base, facts)
     name = image or base.image
-    digest = facts.digest_by_image.get(name, "" if image else base.digest)
+    digest_of_row = ""
+    if not image:
+        digest_of_row = base.digest
+    digest = facts.digest_by_image.get(name, digest_of_row)
     if not digest:
         return name
+    # A registry may have lost the image: then the digest is that of its alternative.
     reference = facts.alternative_by_image.get(name, name)
     return f"{reference}@{digest}"
 
 
-def without_pulled_bases(facts: Facts) -> Facts:
-    """Return facts by which every base that can be bootstrapped is, as if no registry answered."""
+def remove_pulled_bases(facts: Facts) -> Facts:
+    """Return the facts without the digests of bases that can be bootstrapped.
+
+    A plan of these facts bootstraps such a base, as if no registry answered.
+    """
     bases = []
     bootstrapped_images = set()
     for base in facts.bases:
@@ -268,7 +296,7 @@ def without_pulled_bases(facts: Facts) -> Facts:
     return replace(facts, bases=tuple(bases), locked_base_images=tuple(locked_images))
 
 
-def images_of(target: TargetContext) -> tuple[str, ...]:
+def list_images(target: TargetContext) -> tuple[str, ...]:
     """Return the names of the images that are pulled for a target's stages.
 
     A base that is bootstrapped is not one of them.
@@ -281,18 +309,19 @@ def images_of(target: TargetContext) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
+def list_downloads(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
     """Return the possible downloads of a row's images, optional components included.
 
-    They have the lock's hashes. Artifacts that do not fit the target are left out: a plan with one
-    is refused.
+    The artifacts have the lock's hashes. Artifacts that do not fit the target are left out: a plan
+    with such an artifact is refused.
     """
     target = context_of(row, facts)
-    usual = usual_components(target, facts)
-    artifacts = dict(parts_of(target, usual, facts).artifacts)
+    usual = choose_usual_components(target, facts)
+    # An optional component is planned beside the usual ones: its artifact may depend on theirs.
+    artifacts = dict(choose_parts(target, usual, facts).artifacts)
     for component in target.components.values():
         if component not in usual:
-            parts = parts_of(target, (*usual, component), facts)
+            parts = choose_parts(target, (*usual, component), facts)
             artifacts[component.name] = parts.artifacts.get(component.name, ())
     unique = {}
     for component_artifacts in artifacts.values():
@@ -301,48 +330,57 @@ def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
     return tuple(unique.values())
 
 
-def _unlocked(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
+def _find_unlocked_inputs(
+    steps: Sequence[Step], target: TargetContext, facts: Facts
+) -> tuple[str, ...]:
     """Return a line for each input without a digest or hash."""
-    references = {name: _reference(name, target.base, facts) for name in images_of(target)}
-    images = [name for name, reference in references.items() if "@" not in reference]
-    artifacts = [
-        artifact for artifact in _artifacts_of(steps) if artifact.url and not artifact.sha256
-    ]
-    lines = [f"base image {name}: no digest" for name in images]
-    lines += [f"{row.name} {row.version}: no sha256 of {row.url}" for row in artifacts]
+    lines = []
+    for name in list_images(target):
+        if "@" not in _pin_reference(name, target.base, facts):
+            lines.append(f"base image {name}: no digest")
+    for artifact in _collect_artifacts(steps):
+        # An artifact without a URL comes from git, and is pinned by its commit.
+        if artifact.url and not artifact.sha256:
+            label = f"{artifact.name} {artifact.version}"
+            lines.append(f"{label}: no sha256 of {artifact.url}")
     return tuple(lines)
 
 
-def _artifacts_of(steps: Sequence[Step]) -> list[Artifact]:
+def _collect_artifacts(steps: Sequence[Step]) -> list[Artifact]:
+    """Return the artifacts of all components."""
     artifacts: list[Artifact] = []
     for step in steps:
         artifacts += step.artifacts
     return artifacts
 
 
-def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
-    """Return the inputs with a hash or digest in the lock alone, and without a signature."""
+def _find_inputs_of_first_use(
+    steps: Sequence[Step], target: TargetContext, facts: Facts
+) -> tuple[str, ...]:
+    """Return the inputs with a hash or digest in the lock alone, and without a signature.
+
+    Their maker publishes no hash: the lock has that of the first download.
+    """
     published = {row.url for row in facts.artifacts if row.sha256 or row.signature}
     published |= {row.name for row in facts.base_images if row.digest}
     published |= {row.image for row in facts.bases if row.digest}
+    # The digest of a row is not that of an alternative.
     published -= facts.alternative_by_image.keys()
-    unpublished = [name for name in images_of(target) if name not in published]
+    unpublished = [name for name in list_images(target) if name not in published]
     lines = [f"base image {name}" for name in unpublished if name in facts.digest_by_image]
-    for artifact in _artifacts_of(steps):
+    for artifact in _collect_artifacts(steps):
         is_locked = bool(artifact.url and artifact.sha256)
         if is_locked and artifact.url not in published:
             lines.append(f"{artifact.name} {artifact.version}")
     return tuple(lines)
 
 
-def _missing(
+def _find_missing_components(
     components: Sequence[Component], target: TargetContext, facts: Facts
 ) -> tuple[Missing, ...]:
     """Return the default components of this framework and cell that the image lacks.
 
-    From any sources. A component that is only added on request is missing in no image. A component
-    with the recipe of one in the image is the same under another name: the vendors' CUDA wheels.
-    One that only makes folders that other parts have, AWS's paths, is not missing either.
+    The components of all kinds of sources count: an image of packages may lack one of AWS.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
@@ -359,10 +397,14 @@ def _missing(
 
     missing = []
     for name, component in candidates.items():
+        # A component with the recipe of one in the image is the same under another name: the
+        # vendors' CUDA wheels.
         if name in chosen or component.recipe_name in recipes:
             continue
+        # A component that is only added on request is missing in no image.
         if not component.default or not component.without:
             continue
+        # A component that only makes folders which other parts have is not missing: AWS's paths.
         own_folders = facts.recipes[component.recipe_name].path
         if own_folders and folders.issuperset(own_folders):
             continue
@@ -370,18 +412,19 @@ def _missing(
     return tuple(missing)
 
 
-def _environment(
+def _merge_environment(
     target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]
 ) -> dict[str, str]:
+    """Merge the variables of every image, of the base, of CUDA, and of recipes; later ones win."""
     environment = {**ENVIRONMENT, **target.base.environment}
     if target.cell.version:
         environment |= CUDA_ENVIRONMENT
     folders: list[str] = []
     libraries: list[str] = []
     for step, recipe in zip(steps, recipes, strict=True):
-        known = known_versions(step, target.python)
+        known = collect_known_versions(step, target.python)
         for name, value in recipe.environment.items():
-            environment[name] = filled(value, known)
+            environment[name] = fill_in_versions(value, known)
         folders += recipe.path
         libraries += recipe.libraries
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
@@ -390,9 +433,14 @@ def _environment(
     return environment
 
 
-def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
-    device = f"gpu.{target.cuda}" if target.cuda.startswith("cu") else target.cuda
-    architecture = "x86" if target.architecture == "amd64" else target.architecture
+def _make_labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
+    """Return the labels of an image: names for people, and those that AWS reads."""
+    device = target.cuda
+    if device.startswith("cu"):
+        device = f"gpu.{device}"
+    architecture: str = target.architecture
+    if architecture == "amd64":
+        architecture = "x86"
     version = target.version.replace(".", "-")
     python = target.python.replace(".", "")
     aws = "com.amazonaws.ml.engines.sagemaker.dlc"
@@ -411,24 +459,31 @@ def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
     }
 
 
-def _steps(
+def _make_steps(
     components: Sequence[Component],
     target: TargetContext,
     artifacts: Mapping[str, tuple[Artifact, ...]],
 ) -> tuple[Step, ...]:
-    lent = {
-        component.name
-        for component in components
-        if component.build_only and not target.components[component.name].build_only
-    }
+    """Return the steps of an image: each component with its packages and artifacts.
+
+    Args:
+        components: The chosen components.
+        target: The target.
+        artifacts: The artifacts of each component, by the component's name.
+    """
+    # ``select_components`` sets ``build_only`` for a component that only builds another one.
+    lent = set()
+    for component in components:
+        if component.build_only and not target.components[component.name].build_only:
+            lent.add(component.name)
     shares = share_packages(
-        components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent
+        components, target.cell, get_lock(target), fetched=artifacts.keys(), lent=lent
     )
     chosen = {component.name for component in components}
     replaced_packages: set[str] = set()
     for component in components:
         replaced_packages.update(component.replaces_debian)
-    python_package, python_build_package = _more_python(target)
+    python_package, python_build_package = _find_python_packages(target)
     debian_packages = {*python_package}
 
     steps: dict[str, Step] = {}
@@ -436,6 +491,7 @@ def _steps(
         name = component.name
         debian = [package for package in component.debian if package not in replaced_packages]
         debian_packages.update(debian)
+        builds_with = [other for other in component.builds_with if other in chosen]
         steps[name] = Step(
             component=name,
             version=target.versions.get(name, ""),
@@ -444,7 +500,7 @@ def _steps(
             python=shares[name],
             recipe=component.recipe_name,
             artifacts=artifacts.get(name, ()),
-            builds_with=tuple(other for other in component.builds_with if other in chosen),
+            builds_with=tuple(builds_with),
             in_image=name != BUILDER and not component.build_only,
         )
 
@@ -460,13 +516,18 @@ def _steps(
         steps[BUILDER] = replace(steps[BUILDER], build_packages=builder)
     if OWN_PYTHON in steps:
         # The builder's environment is made with the compiled Python: that is built on its own.
-        packages = target.fitting[OWN_PYTHON].build_debian if OWN_PYTHON in target.fitting else ()
+        packages: tuple[str, ...] = ()
+        if OWN_PYTHON in target.fitting:
+            packages = target.fitting[OWN_PYTHON].build_debian
         steps[OWN_PYTHON] = replace(steps[OWN_PYTHON], build_packages=packages)
     return tuple(steps.values())
 
 
-def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the packages of a further Python of the distribution, for running and for building."""
+def _find_python_packages(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the packages of a further Python of the distribution, for running and for building.
+
+    For example ``(("python3.12",), ("python3.12-dev",))``; empty for another Python.
+    """
     base = target.base
     interpreter = base.pythons.get(target.python, "")
     if not interpreter:
@@ -477,18 +538,21 @@ def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def base_reference(base: Base, facts: Facts) -> str:
-    """Return the local name of a base image: one with a digest is pulled,
-    another one is bootstrapped.
+    """Return the local name of a base image: ``trainworks/base:bookworm-0123456789ab``.
 
-    The name changes with everything that decides the content, so that an old base is never taken
-    for a new one, nor one that was pulled for one that was bootstrapped. Of the archive that is the
-    release: its updates are in another layer.
+    A base with a digest is pulled, another one is bootstrapped. The name has a hash of everything
+    that decides the content, so that an old base is never taken for a new one, nor a pulled base
+    for a bootstrapped one.
     """
     digest = facts.digest_of(base)
     content = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"
     if not digest:
+        # Only the release counts: updates of the archive are in another layer.
         for state in facts.archives_of(base):
             if state.suite == base.suite:
                 content += f" {state.suite} {state.contents}"
-    suite = base.suite if base.architecture == "amd64" else f"{base.suite}-{base.architecture}"
-    return f"trainworks/base:{suite}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    suite = base.suite
+    if base.architecture != "amd64":
+        suite += f"-{base.architecture}"
+    content_hash = hashlib.sha256(content.encode()).hexdigest()[:12]
+    return f"trainworks/base:{suite}-{content_hash}"

@@ -7,28 +7,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.ranges import PRESENT
 from trainworks.facts.rows import Component, Facts, TargetRow
 from trainworks.plan.model import Request
-from trainworks.plan.names import LIST, together, unknown
+from trainworks.plan.names import LIST, join_problems, make_unknown_name_error
 from trainworks.plan.target import TargetContext, context_of
 from trainworks.suggestions import nearest
 
-COLUMNS: Mapping[str, tuple[str, Callable[[TargetRow, Facts], str]]] = {
-    "framework": ("framework", lambda row, _: row.framework),
-    "sources": ("--sources", lambda row, facts: facts.sources_of(row)),
-    "architecture": ("--architecture", lambda row, facts: facts.architecture_of(row)),
-    "cuda": ("--cuda", lambda row, _: row.cuda),
-    "version": ("--framework-version", lambda row, _: row.version),
-    "python": ("--python", lambda row, facts: facts.python_of(row)),
+
+@dataclass(frozen=True)
+class _Column:
+    """A value by which rows are chosen.
+
+    Attributes:
+        option: The option of the command line, for messages.
+        read: Returns the value of a row.
+    """
+
+    option: str
+    read: Callable[[TargetRow, Facts], str]
+
+
+COLUMNS: Mapping[str, _Column] = {
+    "framework": _Column("framework", lambda row, _: row.framework),
+    "sources": _Column("--sources", lambda row, facts: facts.sources_of(row)),
+    "architecture": _Column("--architecture", lambda row, facts: facts.architecture_of(row)),
+    "cuda": _Column("--cuda", lambda row, _: row.cuda),
+    "version": _Column("--framework-version", lambda row, _: row.version),
+    "python": _Column("--python", lambda row, facts: facts.python_of(row)),
 }
-"""The values by which rows are chosen, in this order: a field of ``Request``, its option, and a
-function for the value of a row.
-"""
+"""The values by which rows are chosen, in this order, by the field of ``Request``."""
 
 GLOB = "`*` stands for anything in a name"
 
@@ -61,7 +73,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def values_of(request: Request) -> dict[str, str]:
+def collect_values(request: Request) -> dict[str, str]:
     """Return the values by which a request chooses a row: its fields of ``COLUMNS``."""
     values = {name: getattr(request, name) for name in COLUMNS}
     return {name: value for name, value in values.items() if value}
@@ -70,20 +82,23 @@ def values_of(request: Request) -> dict[str, str]:
 def select_row(request: Request, facts: Facts) -> TargetRow:
     """Return the row that a request means.
 
-    The newest framework version that has all the other values wins; among Pythons the oldest one
-    wins, because that is the one with the most wheels for a user to add.
+    The newest framework version that has all the other values wins, and among Pythons the oldest
+    one.
 
     Raises:
         UnknownNameError: Values are unknown, or known but not together with the others; the hint
             has the nearest value and everything that exists.
     """
-    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    rows, problems = matching_rows(collect_values(request), facts.targets, facts)
     if problems:
-        raise together(problems, LIST)
-    return _best(rows, facts)
+        raise join_problems(problems, LIST)
+    return _choose_newest_row(rows, facts)
 
 
-def _best(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
+def _choose_newest_row(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
+    """Return the row with the newest framework version, and of these the one with the oldest
+    Python: most wheels exist for that Python.
+    """
     newest = max(version_key(row.version) for row in rows)
     rows = [row for row in rows if version_key(row.version) == newest]
     return min(rows, key=lambda row: version_key(facts.python_of(row)))
@@ -91,26 +106,26 @@ def _best(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
 
 def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
     """Return the unknown names of a request, all at once: values of rows and components."""
-    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    rows, problems = matching_rows(collect_values(request), facts.targets, facts)
     if problems or not (request.framework and request.cuda):
         known = [component.name for component in facts.components]
-        for flag, names in _component_options(request):
-            available = optional(flag, facts.components)
-            problems += [
-                unknown(f"component in {flag}:", name, available, hidden=known)
-                for name in names
-                if name not in known
-            ]
+        for flag, names in _list_component_options(request):
+            available = find_optional_components(flag, facts.components)
+            kind = f"component in {flag}:"
+            for name in names:
+                if name not in known:
+                    problems.append(make_unknown_name_error(kind, name, available, hidden=known))
         return problems
+    # The row is known: names of components are compared with those that its target can have.
     try:
-        select_components(request, context_of(_best(rows, facts), facts), facts)
+        select_components(request, context_of(_choose_newest_row(rows, facts), facts), facts)
     except UnknownNameError as error:
         return [error]
     return []
 
 
-def _component_options(request: Request) -> tuple[tuple[str, Sequence[str]], ...]:
-    """Return the two options with components, each with its names."""
+def _list_component_options(request: Request) -> tuple[tuple[str, Sequence[str]], ...]:
+    """Return the two options with components: ``("--with", ("flash-attention",))``."""
     return (("--with", request.with_components), ("--without", request.without_components))
 
 
@@ -127,24 +142,27 @@ def matching_rows(
     all_rows = list(rows)
     remaining = all_rows
     described, problems = "", []
-    for field, (label, value_of) in COLUMNS.items():
+    for field, column in COLUMNS.items():
         value = wanted.get(field)
         if value is None:
             continue
-        fitting = [row for row in remaining if value_of(row, facts) == value]
+        fitting = [row for row in remaining if column.read(row, facts) == value]
         if not fitting:
-            kind = f"{label} for {described}:" if described else label
-            values = {value_of(row, facts) for row in remaining}
+            kind = column.option
+            if described:
+                kind += f" for {described}:"
+            values = {column.read(row, facts) for row in remaining}
             known = sorted(values, key=lambda name: (version_key(name), name))
-            problem = unknown(kind, value, known)
-            elsewhere = _with_other_sources(field, wanted, all_rows, facts)
+            problem = make_unknown_name_error(kind, value, known)
+            elsewhere = _find_other_sources(field, wanted, all_rows, facts)
             hints = [hint for hint in (elsewhere, problem.hint) if hint]
             problems.append(UnknownNameError(problem.message, hint="; ".join(hints)))
             # The other values are compared with rows of the nearest value.
             value = nearest(value, known)
-            fitting = [row for row in remaining if value_of(row, facts) == value]
+            fitting = [row for row in remaining if column.read(row, facts) == value]
         if fitting:
             remaining = fitting
+        # The next problem names the values before it: "pytorch with cu121 on arm64".
         if field == "framework":
             described = value
         elif described and value and field == "cuda":
@@ -156,14 +174,15 @@ def matching_rows(
     return remaining, problems
 
 
-def _with_other_sources(
+def _find_other_sources(
     field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
 ) -> str:
     """Return a hint with the other ``--sources`` for which the framework has a value.
 
+    For example ``--cuda cu118 is there with --sources vendor``.
     ``""`` if there are none, or if the request has no ``--sources``.
     """
-    label, value_of = COLUMNS[field]
+    column = COLUMNS[field]
     sources, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
     if sources is None or field in ("framework", "sources"):
         return ""
@@ -171,23 +190,25 @@ def _with_other_sources(
     for row in rows:
         row_sources = facts.sources_of(row)
         is_other = row.framework == framework and row_sources != sources
-        if is_other and value_of(row, facts) == value:
+        if is_other and column.read(row, facts) == value:
             options.add(f"--sources {row_sources}")
     if not options:
         return ""
-    return f"{label} {value} is there with {' and '.join(sorted(options))}"
+    return f"{column.option} {value} is there with {' and '.join(sorted(options))}"
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:
     """Return all targets, by framework, version, cell and base."""
-    return in_order(facts.targets)
+    return sort_rows(facts.targets)
 
 
-def in_order(rows: Iterable[TargetRow]) -> list[TargetRow]:
+def sort_rows(rows: Iterable[TargetRow]) -> list[TargetRow]:
     """Return targets by framework, version, cell and base."""
-    return sorted(
-        rows, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base)
-    )
+
+    def get_sort_key(row: TargetRow) -> tuple[str, tuple[int, ...], str, str]:
+        return row.framework, version_key(row.version), row.cuda, row.base
+
+    return sorted(rows, key=get_sort_key)
 
 
 def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
@@ -207,13 +228,13 @@ def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
         names = [name for name in rows if fnmatchcase(name, pattern)]
         matched.update(names)
         if not names:
-            problems.append(_unknown_pattern(pattern, rows))
+            problems.append(_make_unknown_pattern_error(pattern, rows))
     if problems:
-        raise together(problems, GLOB)
+        raise join_problems(problems, GLOB)
     return [row for name, row in rows.items() if name in matched]
 
 
-def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
+def _make_unknown_pattern_error(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
     """Return the error for a pattern that fits no target, with the nearest target or pattern."""
     part = pattern.strip("*-")
     words: list[str] = []
@@ -227,27 +248,31 @@ def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownName
     for candidate in candidates:
         names = [name for name in rows if fnmatchcase(name, candidate)]
         if names:
-            near = names[0] if len(names) == 1 else f"'{candidate}'"
+            near = f"'{candidate}'"
+            if len(names) == 1:
+                near = names[0]
             break
-    return unknown("target for --only", pattern, rows, near=near)
+    return make_unknown_name_error("target for --only", pattern, rows, near=near)
 
 
 def row_named(name: str, facts: Facts) -> TargetRow:
     """Return the target of this name; raises ``UnknownNameError``."""
     rows = {facts.name_of(row): row for row in facts.targets}
     if name not in rows:
-        raise unknown("target", name, rows)
+        raise make_unknown_name_error("target", name, rows)
     return rows[name]
 
 
-def optional(flag: str, components: Iterable[Component]) -> list[str]:
+def find_optional_components(flag: str, components: Iterable[Component]) -> list[str]:
     """Return the components that ``--with`` can add to packages, or ``--without`` leave out."""
     is_default = flag == "--without"
-    return [
-        row.name
-        for row in components
-        if "packages" in row.sources and not row.required and row.default == is_default
-    ]
+    names = []
+    for component in components:
+        if "packages" not in component.sources or component.required:
+            continue
+        if component.default == is_default:
+            names.append(component.name)
+    return names
 
 
 def select_components(
@@ -260,15 +285,15 @@ def select_components(
             needed by others; all such problems at once.
     """
     available = target.components
-    problems = _option_problems(request, target, facts)
-    chosen = {
-        name for name, component in available.items() if component.required or component.default
-    }
-    chosen |= set(request.with_components)
+    problems = _check_options(request, target, facts)
+    chosen = set(request.with_components)
+    for name, component in available.items():
+        if component.required or component.default:
+            chosen.add(name)
     chosen -= set(request.without_components)
-    problems += _need_problems(chosen, target, facts)
+    problems += _check_needs(chosen, target, facts)
     if problems:
-        raise together(problems)
+        raise join_problems(problems)
 
     built_with: set[str] = set()
     for name in chosen:
@@ -276,7 +301,7 @@ def select_components(
     components = []
     for name, component in available.items():
         if name in chosen:
-            # A component that only builds is of no use without one that is built with it.
+            # A component that only builds, such as a compiler, serves those built with it.
             if not component.build_only or name in built_with:
                 components.append(component)
         elif name in built_with and not component.default:
@@ -285,22 +310,22 @@ def select_components(
     return tuple(components)
 
 
-def _option_problems(
-    request: Request, target: TargetContext, facts: Facts
-) -> list[UnknownNameError]:
+def _check_options(request: Request, target: TargetContext, facts: Facts) -> list[UnknownNameError]:
     """Return the problems of the names in ``--with`` and ``--without``."""
     available = target.components
     component_by_name = {component.name: component for component in facts.components}
     problems: list[UnknownNameError] = []
-    for flag, names in _component_options(request):
+    for flag, names in _list_component_options(request):
         for name in names:
             if name not in component_by_name:
-                known = optional(flag, available.values())
+                known = find_optional_components(flag, available.values())
                 problems.append(
-                    unknown(f"component in {flag}:", name, known, hidden=component_by_name)
+                    make_unknown_name_error(
+                        f"component in {flag}:", name, known, hidden=component_by_name
+                    )
                 )
             elif name not in available:
-                problems.append(_unavailable(flag, component_by_name[name], target, facts))
+                problems.append(_explain_unavailable(flag, component_by_name[name], target, facts))
             elif flag == "--without" and available[name].required:
                 hint = f"it is {available[name].summary}"
                 message = f"--without {name}: every image needs it"
@@ -312,7 +337,7 @@ def _option_problems(
     return problems
 
 
-def _need_problems(chosen: Set[str], target: TargetContext, facts: Facts) -> list[UnknownNameError]:
+def _check_needs(chosen: Set[str], target: TargetContext, facts: Facts) -> list[UnknownNameError]:
     """Return a problem for each chosen component that needs one that is not chosen."""
     available = target.components
     problems = []
@@ -321,9 +346,9 @@ def _need_problems(chosen: Set[str], target: TargetContext, facts: Facts) -> lis
             if need in chosen:
                 continue
             components = [row for row in available.values() if row.name in chosen]
-            dependents = dependents_of([name], components)
+            dependents = find_dependents([name], components)
             options = [f"--without {other}" for other in (name, *dependents)]
-            reason = _why(name, need, target, facts)
+            reason = _find_reason_of_need(name, need, target, facts)
             problems.append(
                 UnknownNameError(
                     f"{name} needs {need}, which is not in the image{reason}",
@@ -333,7 +358,7 @@ def _need_problems(chosen: Set[str], target: TargetContext, facts: Facts) -> lis
     return problems
 
 
-def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
+def find_dependents(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
     """Return the components that need one of ``names``, directly or through others.
 
     Args:
@@ -343,12 +368,12 @@ def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tupl
     needs = {component.name: component.needs for component in components}
     gone = set(names)
     dependents: list[str] = []
+    # A component may need one that was found in the last round: search until a round finds none.
     while True:
-        more = [
-            name
-            for name, needed in needs.items()
-            if name not in gone and not gone.isdisjoint(needed)
-        ]
+        more = []
+        for name, needed in needs.items():
+            if name not in gone and not gone.isdisjoint(needed):
+                more.append(name)
         if not more:
             return tuple(dependents)
         gone.update(more)
@@ -364,13 +389,17 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
     """
     chosen = select_components(request, context_of(row, facts), facts)
     left_out = list(names)
-    left_out += dependents_of(left_out, chosen)
+    left_out += find_dependents(left_out, chosen)
     more = [name for name in dict.fromkeys(left_out) if name not in request.without_components]
     return replace(request, without_components=(*request.without_components, *more))
 
 
-def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
-    """Return reason and source of the rule by which a component needs another, or ``""``."""
+def _find_reason_of_need(name: str, need: str, target: TargetContext, facts: Facts) -> str:
+    """Return reason and source of the rule by which a component needs another, or ``""``.
+
+    For example ``: NCCL asks its plugin for EFA (source: ADDRESS)``.
+    """
+    # Only a rule about this component alone gives the reason, for all sources or for the target's.
     conditions = ({name: PRESENT}, {name: PRESENT, "sources": target.sources})
     for rule in facts.rules:
         if need in rule.require and rule.when in conditions:
@@ -378,11 +407,12 @@ def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
     return ""
 
 
-def _unavailable(
+def _explain_unavailable(
     flag: str, component: Component, target: TargetContext, facts: Facts
 ) -> UnknownNameError:
-    """Return the reason why a target cannot have a component that others have."""
+    """Return the error that says why a target cannot have a component that others have."""
     name, row = component.name, target.row
+    lack = _describe_lack(component)
     if component.needs_cuda and not target.cell.version:
         return UnknownNameError(
             f"{flag} {name}: needs CUDA, and the cell {row.cuda} has no CUDA",
@@ -403,20 +433,20 @@ def _unavailable(
     if component.by_row and target.sources in component.sources:
         return UnknownNameError(
             f"{flag} {name}: not in this image: {component.by_row}",
-            hint=_nearest_with(name, target, facts),
+            hint=_find_nearest_target(name, target, facts),
         )
     if target.sources in component.sources:
         return UnknownNameError(
             f"{flag} {name}: no version of it is known to fit this target",
-            hint=f"its row or stack would name one{_consequence(component)}",
+            hint=f"its row or stack would name one{lack}",
         )
     return UnknownNameError(
         f"{flag} {name}: not with --sources {target.sources}",
-        hint=f"it comes with --sources {', '.join(component.sources)}{_consequence(component)}",
+        hint=f"it comes with --sources {', '.join(component.sources)}{lack}",
     )
 
 
-def _nearest_with(name: str, target: TargetContext, facts: Facts) -> str:
+def _find_nearest_target(name: str, target: TargetContext, facts: Facts) -> str:
     """Return a hint with the target that has a component and is most like this one."""
     candidates = []
     for row in facts.targets:
@@ -431,16 +461,21 @@ def _nearest_with(name: str, target: TargetContext, facts: Facts) -> str:
     # The oldest CUDA that is not older than the target's, or else the newest.
     cells = {version_key(candidate.cell.version) for candidate in candidates}
     newer_cells = [cell for cell in cells if cell >= version_key(target.cell.version)]
-    cell = min(newer_cells) if newer_cells else max(cells)
+    cell = max(cells)
+    if newer_cells:
+        cell = min(newer_cells)
     alike = [row for row in candidates if version_key(row.cell.version) == cell]
 
-    def differences(candidate: TargetContext) -> tuple[bool, bool]:
+    def compare_with_target(candidate: TargetContext) -> tuple[bool, bool]:
         has_other_architecture = candidate.base.architecture != target.base.architecture
         return has_other_architecture, candidate.python != target.python
 
-    near = min(alike, key=differences)
+    near = min(alike, key=compare_with_target)
     return f"the nearest target that can have it is {near.name}: --cuda {near.row.cuda}"
 
 
-def _consequence(component: Component) -> str:
-    return f"; without it: {component.without}" if component.without else ""
+def _describe_lack(component: Component) -> str:
+    """Return the cost of leaving a component out, as words after a hint; ``""`` if not recorded."""
+    if not component.without:
+        return ""
+    return f"; without it: {component.without}"

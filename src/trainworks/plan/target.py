@@ -1,6 +1,4 @@
-"""A row of the matrix with everything that its names stand for: resolved once,
-where planning begins.
-"""
+"""Resolves the names in a row of the matrix: base, CUDA cell, stack, images, components, lock."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ OWN_PYTHON = "cpython"
 
 @dataclass(frozen=True, kw_only=True)
 class TargetContext:
-    """What planning asks of a target.
+    """A target with everything that the names in its row stand for.
 
     Attributes:
         row: Its row.
@@ -36,18 +34,18 @@ class TargetContext:
         base: Its operating system.
         cell: Its CUDA cell.
         python: Its Python, ``MAJOR.MINOR``.
-        sources: Where its parts come from: those of its stack.
-        image: The base image that its row names, None for the operating system's own.
-        builder_image: The image of its build stages, None where that is the base image.
+        sources: The sources of its stack: ``packages`` or ``vendor``.
+        image: The base image that its row names; ``None`` for the operating system's own.
+        builder_image: The image of its build stages; ``None`` if that is the base image.
         declared: Versions by component: of its stack, of its base image, and of
             its row, which wins.
         versions: The declared versions, and those that their artifacts bring besides
             (``Artifact.provides``).
         fitting: The components for its framework, sources, cell and base, by
             name, in the order of their layers.
-        components: Those of them that it can have: of some only with a version
-            (``_needs_version``).
-        lock: The files of its lock, None where it has none.
+        components: The fitting components that the target can have; some only if its row or stack
+            names a version (``_needs_version``).
+        lock: The files of its lock; ``None`` for a target without a lock.
     """
 
     row: TargetRow
@@ -66,22 +64,35 @@ class TargetContext:
 
 
 def context_of(row: TargetRow, facts: Facts) -> TargetContext:
-    """Return what the names in a row stand for."""
-    base, cell, stack = (
-        facts.base_by_name[row.base],
-        facts.cuda_by_name[row.cuda],
-        facts.stack_by_name[row.stack],
-    )
-    image = facts.base_image_by_name.get(row.image)
-    declared = {**stack.components, **(image.provides if image else {}), **row.versions}
-    versions = {LAUNCHER: facts.launcher_version, **_brought(declared, facts), **declared}
-    fitting = {
-        each.name: each
-        for each in facts.components
-        if each.fits(row.framework, stack.sources, cell, row.base)
-    }
+    """Resolve the names in a row."""
     name = facts.name_of(row)
+    base = facts.base_by_name[row.base]
+    cell = facts.cuda_by_name[row.cuda]
+    stack = facts.stack_by_name[row.stack]
+    image = facts.base_image_by_name.get(row.image)
+
+    # The row wins over the base image, and the image over the stack.
+    declared = dict(stack.components)
+    if image is not None:
+        declared.update(image.provides)
+    declared.update(row.versions)
+    provided = _collect_provided_versions(declared, facts)
+    versions = {LAUNCHER: facts.launcher_version, **provided, **declared}
+
+    fitting = {}
+    components = {}
+    for component in facts.components:
+        if not component.fits(row.framework, stack.sources, cell, row.base):
+            continue
+        fitting[component.name] = component
+        has_version = component.name in versions or not _needs_version(component)
+        if component.required or has_version:
+            components[component.name] = component
+
+    files: tuple[LockedPackage, ...] | None = None
     lock = facts.locks.get(name)
+    if lock is not None:
+        files = lock.packages
     return TargetContext(
         row=row,
         name=name,
@@ -94,44 +105,39 @@ def context_of(row: TargetRow, facts: Facts) -> TargetContext:
         declared=declared,
         versions=versions,
         fitting=fitting,
-        components={
-            name: component
-            for name, component in fitting.items()
-            if component.required or not _needs_version(component) or name in versions
-        },
-        lock=lock.packages if lock else None,
+        components=components,
+        lock=files,
     )
 
 
-def _brought(declared: Mapping[str, str], facts: Facts) -> dict[str, str]:
-    """Return the versions of what the artifacts of declared components bring besides themselves."""
-    brought: dict[str, str] = {}
+def _collect_provided_versions(declared: Mapping[str, str], facts: Facts) -> dict[str, str]:
+    """Return the versions that the artifacts of declared components bring besides themselves.
+
+    For example ``{"libfabric": "1.14"}`` for EFA's installer (``Artifact.provides``).
+    """
+    versions: dict[str, str] = {}
     for name, version in declared.items():
         for artifact in facts.artifacts_by_name.get(name, ()):
             if artifact.version == version:
-                brought |= artifact.provides
-    return brought
+                versions.update(artifact.provides)
+    return versions
 
 
 def _needs_version(component: Component) -> bool:
-    """Return whether a target has a component only where its row or stack names a version.
+    """Return whether a target has a component only if its row or stack names a version.
 
-    That is so for a component of vendor sources alone, and for one with ``by_row``.
+    Components of vendor sources alone need one, and those with ``by_row``.
     """
     return bool(component.by_row) or component.sources == ("vendor",)
 
 
-def artifact_rows(
+def find_artifact_rows(
     component: Component, target: TargetContext, facts: Facts
 ) -> tuple[Artifact, ...]:
-    """Return the rows of what a component downloads by itself, in the version that the target has.
-
-    With packages only a component with ``artifact`` does: others come from the
-    distribution or the package index.
-    """
+    """Return the artifacts of a component in the version that the target has."""
+    # The other components of packages come from the distribution or the package index.
     if target.sources == "packages" and not component.artifact:
         return ()
     version = target.versions.get(component.name, "")
-    return tuple(
-        row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version
-    )
+    rows = facts.artifacts_by_name.get(component.name, ())
+    return tuple(row for row in rows if row.version == version)

@@ -14,13 +14,17 @@ from dataclasses import dataclass, replace
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Component, Facts, TargetRow
 from trainworks.plan.model import Request
-from trainworks.plan.select import dependents_of, leave_out, request_for, select_components
+from trainworks.plan.select import find_dependents, leave_out, request_for, select_components
 from trainworks.plan.target import TargetContext, context_of
 
 LONGEST = 80
-"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
+"""Characters of a variant; a longer one is named by a hash.
+
+Registries take tags of at most 128 characters.
+"""
 
 HASHED = "-variant-"
+"""The beginning of a variant that is named by a hash: ``-variant-0123456789ab``."""
 
 TITLE_LABEL = "org.opencontainers.image.title"
 """Label of every image of this project: its target's name, with the variant.
@@ -55,26 +59,26 @@ class _Part:
     is_added: bool
 
 
-def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
+def choose_usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
     """Return the components of a target's own image, without ``--with`` and ``--without``."""
     request = Request(framework=target.row.framework, cuda=target.row.cuda)
     return select_components(request, target, facts)
 
 
-def reference_of(row: TargetRow, facts: Facts, variant: str = "") -> str:
+def make_reference(row: TargetRow, facts: Facts, variant: str = "") -> str:
     """Return the name of a target's image in an engine."""
     tag = facts.name_of(row).removeprefix(f"{row.framework}-")
     return f"trainworks/{row.framework}-training:{tag}{variant}"
 
 
-def variant_of(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
+def make_variant(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
     """Return the part of an image's tag for its differences to the target's usual image.
 
     Two contents never share a name. Example: ``-tcp-with-flash-attention``.
     """
     # Components that only build are not in the image: the built ones name them.
     usual = {}
-    for component in usual_components(target, facts):
+    for component in choose_usual_components(target, facts):
         if not component.build_only:
             usual[component.name] = component
     chosen = {component.name for component in components if not component.build_only}
@@ -83,9 +87,9 @@ def variant_of(components: Sequence[Component], target: TargetContext, facts: Fa
     for name in sorted(missing):
         if usual[name].variant:
             name_by_word[usual[name].variant] = name
-    # Parts that need a missing part are missing too; the name leaves them out.
+    # Components that need a missing component are missing too; the name leaves them out.
     named = name_by_word.values()
-    implied = {*named, *dependents_of(named, usual.values())}
+    implied = {*named, *find_dependents(named, usual.values())}
     words = [f"-{word}" for word in name_by_word]
     words += [f"-with-{name}" for name in sorted(chosen - usual.keys())]
     words += [f"-without-{name}" for name in sorted(missing - implied)]
@@ -101,7 +105,7 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
     ``None`` if there is none, or if the variant is a hash.
     """
     target = context_of(row, facts)
-    usual = {component.name: component for component in usual_components(target, facts)}
+    usual = {component.name: component for component in choose_usual_components(target, facts)}
     words: dict[str, _Part] = {}
     for component in usual.values():
         if component.variant:
@@ -114,11 +118,13 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
 
     added: list[str] = []
     left_out: list[str] = []
+    # Read one word after another: ``-tcp``, then ``-with-flash-attention``.
     rest = variant
     while rest:
         beginnings = [word for word in words if f"{rest}-".startswith(f"{word}-")]
         if not beginnings:
             return None
+        # A word may begin another one: the longest is meant.
         word = max(beginnings, key=len)
         part = words[word]
         if part.is_added:
@@ -127,10 +133,12 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
             left_out.append(part.component)
         rest = rest.removeprefix(word)
 
+    # Words in another order, or of a component that others imply, name no image: the name of the
+    # request's own image must be this one.
     request = replace(request_for(row, facts), with_components=tuple(added))
     with suppress(UnknownNameError):
         request = leave_out(request, left_out, row, facts)
-        if variant_of(select_components(request, target, facts), target, facts) == variant:
+        if make_variant(select_components(request, target, facts), target, facts) == variant:
             return request
     return None
 
@@ -141,11 +149,11 @@ def image_named(name: str, facts: Facts) -> ImageName | None:
     The name is a target's, or its image's; both may have a variant.
     """
     for row in facts.targets:
-        for usual_name in (facts.name_of(row), reference_of(row, facts)):
+        for usual_name in (facts.name_of(row), make_reference(row, facts)):
             if not name.startswith(usual_name):
                 continue
             variant = name.removeprefix(usual_name)
             is_known = not variant or variant.startswith(HASHED)
             if is_known or request_of(row, variant, facts):
-                return ImageName(row, variant, reference_of(row, facts, variant))
+                return ImageName(row, variant, make_reference(row, facts, variant))
     return None

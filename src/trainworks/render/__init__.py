@@ -1,4 +1,4 @@
-"""From a plan to bytes: the Dockerfile, the files of its build context, the image's manifest.
+"""Renders a plan: the Dockerfile, the files of its build context, the image's manifest.
 
 Pure.
 """

@@ -14,6 +14,7 @@ from trainworks.plan.model import IMAGE_TIME, ImagePlan
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 
 SECRET = re.compile(r"--mount=type=secret,id=(?P<id>[^,\s]+)")
+"""Finds the identifiers of the secrets that a Dockerfile mounts."""
 
 REPOSITORY = "REPOSITORY"
 """Variable: the text before the framework's name in every tag, such as ``HOST/FOLDER``."""
@@ -25,7 +26,7 @@ Without it the cache is in the images themselves.
 """
 
 
-def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
+def render_bake_file(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
     """Return the text of `docker-bake.json`.
 
     Args:
@@ -43,15 +44,16 @@ def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
         target = plan.target
         for group in ("default", target.framework, target.cuda, bake_name(target.base)):
             groups.setdefault(group, []).append(name)
-        described[name] = _target(plan, rendering)
+        described[name] = _describe_target(plan, rendering)
         if stands_on_local_base(plan):
             base = plan.base.image
             if plan.base.digest:
                 base += f"@{plan.base.digest}"
             variables[base_variable(plan)] = {"default": base}
+    group_rows = {name: {"targets": members} for name, members in groups.items()}
     content = {
         "variable": variables,
-        "group": {name: {"targets": members} for name, members in groups.items()},
+        "group": group_rows,
         "target": described,
     }
     return json.dumps(content, indent=2) + "\n"
@@ -63,7 +65,7 @@ def bake_name(name: str) -> str:
 
 
 def stands_on_local_base(plan: ImagePlan) -> bool:
-    """Return whether the Dockerfile's base is an image of this machine's engine alone."""
+    """Return whether the Dockerfile's base is an image that only this machine's engine has."""
     return bool(plan.origin)
 
 
@@ -72,29 +74,41 @@ def base_variable(plan: ImagePlan) -> str:
     return f"BASE_{re.sub(r'[^A-Z0-9]', '_', plan.base.name.upper())}"
 
 
-def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
+def _describe_target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
+    """Return a target of the bake file as values for JSON.
+
+    Conditions in the values are bake's own: ``${CACHE == "" ? "A" : "B"}``.
+    """
     name = plan.target.name
     prefix, _, image_name = plan.tags[0].partition("/")
-    # Without a repository for the cache, the image itself has the cache.
     cache = f'"type=registry,ref=${{{CACHE}}}:{name}"'
+    # Without a repository for the cache, the image itself has the cache.
     own_cache = f'"type=registry,ref=${{{REPOSITORY}}}/{image_name}"'
+    cache_from = f'${{{CACHE} == "" ? {own_cache} : {cache}}}'
+    # The closing quote of the address comes after the mode.
+    cache_to = f'${{{CACHE} == "" ? "type=inline" : {cache[:-1]},mode=max"}}'
+    # The tags without the local prefix: `trainworks/` becomes `${REPOSITORY}/`.
+    tags = [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags]
+    # bake takes a tag in the place of a bootstrapped base. A tag moves, so such an image is
+    # not the rendered one.
+    labels: dict[str, str] = {}
+    if plan.origin != "bootstrapped":
+        labels[INPUTS_LABEL] = rendering.digest
     identifiers = dict.fromkeys(SECRET.findall(rendering.dockerfile))
     secrets = [f"id={identifier},src=secrets/{name}/{identifier}" for identifier in identifiers]
     content: dict[str, object] = {
         "context": f"contexts/{name}",
         "dockerfile": "Dockerfile",
-        "tags": [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags],
-        # bake takes a tag in the place of a bootstrapped base. A tag moves, so such an image is
-        # not the rendered one.
-        "labels": {INPUTS_LABEL: rendering.digest} if plan.origin != "bootstrapped" else {},
+        "tags": tags,
+        "labels": labels,
         "platforms": [f"linux/{plan.target.architecture}"],
         # BuildKit 0.13 and newer set every time to this one. `--push` and
         # `--load` of bake change the output's kind.
         "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},
         "output": ["type=image,rewrite-timestamp=true"],
         "secret": secrets,
-        "cache-from": [f'${{{CACHE} == "" ? {own_cache} : {cache}}}'],
-        "cache-to": [f'${{{CACHE} == "" ? "type=inline" : {cache[:-1]},mode=max"}}'],
+        "cache-from": [cache_from],
+        "cache-to": [cache_to],
     }
     if stands_on_local_base(plan):
         content["contexts"] = {plan.image: f"docker-image://${{{base_variable(plan)}}}"}

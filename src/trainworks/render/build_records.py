@@ -27,9 +27,12 @@ def inputs_of(plan: ImagePlan, facts: Facts) -> str:
     Raises:
         RecipeError: See ``render``.
     """
+    image = plan.image
     # One machine pulls the base, another one bootstraps it: the recipe is the same.
-    image = plan.base.name if plan.origin else plan.image
-    return render(replace(plan, missing=(), image=image), facts, check=False).digest
+    if plan.origin:
+        image = plan.base.name
+    comparable_plan = replace(plan, missing=(), image=image)
+    return render(comparable_plan, facts, check=False).digest
 
 
 def inputs_of_target(row: TargetRow, facts: Facts) -> str:
@@ -42,7 +45,9 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
     return inputs_of(plan_row(row, facts), facts)
 
 
-def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:
+def find_current_builds(
+    facts: Facts, rows: Iterable[TargetRow] | None = None
+) -> Mapping[str, Built]:
     """Return the recorded builds with today's inputs, by the target's name.
 
     Only targets with a record are rendered. A target that cannot be planned has no recipe today,

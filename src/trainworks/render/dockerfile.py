@@ -34,7 +34,7 @@ from trainworks.facts.text import CONTROL
 from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLDER, ImagePlan, Step
 from trainworks.plan.package_ownership import BUILDER
 from trainworks.plan.target import OWN_PYTHON
-from trainworks.render.layers import WheelLayer, divided, one_layer
+from trainworks.render.layers import WheelLayer, divide_wheels, keep_one_layer
 from trainworks.render.manifest import (
     CONSTRAINTS,
     UV_SETTINGS,
@@ -67,6 +67,8 @@ An image with more layers was changed since.
 """
 
 FRAME = "Dockerfile.j2"
+"""The template of the whole Dockerfile, which joins the blocks of recipes."""
+
 MACROS = "macros.j2"
 """Its macros can be called in every recipe."""
 
@@ -125,17 +127,22 @@ class Rendering:
 
     @cached_property
     def copied(self) -> tuple[tuple[str, str, str], ...]:
-        """The files that recipes copy into the image: component, path in the image, SHA-256."""
+        """The files that recipes copy into the image: component, path in the image, SHA-256.
+
+        For example ``("nccl", "/etc/nccl.conf", "0123...")``: see ``DeliveredFilesCheck.digests``.
+        """
         rows = []
         for component, text in self.texts.items():
             for sources, target in CONTEXT_COPY.findall(text):
-                path = f"/{target.removeprefix(ROOT)}" if target.startswith(ROOT) else target
+                path = target
+                if target.startswith(ROOT):
+                    path = f"/{target.removeprefix(ROOT)}"
                 # Files for a build stage are in no image.
                 if path.startswith(BUILDER_FOLDER):
                     continue
                 for file in self.files:
                     for source in sources.split():
-                        copy = _copied_path(file.path, source, path)
+                        copy = _find_copied_path(file.path, source, path)
                         if copy:
                             digest = hashlib.sha256(file.content).hexdigest()
                             rows.append((component, copy, digest))
@@ -151,8 +158,12 @@ class Rendering:
         return f"sha256:{digest.hexdigest()}"
 
 
-def _copied_path(file: str, source: str, target: str) -> str:
-    """Return the path that ``COPY source target`` gives to a file of the context, or ``""``."""
+def _find_copied_path(file: str, source: str, target: str) -> str:
+    """Return the path that ``COPY source target`` gives to a file of the context.
+
+    For example ``/etc/nccl.conf`` for ``files/nccl.conf`` and ``COPY files/nccl.conf /etc/``;
+    ``""`` for a file that the instruction does not copy.
+    """
     if file == source and target.endswith("/"):
         return f"{target}{source.rpartition('/')[2]}"
     if file == source:
@@ -164,6 +175,8 @@ def _copied_path(file: str, source: str, target: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
+    """The build stages of a component: the text of its block, and words for a comment."""
+
     component: str
     version: str
     summary: str
@@ -216,23 +229,23 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         RecipeError: A recipe and the values of its component do not fit, or a
             template is malformed.
     """
-    recipes = ((f"components/{name}", recipe.text) for name, recipe in facts.recipes.items())
-    environment = _compiled((*facts.templates.items(), *recipes))
+    recipes = [(f"components/{name}", recipe.text) for name, recipe in facts.recipes.items()]
+    environment = _compile_templates((*facts.templates.items(), *recipes))
     parts = _Parts()
     for step in plan.steps:
         recipe = facts.recipes[step.recipe]
-        wheels = _wheels_of(step, recipe, environment)
-        values = _values(step, plan, wheels)
+        wheels = _divide_into_layers(step, recipe, environment)
+        values = _collect_values(step, plan, wheels)
         if check:
             _check_signature(environment, recipe, values)
-        blocks = _blocks(environment, step.recipe, values)
+        blocks = _render_blocks(environment, step.recipe, values)
         if "stage" in blocks:
             # A source archive is built in a stage of its own, before the component's stage.
-            archive_stages = _archive_stages(step, wheels, environment)
+            archive_stages = _render_archive_stages(step, wheels, environment)
             blocks["stage"] = "\n\n".join((*archive_stages, blocks["stage"]))
         parts.wheels[step.component] = wheels
         parts.add(step, blocks)
-    with blaming(FRAME):
+    with name_template_in_errors(FRAME):
         dockerfile = environment.get_template(FRAME).render(
             target=plan.target,
             stages=parts.stages,
@@ -243,7 +256,7 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
             entry_point=ENTRY_POINT,
             command=COMMAND,
         )
-    files = _context_files(plan, facts, dockerfile, parts.wheels)
+    files = _collect_context_files(plan, facts, dockerfile, parts.wheels)
     if check:
         _check_instructions(parts.texts)
         _check_sources(dockerfile, files, parts.texts)
@@ -258,14 +271,16 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     )
 
 
-def _wheels_of(step: Step, recipe: Recipe, environment: Environment) -> tuple[WheelLayer, ...]:
+def _divide_into_layers(
+    step: Step, recipe: Recipe, environment: Environment
+) -> tuple[WheelLayer, ...]:
     """Return a component's layers of wheels: several if its recipe divides them."""
-    if DIVIDED in _signature(environment, recipe.name, recipe.text):
-        return divided(step)
-    return one_layer(step)
+    if DIVIDED in _find_values_read(environment, recipe.name, recipe.text):
+        return divide_wheels(step)
+    return keep_one_layer(step)
 
 
-def _archive_stages(
+def _render_archive_stages(
     step: Step, wheels: Iterable[WheelLayer], environment: Environment
 ) -> list[str]:
     """Return the stages that build a component's source archives."""
@@ -279,21 +294,24 @@ def _archive_stages(
 
 
 @lru_cache(maxsize=1)
-def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
-    """Return Jinja's environment of templates, by name.
+def _compile_templates(templates: tuple[tuple[str, str], ...]) -> Environment:
+    """Return Jinja's environment of templates, with the macros.
 
-    All plans of a checkout share it, and its compiled templates.
+    The cache lets all plans of a checkout share the environment and its compiled templates.
+
+    Args:
+        templates: Names and texts: ``("components/torch", "...")``.
     """
     environment = new_environment(templates)
-    with blaming(MACROS):
+    with name_template_in_errors(MACROS):
         macros = vars(environment.get_template(MACROS).module)
     public = {name: macro for name, macro in macros.items() if not name.startswith("_")}
     environment.globals.update(public)
     return environment
 
 
-class _Recipes(ImmutableSandboxedEnvironment):
-    """Jinja without the operators that make much of little: ``"%999999999d" % 1``."""
+class _RecipeEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja without the operators that fill the memory: ``"%999999999d" % 1``."""
 
     intercepted_binops = frozenset({"%", "*", "**"})
 
@@ -311,10 +329,12 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
     texts = dict(templates)
 
     def find(name: str) -> tuple[str, str, None] | None:
-        # The middle is the file's name in a traceback, from which an error gets its line.
-        return (texts[name], name, None) if name in texts else None
+        if name not in texts:
+            return None
+        # The second value is the file's name in a traceback, from which an error gets its line.
+        return texts[name], name, None
 
-    environment = _Recipes(
+    environment = _RecipeEnvironment(
         loader=FunctionLoader(find),
         undefined=StrictUndefined,
         autoescape=False,
@@ -322,7 +342,7 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = quoted
+    environment.filters["quoted"] = quote_value
     # A recipe repeats nothing but values: these two could go on for ever, or fill the memory.
     for name in ("range", "lipsum"):
         del environment.globals[name]
@@ -331,11 +351,12 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
 
 
 @lru_cache(maxsize=256)
-def _signature(environment: Environment, name: str, text: str) -> frozenset[str]:
+def _find_values_read(environment: Environment, name: str, text: str) -> frozenset[str]:
     """Return the names that a recipe reads and does not define."""
-    with blaming(f"components/{name}.j2"):
+    with name_template_in_errors(f"components/{name}.j2"):
         tree = environment.parse(text)
         foreign_nodes = (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
+        # One such node is enough for an error.
         for node in tree.find_all(foreign_nodes):
             raise TemplateSyntaxError(
                 "a recipe takes nothing from other templates", node.lineno, name
@@ -343,7 +364,7 @@ def _signature(environment: Environment, name: str, text: str) -> frozenset[str]
         return frozenset(meta.find_undeclared_variables(tree))
 
 
-def quoted(text: str) -> str:
+def quote_value(text: str) -> str:
     """Quote a value for ENV and LABEL; ``$`` would be expanded there.
 
     Raises:
@@ -354,13 +375,23 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
-def _artifacts_path(step: Step) -> str:
+def _make_artifacts_path(step: Step) -> str:
+    """Return the path of a component's download list in the build context."""
     return f"artifacts/{step.component}.txt"
 
 
-def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict[str, object]:
+def _collect_values(
+    step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]
+) -> dict[str, object]:
     """Return the values that a recipe may read; some exist only where the step has any."""
     archives = [f"{state.suite} {state.date} {state.contents}" for state in plan.archives]
+    own_python = any(other.component == OWN_PYTHON for other in plan.steps)
+    companions = [artifact.name for artifact in step.artifacts[1:]]
+    flags: tuple[str, ...] = ()
+    artifacts_path = ""
+    if step.artifacts:
+        flags = step.artifacts[0].flags
+        artifacts_path = _make_artifacts_path(step)
     values: dict[str, object] = {
         "component": step.component,
         "version": step.version,
@@ -372,30 +403,30 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "builder_reference": plan.builder_image,
         "python": plan.interpreter,
         "python_version": plan.target.python,
-        "own_python": any(other.component == OWN_PYTHON for other in plan.steps),
+        "own_python": own_python,
         "cuda_home": plan.cuda_home,
         "cuda_architectures": plan.cuda_architectures,
         "imports": plan.imports,
-        "flags": step.artifacts[0].flags if step.artifacts else (),
+        "flags": flags,
+        "artifacts": artifacts_path,
         "fetched": f"/opt/fetched/{step.component}",
         "builds_with": step.builds_with,
-        "together": tuple(artifact.name for artifact in step.artifacts[1:]),
+        "together": tuple(companions),
         "site_packages": f"/opt/venv/lib/python{plan.target.python}/site-packages",
     }
     if wheels:
         values["requirements"] = wheels[0]
         values[DIVIDED] = wheels
-    values["artifacts"] = _artifacts_path(step) if step.artifacts else ""
     if step.component == "system":
         values["packages"] = step.debian
     if step.component == BUILDER:
-        values["packages"] = _builder_packages(step, plan)
+        values["packages"] = _choose_builder_packages(step, plan)
     if step.component == OWN_PYTHON:
         values["packages"] = step.build_packages
     return values
 
 
-def _builder_packages(step: Step, plan: ImagePlan) -> tuple[str, ...]:
+def _choose_builder_packages(step: Step, plan: ImagePlan) -> tuple[str, ...]:
     """Return the Debian packages of the builder's stage."""
     system = next(other for other in plan.steps if other.component == "system")
     if plan.builder_image:
@@ -411,10 +442,17 @@ def _builder_packages(step: Step, plan: ImagePlan) -> tuple[str, ...]:
 def _check_signature(
     environment: Environment, recipe: Recipe, values: Mapping[str, object]
 ) -> None:
+    """Refuse a recipe that reads a value which does not exist, or ignores packages and artifacts.
+
+    ``values`` are those of ``_collect_values``.
+    """
     name = f"components/{recipe.name}.j2"
-    signature = _signature(environment, recipe.name, recipe.text)
+    signature = _find_values_read(environment, recipe.name, recipe.text)
     missing = sorted(signature - values.keys() - environment.globals.keys())
-    read = signature | {"requirements"} if DIVIDED in signature else signature
+    # A recipe that divides its wheels reads the same requirements as layers.
+    read = set(signature)
+    if DIVIDED in signature:
+        read.add("requirements")
     unused = sorted(name for name in MUST_BE_READ - read if values.get(name))
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
@@ -441,7 +479,9 @@ def _check_instructions(texts: Mapping[str, str]) -> None:
             if not is_continued and word not in INSTRUCTIONS:
                 known = sorted(INSTRUCTIONS)
                 near = nearest(word, known)
-                hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+                hint = f"known: {', '.join(known)}"
+                if near:
+                    hint = f"did you mean {near}?"
                 raise RecipeError(
                     f"{where}: {word!r} is not an instruction that recipes use", hint=hint
                 )
@@ -490,12 +530,13 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
         )
 
 
-def _blocks(
+def _render_blocks(
     environment: Environment, component: str, values: Mapping[str, object]
 ) -> dict[str, str]:
+    """Render the blocks of a recipe, by name: ``{"stage": "FROM ...", "image": "COPY ..."}``."""
     file = f"components/{component}.j2"
     blocks = {}
-    with blaming(file):
+    with name_template_in_errors(file):
         template = environment.get_template(f"components/{component}")
         context = template.new_context(dict(values))
         for name, block in template.blocks.items():
@@ -510,7 +551,7 @@ def _blocks(
 
 
 @contextmanager
-def blaming(name: str) -> Iterator[None]:
+def name_template_in_errors(name: str) -> Iterator[None]:
     """Turn any error of a template into one that names its file and the line.
 
     Args:
@@ -527,17 +568,22 @@ def blaming(name: str) -> Iterator[None]:
         RecursionError,
         MemoryError,
     ) as error:
-        places = list(dict.fromkeys(_places(error, name)))
-        file, line = places[0] if places else (name, 0)
-        at = f" line {line}:" if line else ""
+        places = list(dict.fromkeys(_find_places(error, name)))
+        file, line = name, 0
+        if places:
+            file, line = places[0]
+        at = ""
+        if line:
+            at = f" line {line}:"
+        # A macro that a recipe calls may be the cause: both have a place.
         within = ""
         if len(places) > 1:
             inner_file, inner_line = places[-1]
             within = f" (in templates/{inner_file}, line {inner_line})"
-        raise RecipeError(f"templates/{file}:{at} {_reason(error)}{within}") from error
+        raise RecipeError(f"templates/{file}:{at} {_explain_error(error)}{within}") from error
 
 
-def _reason(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     """Return the text of an error of a template."""
     if isinstance(error, (RecursionError, MemoryError)):
         return (
@@ -551,7 +597,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
+def _find_places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
     """Yield the templates and lines in an error's traceback, the outermost first.
 
     For example ``("components/nccl.j2", 12)``.
@@ -564,21 +610,34 @@ def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
         names = step.tb_frame.f_globals
         template = names.get("__jinja_template__")
         if template is not None:
-            yield _file(template.name), template.get_corresponding_lineno(step.tb_lineno)
+            yield (
+                _name_template_file(template.name),
+                template.get_corresponding_lineno(step.tb_lineno),
+            )
         elif "__jinja_exception__" in names:
             # Jinja has rewritten the traceback: lines are the template's already.
-            yield _file(names["__file__"]), step.tb_lineno
+            yield _name_template_file(names["__file__"]), step.tb_lineno
         step = step.tb_next
 
 
-def _file(template: str) -> str:
-    """Return the file of a template; recipes are known by their names alone."""
-    return template if template.endswith(".j2") else f"{template}.j2"
+def _name_template_file(template: str) -> str:
+    """Return the file of a template: ``components/nccl.j2`` of the recipe ``components/nccl``."""
+    if template.endswith(".j2"):
+        return template
+    return f"{template}.j2"
 
 
-def _context_files(
+def _collect_context_files(
     plan: ImagePlan, facts: Facts, dockerfile: str, wheels: Mapping[str, tuple[WheelLayer, ...]]
 ) -> tuple[SourceFile, ...]:
+    """Return the files of the build context that a Dockerfile copies or mounts, sorted by path.
+
+    Args:
+        plan: The plan.
+        facts: The files of the checkout.
+        dockerfile: The text; files that it does not name are left out.
+        wheels: The layers of wheels of each component.
+    """
     generated = {
         "image.json": render_manifest(plan),
         CONSTRAINTS: render_constraints(plan),
@@ -586,19 +645,18 @@ def _context_files(
         "shells/profile.sh": render_profile(plan.environment),
         "shells/sshd.conf": render_sshd(plan.environment),
     }
-    files = [_text_file(path, text) for path, text in generated.items() if path in dockerfile]
+    files = [_make_text_file(path, text) for path, text in generated.items() if path in dockerfile]
     for step in plan.steps:
         for layer in wheels[step.component]:
-            files += _list_files(layer)
+            files += _write_package_lists(layer)
         if step.python:
             # The folder must exist to be mounted; local copies of the step's
             # files are put there before a build.
-            files.append(_text_file(f"wheels/{step.component}/.keep", ""))
+            files.append(_make_text_file(f"wheels/{step.component}/.keep", ""))
         if step.artifacts:
-            lines = [" ".join(_artifact_words(artifact)) for artifact in step.artifacts]
-            text = "".join(f"{line}\n" for line in lines)
-            files.append(_text_file(_artifacts_path(step), text))
-            files.append(_text_file(f"artifacts/{step.component}/.keep", ""))
+            lines = [_write_artifact_line(artifact) for artifact in step.artifacts]
+            files.append(_make_text_file(_make_artifacts_path(step), "".join(lines)))
+            files.append(_make_text_file(f"artifacts/{step.component}/.keep", ""))
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
         # A file is copied by its own path, or with its folder, or its folder is mounted.
@@ -608,29 +666,32 @@ def _context_files(
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def _text_file(path: str, text: str) -> SourceFile:
+def _make_text_file(path: str, text: str) -> SourceFile:
+    """Return a generated file of the build context."""
     return SourceFile(path=path, content=text.encode())
 
 
-def _list_files(layer: WheelLayer) -> list[SourceFile]:
+def _write_package_lists(layer: WheelLayer) -> list[SourceFile]:
     """Return the lists of a layer's wheels and source archives."""
-    wheel_lines = [
-        f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
-        for package in layer.wheel_packages
-    ]
-    files = [_text_file(layer.requirements, "".join(wheel_lines))]
+    wheel_lines = []
+    for package in layer.wheel_packages:
+        wheel_lines.append(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    files = [_make_text_file(layer.requirements, "".join(wheel_lines))]
     if layer.archives:
-        archive_lines = [
-            f"{package.name} {package.version} {package.file} {package.sha256}\n"
-            for package in layer.archive_packages
-        ]
-        files.append(_text_file(layer.archives, "".join(archive_lines)))
+        archive_lines = []
+        for package in layer.archive_packages:
+            words = (package.name, package.version, package.file, package.sha256)
+            archive_lines.append(" ".join(words) + "\n")
+        files.append(_make_text_file(layer.archives, "".join(archive_lines)))
     return files
 
 
-def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
-    """Return one line of a step's download list; ``-`` stands for a value that is not recorded."""
-    words = (artifact.name, artifact.version, artifact.file)
+def _write_artifact_line(artifact: Artifact) -> str:
+    """Return one line of a component's download list; ``-`` stands for a value without a record.
+
+    ``git NAME VERSION FILE REPOSITORY TAG COMMIT``, or ``file NAME VERSION FILE URL SHA256 SIZE``.
+    """
+    label = f"{artifact.name} {artifact.version} {artifact.file}"
     if artifact.git:
-        return ("git", *words, artifact.git, artifact.tag or "-", artifact.commit)
-    return ("file", *words, artifact.url, artifact.sha256 or "-", str(artifact.size or "-"))
+        return f"git {label} {artifact.git} {artifact.tag or '-'} {artifact.commit}\n"
+    return f"file {label} {artifact.url} {artifact.sha256 or '-'} {artifact.size or '-'}\n"

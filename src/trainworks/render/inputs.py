@@ -1,4 +1,4 @@
-"""The inputs that decide the bytes of each part of an image, by name; provenance lists them. Pure.
+"""Lists the inputs that decide the bytes of each part of an image, by name, for provenance. Pure.
 
 A part's *inputs* are its text in the Dockerfile, its files, its packages, its artifacts.
 """
@@ -16,14 +16,18 @@ WORD = re.compile(r"[\w./-]+")
 
 
 def inputs_of(plan: ImagePlan, rendering: Rendering) -> dict[str, dict[str, str]]:
-    """Return the inputs of every part of an image: name of the input to a short value."""
-    return {step.component: _inputs(step, plan, rendering) for step in plan.steps}
+    """Return the inputs of every part of an image, by the component's name.
+
+    For example ``{"torch": {"recipe": "0123456789ab", "torch": "2.6 (0123456789ab)"}}``.
+    """
+    return {step.component: _collect_inputs(step, plan, rendering) for step in plan.steps}
 
 
-def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]:
+def _collect_inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]:
+    """Return the inputs of one component, name to a short value."""
     text = rendering.texts[step.component]
     words = set(WORD.findall(text))
-    inputs = {"recipe": _digest(text.encode())}
+    inputs = {"recipe": _shorten_digest(text.encode())}
     if step.version:
         inputs["version"] = step.version
     if step.component == "system":
@@ -39,20 +43,27 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
         pin = artifact.commit or artifact.sha256
         inputs[f"artifact {artifact.name}"] = f"{artifact.version} ({pin[:12] or 'unlocked'})"
     for file in rendering.files:
+        # These lists are in the context for packages and artifacts, which are inputs already.
         if file.path.startswith(("requirements/", "artifacts/", "wheels/")):
             continue
-        if _copies(words, file.path):
-            inputs[f"file {file.path}"] = _digest(file.content + f"{file.mode:o}".encode())
+        if _copies_file(words, file.path):
+            inputs[f"file {file.path}"] = _shorten_digest(file.content + f"{file.mode:o}".encode())
     return inputs
 
 
-def _copies(words: Set[str], path: str) -> bool:
-    """Whether a part copies a file of the context: by its own path, or with a folder above it."""
+def _copies_file(words: Set[str], path: str) -> bool:
+    """Return whether a part copies a file of the context, by its own path or with a folder above.
+
+    Args:
+        words: The words of the part's text.
+        path: The file's path: ``files/nccl/nccl.conf``.
+    """
     folders = path.split("/")
     # No recipe copies a whole topmost folder (`files`, `launcher`), but texts contain these words.
     depths = range(min(2, len(folders)), len(folders) + 1)
     return any("/".join(folders[:depth]) in words for depth in depths)
 
 
-def _digest(content: bytes) -> str:
+def _shorten_digest(content: bytes) -> str:
+    """Return the first 12 digits of a SHA-256."""
     return hashlib.sha256(content).hexdigest()[:12]

@@ -2,9 +2,9 @@
 
 A registry and a host have a layer already where its wheels are exactly those of another image, and
 neighbouring targets have many wheels in common. So a large wheel is a layer of its own, and the
-small ones of a component are one layer: how a wheel is put away depends on that wheel alone, never
-on what another target has beside it. It also lets a host download and unpack several layers at a
-time, of which none is larger than the largest wheel.
+small ones of a component are one layer: the layer of a large wheel depends on that wheel alone, not
+on the other wheels of a target. A host can also download and unpack several layers at a time, of
+which none is larger than the largest wheel.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class WheelLayer:
 
     @property
     def archives(self) -> str:
-        """Path of the list of its source archives; ``""`` without one."""
-        return f"requirements/{self.stage}-archives.txt" if self.archive_packages else ""
+        """Path of the list of source archives in the build context; ``""`` without any."""
+        if not self.archive_packages:
+            return ""
+        return f"requirements/{self.stage}-archives.txt"
 
     @property
     def wheel_packages(self) -> tuple[LockedPackage, ...]:
@@ -52,39 +54,36 @@ class WheelLayer:
         return tuple(package for package in self.packages if not package.file.endswith(".whl"))
 
 
-def _layer(stage: str, packages: tuple[LockedPackage, ...]) -> WheelLayer:
+def _make_layer(stage: str, packages: tuple[LockedPackage, ...]) -> WheelLayer:
+    """Return a layer with the path of its list: ``requirements/STAGE.txt``."""
     requirements = f"requirements/{stage}.txt"
     return WheelLayer(stage=stage, requirements=requirements, packages=packages)
 
 
-def one_layer(step: Step) -> tuple[WheelLayer, ...]:
+def keep_one_layer(step: Step) -> tuple[WheelLayer, ...]:
     """Return the layer of a component that is not divided; nothing for one without wheels."""
     if not step.python:
         return ()
-    return (_layer(step.component, step.python),)
+    return (_make_layer(step.component, step.python),)
 
 
-def divided(step: Step) -> tuple[WheelLayer, ...]:
-    """Return the layers of a component: one of its small wheels together, and
-    one of each large wheel.
-
-    A component that downloads a wheel by itself is not divided: that wheel needs the stage of the
-    component's other wheels.
-
-    Args:
-        step: The component.
-    """
+def divide_wheels(step: Step) -> tuple[WheelLayer, ...]:
+    """Return the layers of a component: one for its small wheels, and one for each large wheel."""
+    # A wheel that the component downloads by itself needs the stage of the other wheels.
     if step.artifacts:
-        return one_layer(step)
-    groups = []
-    small = tuple(package for package in step.python if package.size < LARGE)
+        return keep_one_layer(step)
+    small = [package for package in step.python if package.size < LARGE]
+    large = [package for package in step.python if package.size >= LARGE]
+    groups: list[tuple[LockedPackage, ...]] = []
     if small:
-        groups.append(small)
-    groups += [(package,) for package in step.python if package.size >= LARGE]
+        groups.append(tuple(small))
+    groups += [(package,) for package in large]
 
     # The first stage has the component's name, the others that of their wheel too.
     layers: list[WheelLayer] = []
     for group in groups:
-        stage = f"{step.component}-{group[0].name}" if layers else step.component
-        layers.append(_layer(stage, group))
+        stage = step.component
+        if layers:
+            stage += f"-{group[0].name}"
+        layers.append(_make_layer(stage, group))
     return tuple(layers)

@@ -11,11 +11,10 @@ SCHEMA = 1
 """Number of the manifest's shape; the launcher refuses one that it does not know."""
 
 HOSTNAME_SHIM = "hostname-shim"
-
+"""The program that the manifest has under a key of its own, not among ``programs``."""
 
 CONSTRAINTS = "constraints.txt"
 """File beside the manifest: the versions that pip and uv must not change."""
-
 
 UV_SETTINGS = "uv-settings.toml"
 """The same constraints for uv: its option ``-c`` overrides the variable that names the file."""
@@ -54,6 +53,7 @@ def render_manifest(plan: ImagePlan) -> str:
     """
     programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}
     components = {}
+    # Components without a version, and those that only build, mean nothing to the launcher.
     for step in plan.steps:
         if step.version and step.in_image:
             components[step.component] = {"version": step.version}
@@ -79,6 +79,7 @@ def render_manifest(plan: ImagePlan) -> str:
     if "@" in f"{plan.image}{plan.builder_image}":
         names = [name for name in (plan.image, plan.builder_image) if name]
         content["base_images"] = list(dict.fromkeys(names))
+    # The launcher reads a missing key as an empty value.
     if plan.compiled_by:
         content["compiled_by"] = dict(plan.compiled_by)
     if plan.needs:

@@ -1,4 +1,4 @@
-"""The image's environment for login shells and ssh sessions, which do not inherit it.
+"""Writes the image's environment for login shells and ssh sessions, which do not inherit it.
 
 A container's own process has the variables of ENV. ``/etc/profile`` sets PATH anew for each login
 shell, and sshd starts a session with its own environment.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from trainworks.plan.resolve import CUDA_ENVIRONMENT
 
 
-def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+def select_lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold for every container of an image.
 
     Variables that request devices from the NVIDIA runtime are left out: they count only when a
@@ -24,7 +24,8 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
 def render_profile(environment: Mapping[str, str]) -> str:
     """Return the script for ``/etc/profile.d``: it sets PATH, and variables that are not set."""
     lines = ["# The image's environment, for login shells. Written by trainworks."]
-    for name, value in lasting(environment).items():
+    for name, value in select_lasting_variables(environment).items():
+        # ``/etc/profile`` has set another PATH already; other variables of a user stay.
         if name == "PATH":
             lines.append(f"export PATH={shlex.quote(value)}")
         else:
@@ -38,7 +39,8 @@ def render_sshd(environment: Mapping[str, str]) -> str:
     Sshd takes one ``SetEnv`` with all variables.
     """
     pairs = []
-    for name, value in lasting(environment).items():
+    for name, value in select_lasting_variables(environment).items():
+        # sshd_config has quotes around a pair, and a backslash before a quote.
         escaped = f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"')
         pairs.append(f'"{escaped}"')
     head = "# The image's environment, for ssh sessions. Written by trainworks."

@@ -1,4 +1,4 @@
-"""The steps of a Dockerfile that take time; pure."""
+"""Lists the steps of a Dockerfile that take time; pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
     """
     steps: list[BuildStep] = []
     stage = ""
-    for text in _instructions(dockerfile):
+    for text in _split_instructions(dockerfile):
         first_line = STAGE.fullmatch(text)
         if first_line:
             stage = first_line["name"]
@@ -43,13 +43,12 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
 def image_steps(dockerfile: str) -> tuple[str, ...]:
     """Return the instructions that make the image's layers on its base, in the form of a history.
 
-    A RUN has its command without mounts; of a COPY only the word counts, because engines write
-    its arguments differently.
+    For example ``("RUN apt-get update", "COPY")``.
     """
     stages: dict[str, list[str]] = {}
     parents: dict[str, str] = {}
     name = ""
-    for text in _instructions(dockerfile):
+    for text in _split_instructions(dockerfile):
         word, _, arguments = text.partition(" ")
         first_line = STAGE.fullmatch(text)
         if first_line:
@@ -57,8 +56,9 @@ def image_steps(dockerfile: str) -> tuple[str, ...]:
             stages[name] = []
             parents[name] = arguments.split(" ")[0]
         elif word == "RUN":
-            stages[name].append(f"RUN {without_flags(arguments)}")
+            stages[name].append(f"RUN {strip_flags(arguments)}")
         elif word in WORDS:
+            # Engines write the arguments of a COPY differently into the history.
             stages[name].append(word)
     # The last stage is the image. Its parents come before it, down to the base image.
     steps: list[str] = []
@@ -71,12 +71,12 @@ def image_steps(dockerfile: str) -> tuple[str, ...]:
 _FLAGS = re.compile(r"^(--\S+ )+")
 
 
-def without_flags(command: str) -> str:
-    """Return the command of a RUN without the flags before it, such as ``--mount=type=cache``."""
+def strip_flags(command: str) -> str:
+    """Return the command of a RUN without its flags, such as ``--mount=type=cache``."""
     return _FLAGS.sub("", command)
 
 
-def _instructions(dockerfile: str) -> Iterator[str]:
+def _split_instructions(dockerfile: str) -> Iterator[str]:
     """Yield each instruction as engines show it: on one line, without comments."""
     lines = []
     for line in dockerfile.splitlines():

@@ -224,19 +224,19 @@ def run(options: Namespace, root: Path) -> int:
 
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
-        from trainworks.inspect.listing import list_json, list_text, state_of
-        from trainworks.render.build_records import current_builds
+        from trainworks.inspect.listing import format_json_list, format_list, state_of
+        from trainworks.render.build_records import find_current_builds
 
         facts = load(root)
-        current = current_builds(facts)
+        current = find_current_builds(facts)
         rows, _problems = _listed(options, facts)
         if options.state:
             rows = [row for row in rows if state_of(row, facts, current) == options.state]
         if options.format == "json":
-            put(list_json(rows, facts, current))
+            put(format_json_list(rows, facts, current))
         else:
             chooses_rows = bool(options.only or options.state or options.target)
-            put(list_text(rows, facts, current, whole=options.all or chooses_rows))
+            put(format_list(rows, facts, current, whole=options.all or chooses_rows))
         return 0
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession
@@ -316,12 +316,12 @@ def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[Unk
 def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
     """Return the unknown names in the options of a build."""
     from trainworks.engine import ENGINES
-    from trainworks.plan.names import unknown
+    from trainworks.plan.names import make_unknown_name_error
 
     builds_many = options.all or options.only or options.bake
     problems = [] if builds_many else _unknown_values(options, facts)
     if options.engine and options.engine not in ENGINES:
-        problems.append(unknown("engine", options.engine, ENGINES))
+        problems.append(make_unknown_name_error("engine", options.engine, ENGINES))
     return problems
 
 

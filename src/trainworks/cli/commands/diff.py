@@ -61,7 +61,7 @@ def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.image_difference import as_text, difference
+    from trainworks.inspect.image_difference import as_text, compare_images
     from trainworks.inspect.inspected_image import inspect_image
     from trainworks.inspect.targets import find_image
 
@@ -72,6 +72,6 @@ def run(options: Namespace, root: Path) -> int:
     before, after = (
         inspect_image(engine, reference, facts, digests=True) for reference in references
     )
-    found = difference(before, after)
+    found = compare_images(before, after)
     put_result(options.format, found.as_values(), as_text(found))
     return 0

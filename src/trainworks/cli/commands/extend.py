@@ -166,13 +166,13 @@ def add_contents(grammar: Grammar) -> None:
 def check(options: Namespace, root: Path) -> list[UnknownNameError]:
     """Return the compilers that do not exist."""
     from trainworks.facts.load import load
-    from trainworks.plan.names import unknown
+    from trainworks.plan.names import make_unknown_name_error
 
     if not options.with_components:
         return []
     known = [component.name for component in load(root).components if component.compiles]
     return [
-        unknown("compiler in --with:", name, known)
+        make_unknown_name_error("compiler in --with:", name, known)
         for name in options.with_components
         if name not in known
     ]

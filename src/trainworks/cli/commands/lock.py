@@ -143,12 +143,12 @@ def _lock(
         lock_archives,
         lock_artifacts,
         lock_base_images,
-        newer_tags,
+        report_newer_tags,
     )
     from trainworks.inputs.lock_python import (
+        describe_moves,
         lock_target,
-        moves,
-        without_versions,
+        remove_versions,
         write_python_lock,
     )
     from trainworks.registry.protocol import Patience
@@ -167,7 +167,7 @@ def _lock(
             name = facts.name_of(row)
             row_to_lock, facts_to_lock = row, facts
             if options.newest:
-                row_to_lock, facts_to_lock = without_versions(row, facts)
+                row_to_lock, facts_to_lock = remove_versions(row, facts)
             try:
                 packages = lock_target(
                     row_to_lock, facts_to_lock, settings, os.environ, upgrade=upgrades_packages
@@ -176,7 +176,7 @@ def _lock(
                 problems.append(str(error))
             else:
                 before = facts.locks[name].packages if name in facts.locks else ()
-                moved[name] = moves(before, packages)
+                moved[name] = describe_moves(before, packages)
                 file = str(write_python_lock(row, facts, packages, folder))
                 files.append(file)
                 if options.format == "text":
@@ -192,7 +192,7 @@ def _lock(
 
     if options.newest:
         with Client(settings) as client:
-            newer_tags(rows, facts, client, report=report)
+            report_newer_tags(rows, facts, client, report=report)
         return files, moved, problems
     upgrade = bool(options.upgrade)
     shared = LockRun(rows=rows, facts=facts, root=folder, report=report)

@@ -94,7 +94,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
     from trainworks.inspect.targets import find_image
-    from trainworks.plan.names import unknown
+    from trainworks.plan.names import make_unknown_name_error
     from trainworks.plan.variants import image_named
     from trainworks.registry.names import check_tags, tags_for
     from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
@@ -105,7 +105,7 @@ def run(options: Namespace, root: Path) -> int:
     check_tags(options.fixed_tags, options.moving_tags)
     # Before an engine is asked: a word that is not a reference is a target.
     if not set(":/") & set(options.image) and image_named(options.image, facts) is None:
-        raise unknown("target", options.image, map(facts.name_of, facts.targets))
+        raise make_unknown_name_error("target", options.image, map(facts.name_of, facts.targets))
     engine = choose(options.engine, report=say)
     reference = find_image(options.image, engine, facts)
     tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)

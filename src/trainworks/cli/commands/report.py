@@ -55,13 +55,13 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.inspect.inspected_image import inspect_image
-    from trainworks.inspect.size_report import as_text, size_report
+    from trainworks.inspect.size_report import as_text, make_size_report
     from trainworks.inspect.targets import find_image, plan_of_target
 
     facts = load(root)
     engine = choose(options.engine, report=say)
 
     contents = inspect_image(engine, find_image(options.image, engine, facts), facts)
-    report = size_report(contents, plan_of_target(contents.name, facts), facts)
+    report = make_size_report(contents, plan_of_target(contents.name, facts), facts)
     put_result(options.format, asdict(report), as_text(report))
     return 0
