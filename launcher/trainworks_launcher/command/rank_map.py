@@ -65,7 +65,7 @@ def _title(hosts: Sequence[str], slots: Sequence[int], idle: int, device: str) -
         title += "s"
     if len(set(slots)) == 1:
         title += f" x {slots[0]}"
-    unused = ""
+    unused = ""  # the devices of each host that have no rank
     if idle == 1:
         unused = f", 1 {device} of each idle"
     elif idle > 1:

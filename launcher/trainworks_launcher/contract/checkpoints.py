@@ -257,6 +257,7 @@ def _is_complete(path: Path) -> bool:
     """Return whether a file of weights is not cut off. Other files count as complete.
 
     torch.save's zip has its directory at the end; the header of safetensors has the file's length.
+    The older form of torch.save has neither: such a file is complete unless it is empty.
     """
     if path.suffix not in _WEIGHTS:
         return True

@@ -345,15 +345,15 @@ def _inspect_archive(archive: str, directory: str, program: str) -> tuple[Code, 
         entries=tuple(sorted(entries | set(existing.entries))),
         executable=tuple(sorted(executable)),
         project=project,
-        notes=_replaced(archive, directory, existing.entries, entries),
+        notes=_note_replaced_files(archive, directory, existing.entries, entries),
     )
     return code, []
 
 
-def _replaced(
+def _note_replaced_files(
     archive: str, directory: str, existing: tuple[str, ...], entries: set[str]
 ) -> tuple[str, ...]:
-    """Return a note if an archive is unpacked over existing files."""
+    """Return one note if an archive is unpacked over existing files; else ()."""
     if not existing:
         return ()
     note = (

@@ -15,9 +15,16 @@ import time
 _LONGEST_PAUSE = 2.0
 _CONNECT_SECONDS = 10.0
 
+_SSH = 1
+"""Standard output, which is a socket to ssh (``ProxyUseFdpass``)."""
+
 
 def main(arguments: list[str]) -> int:
-    """Connect within the limit; else return 1, with the reason on standard error."""
+    """Connect to a host within a limit, and hand the connection to ssh.
+
+    Returns:
+        0; 1 if the host cannot be reached, with the reason on standard error, or if ssh has ended.
+    """
     seconds, host, port = float(arguments[0]), arguments[1], int(arguments[2])
     deadline = time.monotonic() + seconds
     pause = 0.1
@@ -25,11 +32,8 @@ def main(arguments: list[str]) -> int:
     while True:
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
-                connection.setblocking(True)
-                with socket.socket(fileno=1) as client:
-                    rights = connection.fileno().to_bytes(4, sys.byteorder)
-                    client.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                    client.detach()
+                connection.setblocking(True)  # ssh shares the mode, and expects this one
+                _hand_to_ssh(connection)
                 return 0
         except OSError as error:
             reason = str(error.strerror or error)
@@ -42,9 +46,19 @@ def main(arguments: list[str]) -> int:
         if not is_reported:
             is_reported = True
             sys.stderr.write(f"trainworks: waiting for sshd on {host}, port {port}: {reason}\n")
-        if select.select([1], [], [], pause)[0]:  # ssh was stopped, and has closed its end
+        if select.select([_SSH], [], [], pause)[0]:  # ssh was stopped, and has closed its end
             return 1
         pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+def _hand_to_ssh(connection: socket.socket) -> None:
+    """Send ssh the descriptor of a connection. Raises OSError if ssh has ended."""
+    ssh = socket.socket(fileno=_SSH)
+    try:
+        descriptor = connection.fileno().to_bytes(4, sys.byteorder)
+        ssh.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+    finally:
+        ssh.detach()  # standard output stays open, and shows whether ssh still waits
 
 
 if __name__ == "__main__":

@@ -106,9 +106,10 @@ class HangActivation:
 
     @property
     def rendezvous_state(self) -> str:
-        """The places of ranks that had not found each other, on the leader.
+        """The sentence about ranks that had not found each other, as of the last look; leader only.
 
-        ``""`` if all had, or if none was asked.
+        For example ``60 s after the start the ranks had not found each other: ...``, with the host
+        and the line of code of each rank. ``""`` if they had, or if no look has come yet.
         """
         if self._rendezvous is None:
             return ""

@@ -78,9 +78,9 @@ class RendezvousMonitor:
 
     @property
     def last_words(self) -> str:
-        """The places of ranks that have not found each other, on the leader.
+        """The sentence about ranks that had not found each other, as of the last look; leader only.
 
-        ``""`` if they have, or if none was asked.
+        ``""`` if they had, or if no look has come yet.
         """
         return self._last_words
 

@@ -280,11 +280,16 @@ def observe(process: ProcessEnd, returncode: int | None, *, of_memory: bool = Fa
 
 
 def began_at(process: ProcessEnd, returncode: int | None) -> float:
-    """Return when the failure of a process began.
+    """Return when the failure of a process began (monotonic clock).
 
-    That is the time of the record of its exception, or of its leaving; without a record the time
-    of its end. A process that was told to end, or that crashed in its exit handlers, has the time
-    of its end.
+    That is the time of the record of its exception or, of a process that left its program, of the
+    record that its exit handlers began. Without such a record it is the time of its end. A process
+    that SIGTERM ended, or that died by a signal in its exit handlers (``Kind.DIED``), has the time
+    of its end, too.
+
+    Args:
+        process: The evidence about the process.
+        returncode: Negative after a signal; None if the process still runs, or is another host's.
     """
     own_record, died_of = process.own(), reason_of(process, returncode).exception
     if own_record is not None and own_record.of_sigterm:
