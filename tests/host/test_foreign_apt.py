@@ -161,5 +161,24 @@ def test_an_architecture_cannot_be_a_setting(architecture: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [
+        ("pin", True),
+        ("debian-pin_2", True),
+        ("cuda.repository.pref", True),
+        ("pin.bak", False),
+        ("cuda.pref.dpkg-old", False),
+        (".hidden.pref", False),
+        ("pin~", False),
+    ],
+)
+def test_preferences_are_read_as_apt_reads_them(name: str, is_read: bool) -> None:
+    pin = "Package: *\nPin: release a=stable\nPin-Priority: 900\n"
+    foreign = read_foreign(image(**{f"etc__apt__preferences.d__{name}": pin}))
+    assert foreign is not None
+    assert (pin.encode() in foreign.files["preferences"]) is is_read
+
+
 def test_an_image_without_dpkg_is_none() -> None:
     assert read_foreign(ImageTree()) is None

@@ -212,7 +212,11 @@ def elsewhere(home: str) -> Mapping[str, str]:
 
 
 def import_error(modules: Sequence[str]) -> str:
-    """Import modules as a script would; return the last line of an error, or ``""``."""
+    """Import modules in a Python of their own; return the last line of an error, or ``""``.
+
+    A Python that a signal ended has its signal in the line, because the last line of its output may
+    be a mere warning.
+    """
     command = (sys.executable, "-I", "-B", "-c", "import " + ", ".join(modules))
     try:
         with tempfile.TemporaryDirectory() as home:
@@ -230,6 +234,9 @@ def import_error(modules: Sequence[str]) -> str:
         return ""
     lines = result.stderr.decode("utf-8", "replace").splitlines()
     printed = [line.strip() for line in lines if line.strip()]
+    if result.returncode < 0:
+        name = signal.Signals(-result.returncode).name
+        return ": ".join([f"import ended by {name}", *printed[-1:]])
     if not printed:
         return f"import ended with status {result.returncode}"
     return printed[-1]

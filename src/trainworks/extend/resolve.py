@@ -654,7 +654,13 @@ def _pin(requirement: str, sha256: str) -> str:
 
 
 def _lock_head(session: Session, resolution: ResolutionRequest, left: Sequence[str]) -> list[str]:
-    """Return the option lines of a lock: the indexes of its packages."""
+    """Return the option lines of a lock: the indexes of its packages.
+
+    Args:
+        session: The session, with the fetched distributions.
+        resolution: The requirements. A line may end with its place: ``  #@ requirements.txt:3``.
+        left: Places of option lines that the installer has left out.
+    """
     head = []
     for line in resolution.requested.lines:
         option, _, place = line.partition("  #@ ")
@@ -663,7 +669,8 @@ def _lock_head(session: Session, resolution: ResolutionRequest, left: Sequence[s
     vendor_index = str(resolution.manifest.get("wheel_index", ""))
     companions: Any = resolution.manifest.get("companions", {})
     if vendor_index and not session.fetched.keys().isdisjoint(companions):
-        # A companion may come from the vendor, and uv's lock does not name the index of a file.
+        # torchvision, a companion of torch, may come from the index of torch's wheels for CUDA, and
+        # uv's lock does not name the index of a file.
         head.append(f"--extra-index-url {vendor_index}\n")
     return head
 

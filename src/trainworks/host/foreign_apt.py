@@ -70,12 +70,21 @@ def release_of(tree: ImageTree) -> dict[str, str]:
     return values
 
 
+_PREFERENCES_FOLDER = "/etc/apt/preferences.d"
+_PREFERENCES = re.compile(rf"{_PREFERENCES_FOLDER}/(?:[\w-]+|[\w-][\w.-]*\.pref)", re.ASCII)
+"""Files of that folder that apt reads; others, such as ``pin.bak``, are left out.
+
+Source: apt_preferences(5): no ending or ``pref``, of letters, digits, hyphens, underscores and
+periods.
+"""
+
+
 def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebian | None:
-    """Return apt's inputs from an image; ``None`` for an image without dpkg's packages.
+    """Return apt's inputs from an image of another maker; ``None`` for one without dpkg's packages.
 
     Args:
-        tree: The image's files, read with ``READ``.
-        own: This machine's archives: their hosts may be in a private network.
+        tree: The image's files, those whose paths match ``READ``.
+        own: Archives of this machine: their hosts are asked also in a private network.
     """
     status = tree.read(STATUS)
     if status is None:
@@ -92,8 +101,8 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
         else:
             lines.setdefault(_line(source, tree, keys))
     keys |= _trusted_keys(tree)
-    pinning = ["/etc/apt/preferences", *sorted(tree.below("/etc/apt/preferences.d"))]
-    preferences = [tree.read(path) for path in pinning]
+    pinning = [path for path in tree.below(_PREFERENCES_FOLDER) if _PREFERENCES.fullmatch(path)]
+    preferences = [tree.read(path) for path in ("/etc/apt/preferences", *sorted(pinning))]
     files = {
         "status": status,
         "sources.list": "".join(f"{line}\n" for line in lines).encode(),

@@ -140,10 +140,12 @@ def download_missing(
 
     Raises:
         HostError: Lists every source of a needed component that cannot be downloaded.
-        LockError: A source does not have the hash of its row.
+        LockError: A source does not have the hash of its row, or a tag points at another commit.
+            Ends the downloads at once.
+        OutputError: The cache cannot be written.
     """
     places, mirror = supply.places, supply.mirror
-    remove_spoiled_sources(plan, places)
+    remove_spoiled_sources(plan, places)  # downloads of the past that were cut off or changed
     missing = find_missing_sources(plan, places)
     if not missing:
         return ()

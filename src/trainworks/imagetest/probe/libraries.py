@@ -81,7 +81,12 @@ def read_elf(path: str) -> Elf | None:
 def _is_of_this_machine(head: bytes, own_head: bytes) -> bool:
     """Whether the head of a file is ELF, with the class, byte order and machine of this program.
 
-    All machines that images are built for have 64 bits and are little-endian.
+    The head is the first 64 bytes, a whole header of ELF. A shorter file counts as one of this
+    machine, so that a file that was cut off is read, and reported as damaged.
+
+    Args:
+        head: The beginning of the file.
+        own_head: The head of the Python that runs.
     """
     if head[:4] != own_head[:4]:
         return False
