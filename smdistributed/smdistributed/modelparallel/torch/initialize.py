@@ -95,7 +95,10 @@ def _connect(cfg: Config, topology: Topology) -> None:
     links = {"watch": [0]}
     if rank == 0:
         links["watch"] = list(range(1, size))
-    ordered = None  # the link of ranks of one stage that must run contexts in the same order
+    # Ranks of one stage that meet in collectives must run the requests of microbatches in the same
+    # order, so they tell it each other: those of a tensor-parallel group always, all replicas if
+    # deterministic_server asks for that.
+    ordered = None
     if cfg.pipeline_parallel_degree > 1:
         if cfg.deterministic_server and len(topology.members(CommGroup.DP_GROUP)) > 1:
             ordered = "dp"

@@ -306,8 +306,13 @@ def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
     atom_of: dict[str, int] = {}
 
     def visit(node: Node, inherited: int | None) -> int:
+        """Number a node and all nodes below it; return the node's number.
+
+        inherited: the number of the node above; None if that node was split, or for the root.
+        """
         atom = place.get(node.name, inherited)
         if atom is None:
+            # The node was split: its parts have numbers of their own, and are children, too.
             parts = tree.parts(node)
             atom = visit(parts[0], None)
             for part in parts[1:]:

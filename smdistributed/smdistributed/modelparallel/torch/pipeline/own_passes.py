@@ -64,6 +64,7 @@ def inside() -> contextlib.AbstractContextManager[None]:
 
 @functools.wraps(_torch_backward)
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    # A step function that calls backward itself must mean what model.backward would do.
     if _thread.in_script:
         inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
         if isinstance(tensors, torch.Tensor):

@@ -197,7 +197,11 @@ class BlockOrder:
                 )
 
     def _before_sum(self, parameters: list[_BlockParameter]) -> None:
-        """Compare the parameters with a gradient, before messages of different sizes can meet."""
+        """Note the parameters with a gradient; in the pass that sums, compare them with all ranks.
+
+        Gradients are summed in one message for many parameters: ranks with different parameters
+        would send messages of different sizes, which hangs or corrupts them.
+        """
         for parameter in parameters:
             if parameter.value.grad is not None:
                 self._used.add(_Event(_USED, parameter.number))
