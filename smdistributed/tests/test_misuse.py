@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from jobs import BY_HAND, said
 from ranks import run_ranks
@@ -124,6 +125,8 @@ def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Te
 
     def both(loss: torch.Tensor) -> None:
         other(torch.ones(4)).sum().backward()
+        other(torch.ones(4)).sum().backward(inputs=other.parameters())
+        torch.autograd.backward(get_gradient_edge(other(torch.ones(4)).sum()))
         model.backward(loss + Inner.apply(loss))  # type: ignore[no-untyped-call]
 
     def updates(loss: torch.Tensor) -> None:
@@ -135,7 +138,16 @@ def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Te
         "own passes": both,
         "loss.backward": lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
         "autograd.backward": lambda loss: torch.autograd.backward([loss], [torch.ones(())]),
+        "an edge": lambda loss: torch.autograd.backward(get_gradient_edge(loss)),
+        "a list of edges": lambda loss: torch.autograd.backward(
+            [get_gradient_edge(loss)], [torch.ones(())]
+        ),
         "inputs": lambda loss: loss.backward(inputs=list(plain.first.parameters())),  # type: ignore[no-untyped-call]
+        "an iterator of inputs": lambda loss: loss.backward(inputs=plain.first.parameters()),  # type: ignore[no-untyped-call]
+        "a dict of inputs": lambda loss: loss.backward(inputs=dict(plain.first.named_parameters())),  # type: ignore[no-untyped-call]
+        "edges of inputs": lambda loss: torch.autograd.backward(
+            loss, inputs=[get_gradient_edge(value) for value in plain.first.parameters()]
+        ),
         "optimizer.step": updates,
     }
     found = {}
@@ -158,7 +170,9 @@ def test_a_plain_backward_pass_in_a_step_is_refused(degree: int) -> None:
     for found in results:
         for allowed in ("model.backward", "own passes"):
             assert found[allowed][0] == "nothing", allowed
-        refused = ["loss.backward", "autograd.backward", *(["inputs"] if degree == 1 else [])]
+        refused = ["loss.backward", "autograd.backward", "an edge", "a list of edges"]
+        if degree == 1:
+            refused += [name for name in found if name.endswith("inputs")]
         for name in refused:
             assert (
                 "loss.backward() or torch.autograd.backward() was called in a function"

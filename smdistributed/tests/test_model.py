@@ -178,6 +178,20 @@ def _refusals() -> dict[str, str]:
     return refused
 
 
+def known_to_the_inner_module() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({})
+    wrapper, inner = nn.Module(), nn.Linear(2, 2)
+    wrapper.module = inner
+    object.__setattr__(inner, "module", wrapper)  # no child: a plain reference back
+    assert smp.DistributedModel(wrapper).module is wrapper
+
+
+def test_a_wrapper_that_its_module_knows_is_no_endless_chain() -> None:
+    run_ranks(1, known_to_the_inner_module)
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     (refused,) = run_ranks(1, _refusals)
     expected = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import itertools
 import re
+from collections.abc import Iterator, MutableMapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -142,6 +144,59 @@ def _mappings() -> None:
     assert result["logits"].concat().tolist() == list(range(8))
 
 
+class Wrapped(MutableMapping[str, Any]):
+    """A mapping that keeps its items in a dictionary of its own."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_ = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Shared(Wrapped):
+    """One whose copies share the items, so that there is no copy with others."""
+
+    __slots__ = ("items_",)
+
+    def __copy__(self) -> Shared:
+        copied = Shared.__new__(Shared)
+        copied.items_ = self.items_
+        return copied
+
+
+def _own_mappings() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(FOUR)
+
+    @smp.step()
+    def step(batch: Any) -> Any:
+        return type(batch)({"y": batch["x"] + 1})
+
+    batch = Wrapped({"x": torch.arange(8)})
+    result: Any = step(batch)
+    assert batch["x"].tolist() == list(range(8)), "the caller's batch is as it was"
+    assert type(result) is Wrapped
+    assert result["y"].concat().tolist() == list(range(1, 9))
+    for strange in (Shared({"x": torch.arange(8)}), MappingProxyType({"x": torch.arange(8)})):
+        with pytest.raises(ValueError, match=r"argument batch: a .* Pass a dict, or name"):
+            step(strange)
+        assert strange["x"].tolist() == list(range(8))
+
+
 def _results() -> None:
     import smdistributed.modelparallel.torch as smp
 
@@ -262,6 +317,10 @@ def _empty_elsewhere(rank_of_data: int) -> list[float]:
 
 def test_arguments_are_split_and_the_rest_is_passed_whole() -> None:
     run_ranks(1, _arguments)
+
+
+def test_mappings_of_a_script_keep_their_class_and_their_items() -> None:
+    run_ranks(1, _own_mappings)
 
 
 def test_mappings_of_transformers_keep_their_class() -> None:

@@ -893,9 +893,12 @@ def _add_module_attribute(module: tnn.Module) -> None:
     scripts have a wrapper of their own.
     """
     innermost = module
-    while True:
+    seen = set()
+    # A wrapper may be known to the module that it wraps, as that one's `.module`.
+    while innermost not in seen:
+        seen.add(innermost)
         inner = getattr(innermost, "module", None)
-        if not isinstance(inner, tnn.Module) or inner is innermost:
+        if not isinstance(inner, tnn.Module):
             break
         innermost = inner
     if not hasattr(innermost, "module"):

@@ -316,7 +316,12 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
             is_split |= part is not child
     if not is_split:
         return [value] * count
-    return [_with_children(value, row) for row in rows]
+    try:
+        return [_with_children(value, row) for row in rows]
+    except _NotCopiedError as error:
+        raise _CannotSplitError(
+            f"{path}: {error}. Pass a dict, or name the argument in non_split_inputs"
+        ) from error
 
 
 def _is_source_of_batches(value: Any) -> bool:
@@ -380,7 +385,10 @@ def _gather(results: Sequence[Any], *, detach: bool) -> Any:
         keys = result_keys
         rows.append([child for _, child in children])
     columns = zip(*rows, strict=True)
-    return _with_children(first, [_gather(column, detach=detach) for column in columns])
+    try:
+        return _with_children(first, [_gather(column, detach=detach) for column in columns])
+    except _NotCopiedError:
+        return list(results)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -397,16 +405,47 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
+class _NotCopiedError(TypeError):
+    """A mapping cannot be copied with other items."""
+
+
 def _with_children(value: Any, children: Sequence[Any]) -> Any:
-    """Return a container of the same class and keys as another one, with other items."""
+    """Return a container of the same class and keys as another one, with other items.
+
+    Raises _NotCopiedError for a mapping without a copy of its own.
+    """
     if type(value) is dict:
         return dict(zip(value, children, strict=True))
     if isinstance(value, Mapping):
-        # transformers returns and takes mappings that have attributes of their own.
-        mapping: Any = copy.copy(value)
-        for key, child in zip(value, children, strict=True):
-            mapping[key] = child
-        return mapping
+        return _copy_with_items(value, dict(zip(value, children, strict=True)))
     if hasattr(value, "_fields"):  # a NamedTuple
         return type(value)(*children)
     return type(value)(children)
+
+
+def _copy_with_items(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> Any:
+    """Return a copy of a mapping with other items; the mapping itself keeps its own.
+
+    transformers returns and takes mappings that have attributes of their own.
+
+    Raises:
+        _NotCopiedError: The mapping takes no items, or its copy shares the items.
+    """
+    before = dict(value.items())
+    try:
+        copied: Any = copy.copy(value)
+        if not isinstance(value, dict) and not hasattr(value, "__copy__"):
+            # A plain copy shares the dictionary in which such a class keeps its items.
+            for name, attribute in list(getattr(copied, "__dict__", {}).items()):
+                if isinstance(attribute, dict):
+                    copied.__dict__[name] = copy.copy(attribute)
+        for key, item in items.items():
+            copied[key] = item
+    except TypeError as error:
+        raise _NotCopiedError(f"a {type(value).__name__} takes no items") from error
+    changes = {key: item for key, item in items.items() if item is not before[key]}
+    if any(value[key] is item for key, item in changes.items()):
+        for key, item in before.items():
+            copied[key] = item
+        raise _NotCopiedError(f"a copy of a {type(value).__name__} shares its items")
+    return copied

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from smdistributed.modelparallel.torch.exceptions import StepError
@@ -25,6 +27,7 @@ from smdistributed.modelparallel.torch.job.wrapped import wrapped
 __all__ = ["check_optimizer", "inside", "script"]
 
 _torch_backward = torch.autograd.backward
+_SIGNATURE = inspect.signature(_torch_backward)
 
 
 class _ThreadState(threading.local):
@@ -64,24 +67,38 @@ def inside() -> contextlib.AbstractContextManager[None]:
 
 @functools.wraps(_torch_backward)
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    # A step function that calls backward itself must mean what model.backward would do.
-    if _thread.in_script:
-        inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
-        if isinstance(tensors, torch.Tensor):
-            roots = [tensors]
-        else:
+    if not _thread.in_script:
+        _torch_backward(tensors, *args, **kwargs)
+        return
+    # The step function itself calls backward, not the model.
+    arguments = _SIGNATURE.bind(tensors, *args, **kwargs).arguments
+    for name in ("tensors", "inputs"):
+        if isinstance(arguments.get(name), Iterator):
             # An iterator can be read only once: torch gets the list.
-            tensors = roots = list(tensors)
-        _check_backward(roots, inputs)
-    _torch_backward(tensors, *args, **kwargs)
+            arguments[name] = list(arguments[name])
+    inputs = arguments.get("inputs")
+    _check_backward(
+        roots=_as_list(arguments["tensors"]),
+        inputs=None if inputs is None else _as_list(inputs),
+    )
+    _torch_backward(**arguments)
 
 
-def _check_backward(roots: Sequence[Any], inputs: Any) -> None:
+def _as_list(tensors: Any) -> list[Any]:
+    """Return the tensors, or edges of the graph, that torch's backward takes in several forms."""
+    if isinstance(tensors, torch.Tensor | GradientEdge):
+        return [tensors]
+    if isinstance(tensors, Mapping):
+        return list(tensors.values())
+    return list(tensors)
+
+
+def _check_backward(roots: Sequence[Any], inputs: Sequence[Any] | None) -> None:
     """Refuse a backward pass with other gradients than ``model.backward`` would give.
 
     Args:
-        roots: The tensors that the pass begins at.
-        inputs: The tensors that get gradients; None: all leaves of the graph.
+        roots: The tensors, or edges of the graph, that the pass begins at.
+        inputs: The tensors, or edges to them, that get gradients; None: all leaves of the graph.
 
     Raises:
         StepError: The pass adds to gradients of the model.
@@ -92,8 +109,7 @@ def _check_backward(roots: Sequence[Any], inputs: Any) -> None:
     if inputs is None:
         adds = _leads_to(model, roots)
     else:
-        input_tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-        adds = any(model.partition_of(tensor) is not None for tensor in input_tensors)
+        adds = any(model.partition_of(_leaf_of(value)) is not None for value in inputs)
     if adds:
         raise StepError(
             "loss.backward() or torch.autograd.backward() was called in a function decorated"
@@ -103,11 +119,22 @@ def _check_backward(roots: Sequence[Any], inputs: Any) -> None:
         )
 
 
+def _leaf_of(value: Any) -> Any:
+    """Return a tensor, or the leaf that an edge of the graph leads to; None for other edges."""
+    if isinstance(value, GradientEdge):
+        return getattr(value.node, "variable", None)
+    return value
+
+
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
     """Return whether a backward pass adds to a gradient of the model, on any rank."""
-    tensors = [root for root in roots if isinstance(root, torch.Tensor)]
     # Nodes of the graph; a leaf stands for itself.
-    to_visit: list[Any] = [t if t.grad_fn is None else t.grad_fn for t in tensors]
+    to_visit: list[Any] = []
+    for root in roots:
+        if isinstance(root, GradientEdge):
+            to_visit.append(root.node)
+        elif isinstance(root, torch.Tensor):
+            to_visit.append(root if root.grad_fn is None else root.grad_fn)
     visited = set()
     while to_visit:
         node = to_visit.pop()
