@@ -246,6 +246,8 @@ def test_the_keyring_has_the_password_of_an_index(
         ("https://me:${TOKEN}@host.example/Some_Name-1.0-py3-none-any.whl#sha256=0", "some-name"),
         ("/folder/some-name-1.0.tar.gz", "some-name"),
         ("plain", "plain"),
+        ("plain(==2.0)", "plain"),
+        ("plain (>=2.0) ; python_version > '3'", "plain"),
     ],
 )
 def test_the_name_in_a_line(line: str, name: str) -> None:

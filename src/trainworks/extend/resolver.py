@@ -577,9 +577,10 @@ def _hashes_in(lines: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
 def name_in(line: str) -> str:
     """Return the name of the distribution in a requirement line, as indexes write it.
 
-    ``Torch[x]>=2`` and ``ADDRESS/torch-VERSION-py3-none-any.whl`` both are ``torch``.
+    ``Torch[x]>=2``, ``torch(==2)`` and ``ADDRESS/torch-VERSION-py3-none-any.whl`` are ``torch``.
     """
-    if re.match(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\]\s*)?(@|[=<>!~;\s]|$)", line):
+    # A name, extras, and then a version, an address, a marker or the end of the requirement.
+    if re.match(r"[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\]\s*)?(@|[(=<>!~;\s]|$)", line):
         return canonicalize_name(re.match(r"[\w.-]+", line).group())  # type: ignore[union-attr]
     address = re.split(r"[\s;#\[?]", line, maxsplit=1)[0]
     file = unquote(address.rsplit("/", 1)[-1])
