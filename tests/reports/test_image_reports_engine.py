@@ -113,8 +113,8 @@ def test_a_size_report_adds_up(base: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(command(tmp_path, "report", base, "--format", "json"))
     assert set(report) == promised("report")
     parts = {part["component"]: part["size"] for part in report["parts"]}
-    # Layers and files are counted by two programs; what a layer wrote a second
-    # time is no more than a few files.
-    assert report["overwritten"] < report["size"] / 100
+    # Layers and files are counted by two programs. A layer writes files a second time that it
+    # changes: the layer of packages has the updates of the base's packages (docs/adr/0095).
+    assert report["overwritten"] < report["size"] / 20
     assert parts["torch"] > parts["sagemaker-training"] > parts["open-mpi"] > 0
     assert parts.get("other files", 0) == 0, "every byte of an image has an owner"
