@@ -55,7 +55,7 @@ class Placement(NamedTuple):
         processes: Number of ranks of the job; at most the sum of ``slots``.
         processes_origin: The user or the platform, by whom the processes per host were chosen.
         processes_why: Reason for the processes per host, such as ``one per GPU``.
-        instance_type: Instance type of this host, such as ``ml.p5.48xlarge``.
+        instance_type: Instance type of this host, as SageMaker names it.
         mpi_options: The user's mpirun options, as words.
         mpi_options_where: The setting of ``mpi_options``, such as ``hyperparameter NAME``.
         elastic: Restarts, and hosts that may be lost.
@@ -579,7 +579,7 @@ def _count_on_type(
     Args:
         environment: The environment of the host.
         mode: The mode of the job.
-        instance_type: Such as ``ml.p5.48xlarge``.
+        instance_type: The instance type, as SageMaker names it.
         per_host: Processes per host, from the user, the platform or the mode; None for the default.
         reader: The reader of the placement.
     """
