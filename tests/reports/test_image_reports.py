@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,6 @@ from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.probe.answers import Request
-from trainworks.inspect import inspected_image
 from trainworks.inspect.image_difference import (
     Change,
     FileChange,
@@ -27,7 +25,7 @@ from trainworks.inspect.image_difference import (
     compare_images,
     find_counted_folder,
 )
-from trainworks.inspect.inspected_image import ImageFile, InspectedImage
+from trainworks.inspect.inspected_image import ImageFile, InspectedImage, make_inspected_image
 from trainworks.inspect.size_report import as_text as size_text
 from trainworks.inspect.size_report import make_size_report
 from trainworks.inspect.targets import plan_of_target
@@ -257,9 +255,7 @@ def test_files_are_counted_by_folder(path: str, folder: str) -> None:
     assert find_counted_folder(path) == folder
 
 
-def test_the_target_of_an_image_is_the_name_in_its_manifest(
-    facts: Facts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_target_of_an_image_is_the_name_in_its_manifest(facts: Facts) -> None:
     manifest = {"name": CPU, "components": {"torch": {"version": "2.13.0"}}}
     contents = {
         "manifest": json.dumps(manifest),
@@ -267,9 +263,7 @@ def test_the_target_of_an_image_is_the_name_in_its_manifest(
         "packages": [["libc6", "2.36-9"]],
         "files": [["/srv/mine", 70, 0o644, "", ""], ["/etc/hostname", 9, 0o644, "", ""]],
     }
-    monkeypatch.setattr(inspected_image, "image_in", lambda _engine, _name: AFTER.image)
-    monkeypatch.setattr(inspected_image, "take_contents", lambda _container, **_: contents)
-    read = inspected_image.inspect_image(MagicMock(), "an image", facts)
+    read = make_inspected_image(AFTER.image, AFTER.history, contents, facts)
     assert read.name == CPU
     assert read.components == {"torch": "2.13.0"}
     assert read.python == {"numpy": "2.1.0, 2.2.0", "torch": "2.13.0"}

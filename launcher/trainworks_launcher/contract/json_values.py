@@ -142,7 +142,7 @@ def text(value: Json, default: str = "") -> str:
 
 
 def texts(value: Json) -> tuple[str, ...]:
-    """Return the strings of a list, in order; ``()`` for a value that is no list."""
+    """Return the strings of a list, in order; ``()`` for a value of another type."""
     if not isinstance(value, list):
         return ()
     return tuple(entry for entry in value if isinstance(entry, str))

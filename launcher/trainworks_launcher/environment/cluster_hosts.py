@@ -428,7 +428,7 @@ def _singular(word: str) -> str:
 
 
 def _addresses(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts among words, without ports and duplicates; () if a word is no host."""
+    """Return the hosts among words, without ports and duplicates; () if one is not a name."""
     hosts = [_without_port(word) for word in words if word]
     if not all(map(is_host_name, hosts)):
         return ()

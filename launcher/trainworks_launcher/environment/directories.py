@@ -192,7 +192,7 @@ class _Mount(NamedTuple):
 def is_kept(path: str, table: str) -> bool:
     """Return whether a file at a path outlives this container.
 
-    A file does on a mount, and on the root of a host that is no container; not on a mount in
+    A file does on a mount, and on the root of a plain host; not on a mount in
     memory, on a volume without a name, or on an emptyDir. Without a table (no Linux) a file counts
     as kept.
 

@@ -410,7 +410,7 @@ class _Documents:
     def read(self, name: str) -> Mapping[str, Json]:
         """Return the object in a file; an empty one if the file does not exist or cannot be used.
 
-        A missing file is no problem: outside the platform a job needs none of the files.
+        A file may be missing: outside the platform a job needs none of the files.
         """
         path = Path(self.base, name)
         try:

@@ -117,7 +117,7 @@ def _interface_towards(host: str) -> str:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((host, 9))
                 address = str(probe.getsockname()[0])
-        except (OSError, TypeError, ValueError):  # the last two: a text that is no host name
+        except (OSError, TypeError, ValueError):  # the last two: a malformed name
             continue
         if family == socket.AF_INET6:
             return _interface_of_ipv6(address)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainworks.engine import image_in
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
@@ -84,6 +85,23 @@ def inspect_image(
     ):
         task.note = reference
         contents = take_contents(container, digests=digests)
+    return make_inspected_image(image, engine.history(reference), contents, facts)
+
+
+def make_inspected_image(
+    image: BuiltImage,
+    history: tuple[HistoryEntry, ...],
+    contents: Mapping[str, Any],
+    facts: Facts,
+) -> InspectedImage:
+    """Join the parts of an image that the engine and the inventory have read. Pure.
+
+    Args:
+        image: The image's configuration.
+        history: Its layers, lowest first.
+        contents: The inventory's answer: ``manifest``, ``python``, ``packages`` and ``files``.
+        facts: The files that an engine adds to every container.
+    """
     name, components = _parse_manifest(contents["manifest"])
     python: dict[str, str] = {}
     for distribution, version in contents["python"]:
@@ -105,7 +123,7 @@ def inspect_image(
             files[path] = file
     return InspectedImage(
         image=image,
-        history=engine.history(reference),
+        history=history,
         files=files,
         packages=dict(contents["packages"]),
         python=python,

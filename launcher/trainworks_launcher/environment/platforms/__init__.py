@@ -32,7 +32,7 @@ class Platform(NamedTuple):
     Attributes:
         name: Name of the platform and of its file, as ``train --plan`` shows it.
         marks: Variables that recognise the platform: one of them is set, even if it is empty. A
-            star stands for any text: ``SLURM_JOB_*``. Three marks are no variables:
+            star stands for any text: ``SLURM_JOB_*``. Three marks do not name a variable:
             RESOURCE_CONFIG_FILE stands for that file, HYPERPOD_AGENT for that program, and A_KIND
             for the variables that ``cluster_hosts.py`` recognises.
         ends_jobs: Whether the platform sends KILL itself, some time after its stop signal.
@@ -194,7 +194,7 @@ _OTHER_MARKS = MappingProxyType(
         HYPERPOD_AGENT: f"the program is {HYPERPOD_AGENT}",
     }
 )
-"""Mark that is no variable -> the reason that ``train --plan`` shows."""
+"""Mark that does not name a variable -> the reason that ``train --plan`` shows."""
 
 _HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
