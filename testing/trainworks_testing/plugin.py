@@ -29,6 +29,9 @@ COMPARED: set[Path] = set()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# pytest has read these options by now. The runs of pytest that some tests start get none of them.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 # `python3` is the Python of these tests: a version manager's shim takes ten times as long to start.
 python = shutil.which("python3", path=f"{sys.base_prefix}/bin")
 if python and shutil.which("python3") != python:
