@@ -25,7 +25,7 @@ RELEASE_TEST := tests/push/test_release_engine.py
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
-test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 12 minutes
+test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 13 minutes
 	@tools/evidence.py run "make test" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
