@@ -339,6 +339,17 @@ def test_what_does_not_fit_together_is_refused(
     assert words in "\n".join(map(str, found.problems))
 
 
+def test_a_pod_of_an_indexed_job_may_be_a_job_of_its_own() -> None:
+    """The hint of a refusal, followed: its index says nothing about the job."""
+    indexed = {"JOB_COMPLETION_INDEX": "1"}
+    refused = "\n".join(map(str, described(indexed, hostname="sweep-1").problems))
+    assert "set TRAINWORKS_HOSTS and TRAINWORKS_HOST to the pod's own name" in refused
+    own_name = {"TRAINWORKS_HOSTS": "sweep-1", "TRAINWORKS_HOST": "sweep-1"}
+    description = described({**indexed, **own_name}, hostname="sweep-1")
+    assert not description.problems
+    assert description.hosts == ("sweep-1",)
+
+
 @pytest.mark.parametrize("digits", [20, 5000])
 @pytest.mark.parametrize(
     "platform",

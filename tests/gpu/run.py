@@ -14,7 +14,6 @@ import argparse
 import ast
 import contextlib
 import ctypes
-import datetime
 import hashlib
 import json
 import os
@@ -248,7 +247,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.report:
         report = {
             "schema": 1,
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "device": given.device,
             "versions": facts,
             "commit": commit(),

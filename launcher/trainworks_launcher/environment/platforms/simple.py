@@ -300,7 +300,8 @@ ROWS: Mapping[str, Callable[[Sources], Description]] = MappingProxyType(
             "a Kubernetes Indexed Job",
             f"set {names.HOSTS_VARIABLE} in the manifest,"
             " for example JOB-[0-3].SERVICE (docs/platforms/jobset.md);"
-            " if each pod is a job of its own, set it to the pod's own name",
+            f" if each pod is a job of its own, set {names.HOSTS_VARIABLE} and"
+            f" {names.HOST_VARIABLE} to the pod's own name",
         ),
     }
 )
