@@ -347,7 +347,7 @@ def test_a_pod_of_an_indexed_job_may_be_a_job_of_its_own() -> None:
     own_name = {"TRAINWORKS_HOSTS": "sweep-1", "TRAINWORKS_HOST": "sweep-1"}
     description = described({**indexed, **own_name}, hostname="sweep-1")
     assert not description.problems
-    assert description.hosts == ("sweep-1",)
+    assert description.resource_config["hosts"] == ["sweep-1"]
 
 
 @pytest.mark.parametrize("digits", [20, 5000])
