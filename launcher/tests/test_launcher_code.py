@@ -152,7 +152,7 @@ INSTALL = "requirements.txt is not installed: build.py extend puts its packages 
 
 def test_a_lock_that_no_installation_reads_is_said() -> None:
     code = PROJECT._replace(entries=(*PROJECT.entries, "uv.lock", "environment.yml"))
-    said = "uv.lock is not read when a job starts: pip reads a requirements.txt"
+    said = "uv.lock is not read when a job starts; a requirements.txt is"
     assert said in plan(environment(code=code)).warnings
     for read in (
         code._replace(entries=(*code.entries, "requirements.txt")),

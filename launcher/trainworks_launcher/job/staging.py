@@ -189,7 +189,7 @@ def ignored_lock_files(code: Code) -> tuple[str, ...]:
     lines = []
     for name in LOCKS:
         if name in code.entries:
-            line = f"{name} is not read when a job starts: pip reads a {code.requirements}"
+            line = f"{name} is not read when a job starts; a {code.requirements} is"
             lines.append(line)
     return tuple(lines)
 

@@ -229,6 +229,11 @@ _COUNTED = (
 _LISTED = "the platform's resource config lists the hosts"
 _PRINTS = "mpirun would print and start nothing, and the job would count as done"
 _PLACED = "ranks start in the directory of the job's code"
+_DAEMONS = "the launcher, or the Kubernetes MPI operator, decides how Open MPI's daemons start"
+_PREFIXED = (
+    "each line is prefixed with its host and rank already; in a job of the Kubernetes MPI operator"
+    " write: --tag-output"
+)
 OURS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("np", "n", "c"), _COUNTED),
@@ -258,10 +263,10 @@ FOREIGN: Mapping[str, tuple[int, str]] = MappingProxyType(
         "f": (1, _LISTED),
         "hosts": (1, _LISTED),
         "iface": (1, "write: --mca btl_tcp_if_include NAME"),
-        "launcher": (1, "hosts are reached with the job's own ssh"),
-        "bootstrap": (1, "hosts are reached with the job's own ssh"),
-        "l": (0, "each line is prefixed with its host and rank already"),
-        "prepend-rank": (0, "each line is prefixed with its host and rank already"),
+        "launcher": (1, _DAEMONS),
+        "bootstrap": (1, _DAEMONS),
+        "l": (0, _PREFIXED),
+        "prepend-rank": (0, _PREFIXED),
     }
 )
 """Option of MPICH and Intel MPI -> (number of words that follow, the remedy in this image)."""
