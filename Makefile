@@ -31,20 +31,20 @@ test: setup engines torch  ## set up, then try everything once: a real image, jo
 		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
 		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core --verbose tests/image tests/push'
 
-test-quick: setup  ## the tests that need no engine; 5 minutes
+test-quick: setup  ## the tests that need no engine; 10 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # Before a change of an engine, a recipe, the supervisor or a transport is called done.
 # The test of a release comes last and alone: it builds the cpu image from today's archive
 # under the tag that the other engine tests use.
-test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; an hour
+test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; two hours
 	@tools/evidence.py run "make test-all" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'smdistributed: cd smdistributed && $(TORCH) $(TESTS) --numprocesses 2' \
 		'real images, real jobs: $(PYTEST) -m engine --numprocesses 3 --ignore $(RELEASE_TEST)' \
 		'a release, killed and begun again: $(PYTEST) -m engine $(RELEASE_TEST)'
 
-gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes a record
+gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; writes a record
 	$(PYTHON) tests/gpu/run.py --report report.json; status=$$?; $(PYTHON) tools/evidence.py gpu report.json; exit $$status
 
 coverage: setup torch  ## what AWS's pages describe: the quick tests of its rows; ALL=1 runs the others, too
