@@ -82,7 +82,7 @@ def test_what_is_not_known_to_be_absent_is_an_error(
 ) -> None:
     asked.fault = lambda request: "/released/manifests/" in request.path and SPOILED[name](request)
     with pytest.raises(RegistryError) as caught:
-        registries.manifest(f"{asked.host}/released", "v1")
+        registries.find_manifest(f"{asked.host}/released", "v1")
     assert "has no v1" not in str(caught.value)
     assert f"{asked.host}" in str(caught.value)
 
@@ -92,7 +92,7 @@ def test_what_the_registry_says_is_absent(
     code: str, asked: Hostile, registries: Registries
 ) -> None:
     asked.fault = lambda request: request.path != "/v2/" and request.answer(404, problem(code))
-    assert registries.manifest(f"{asked.host}/released", "v2") is None
+    assert registries.find_manifest(f"{asked.host}/released", "v2") is None
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
     asked.fault = harbor
     place = f"{asked.host}/released"
     if absent:
-        assert registries.manifest(place, "v1") is None
+        assert registries.find_manifest(place, "v1") is None
     else:
         with pytest.raises(RegistryError, match="NOT_FOUND"):
-            registries.manifest(place, "v1")
+            registries.find_manifest(place, "v1")
 
 
 def test_a_repository_that_harbor_does_not_have(asked: Hostile, registries: Registries) -> None:
     asked.fault = lambda request: (
         request.path != "/v2/" and request.answer(404, problem("NOT_FOUND"))
     )
-    assert registries.manifest(f"{asked.host}/new", "v1") is None
+    assert registries.find_manifest(f"{asked.host}/new", "v1") is None
 
 
 def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: Registries) -> None:
@@ -144,9 +144,9 @@ def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: R
             and request.answer(307, Location=f"{other.url}{request.path}")
         )
         with pytest.raises(RegistryError, match=f"HTTP 404 Not Found from {other.host}"):
-            registries.manifest(f"{asked.host}/released", "v1")
+            registries.find_manifest(f"{asked.host}/released", "v1")
         other.put_image("released", b"three", tag="v1")
-        assert registries.manifest(f"{asked.host}/released", "v1") is not None
+        assert registries.find_manifest(f"{asked.host}/released", "v1") is not None
 
 
 @pytest.mark.engine
@@ -201,8 +201,8 @@ def test_a_token_is_asked_for_as_its_registry_says(
         rows = {"auths": {asked.host: {"auth": empty, "identitytoken": "refresh-me"}}}
         (tmp_path / "docker" / "config.json").write_text(json.dumps(rows), encoding="utf-8")
     place = f"{asked.host}/released"
-    assert registries.manifest(place, "v1") is not None
-    assert registries.manifest(place, "v2") is None
+    assert registries.find_manifest(place, "v1") is not None
+    assert registries.find_manifest(place, "v2") is None
     assert len(forms) == 1, "a token is good for more than one question"
     assert forms[0]["scope"] == ["repository:released:pull"]
     assert forms[0]["service"] == ["here, there"]
@@ -224,7 +224,7 @@ def test_a_token_service_that_gives_none_is_an_error(
         else request.answer(401, WWW_Authenticate=f'Bearer realm="{asked.url}/token"')
     )
     with pytest.raises(RegistryError):
-        registries.manifest(f"{asked.host}/released", "v1")
+        registries.find_manifest(f"{asked.host}/released", "v1")
 
 
 def test_a_login_stays_with_its_registry(
@@ -251,12 +251,12 @@ def test_a_login_stays_with_its_registry(
             )
 
         mine.fault = moved
-        found = registries.manifest(f"{mine.host}/a", "v1")
+        found = registries.find_manifest(f"{mine.host}/a", "v1")
         assert found is not None
         assert found.digest == image["digest"]
         assert [login for _, _, login in store.seen] == [""]
         with pytest.raises(RegistryError, match="address without TLS; nothing was sent there"):
-            registries.blob(f"{mine.host}/a", found.configuration)
+            registries.read_blob(f"{mine.host}/a", found.configuration)
         assert clear.seen == []
 
 
@@ -274,6 +274,6 @@ def test_what_a_registry_repeats_of_a_login_is_not_printed(
         and request.answer(400, words.encode())
     )
     with pytest.raises(RegistryError) as caught:
-        registries.manifest(f"{asked.host}/released", "v1")
+        registries.find_manifest(f"{asked.host}/released", "v1")
     said = str(caught.value)
     assert f"{USER} with *** sent Basic ***" in said, said

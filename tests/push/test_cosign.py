@@ -100,7 +100,7 @@ def signer(
 def address(hostile: Hostile, registries: Registries) -> str:
     """Give an image in the registry."""
     hostile.put_image("team/image", b"a layer", tag="one")
-    digest = registries.existing(f"{hostile.host}/team/image", "one").digest
+    digest = registries.read_manifest(f"{hostile.host}/team/image", "one").digest
     return f"{hostile.host}/team/image@{digest}"
 
 
@@ -221,7 +221,7 @@ def test_only_an_image_that_the_registry_has_is_proven_as_pushed(
     address: str, hostile: Hostile, registries: Registries
 ) -> None:
     place = f"{hostile.host}/team/image"
-    identifier = registries.existing(place, "one").configuration
+    identifier = registries.read_manifest(place, "one").configuration
     image = BuiltImage(reference="one", identifier=identifier, size=0, labels={}, environment={})
     assert pushed_address(f"{place}:one", image, registries) == address
     assert pushed_address(address, image, registries) == address

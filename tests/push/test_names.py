@@ -12,13 +12,13 @@ from trainworks.errors import RegistryError
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
-from trainworks.registry.ecr import never_moves
+from trainworks.registry.ecr import is_immutable_tag
 from trainworks.registry.names import (
     DEFAULT_HOST,
     check_tags,
+    derive_tags,
     split_image,
     split_reference,
-    tags_for,
 )
 
 
@@ -47,20 +47,20 @@ def test_a_source_may_have_both_a_tag_and_a_digest() -> None:
 
 
 def test_tags_follow_from_the_images_own() -> None:
-    tags = tags_for("trainworks/pytorch-training:2.4.1-cu121-py311-debian12")
+    tags = derive_tags("trainworks/pytorch-training:2.4.1-cu121-py311-debian12")
     assert (tags.fixed, tags.dated, tags.moving) == (
         (),
         "2.4.1-cu121-py311-debian12",
         ("2.4.1-cu121-debian12",),
     )
-    tags = tags_for("host:5000/mine", ["1.0"])
+    tags = derive_tags("host:5000/mine", ["1.0"])
     assert (tags.fixed, tags.dated, tags.moving) == (("1.0",), "", ())
     with pytest.raises(RegistryError, match="has no tag to derive"):
-        tags_for("host:5000/mine")
+        derive_tags("host:5000/mine")
     with pytest.raises(RegistryError, match="cannot be a moving tag"):
-        tags_for("mine:1", (), ["1.0-20261121"])
+        derive_tags("mine:1", (), ["1.0-20261121"])
     with pytest.raises(RegistryError, match="is not a valid tag"):
-        tags_for("mine:1", ["a b"])
+        derive_tags("mine:1", ["a b"])
 
 
 @pytest.mark.parametrize("tag", ["2.4-ubuntu-20.04", "1.0-20261121", "1.0-20261121-0a1b2c3d"])
@@ -68,18 +68,18 @@ def test_a_moving_tag_that_ecr_would_freeze_is_rejected_before_a_push(tag: str) 
     """ECR's filter and the check of moving tags are one: a tag that may move
     today may move tomorrow.
     """
-    assert never_moves(tag)
+    assert is_immutable_tag(tag)
     with pytest.raises(RegistryError, match=f"{re.escape(tag)} cannot be a moving tag"):
         check_tags((), [tag])
     with pytest.raises(RegistryError, match=f"{re.escape(tag)} cannot be a moving tag"):
-        tags_for(f"my/train:{tag}")
-    assert tags_for(f"my/train:{tag}", [], ["latest"]).moving == ("latest",)
+        derive_tags(f"my/train:{tag}")
+    assert derive_tags(f"my/train:{tag}", [], ["latest"]).moving == ("latest",)
     assert check_tags([tag], ["latest", "2026.11", "v20", "nightly-2026.11"]).fixed == (tag,)
 
 
 def test_ecr_does_not_freeze_the_tags_of_cosign() -> None:
     """An attestation more is a new image under the same tag."""
-    assert not never_moves(f"sha256-20{'0' * 62}.att")
+    assert not is_immutable_tag(f"sha256-20{'0' * 62}.att")
 
 
 def test_a_tag_cannot_be_both() -> None:
@@ -93,10 +93,10 @@ def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(
     moving: dict[tuple[str, tuple[str, ...]], str] = {}
     for row in facts.targets:
         image = make_plan(request_for(row, facts), facts).tags[0]
-        tags = tags_for(image)
+        tags = derive_tags(image)
         assert moving.setdefault((row.framework, tags.moving), image) == image
-        assert never_moves(f"{tags.dated}-{datetime(2026, 11, 21, tzinfo=UTC):%Y%m%d}")
-        assert not any(map(never_moves, tags.moving))
+        assert is_immutable_tag(f"{tags.dated}-{datetime(2026, 11, 21, tzinfo=UTC):%Y%m%d}")
+        assert not any(map(is_immutable_tag, tags.moving))
     assert len(moving) == len(facts.targets)
 
 

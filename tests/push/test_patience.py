@@ -19,9 +19,9 @@ from trainworks.registry.protocol import (
     LONGEST_WAIT,
     Patience,
     RegistryUnreachableError,
-    _seconds_of,
+    _parse_retry_after,
 )
-from trainworks.registry.tools import Registries, first_error
+from trainworks.registry.tools import Registries, find_error_line
 
 PATIENCE = Patience(attempts=3, pause=0.01)
 
@@ -72,7 +72,7 @@ def test_a_registry_is_left_alone_for_as_long_as_it_asks(
         return len(begun) == 1 and request.answer(429, b"", Retry_After=soon)
 
     hostile.fault = busy
-    assert registries.existing(f"{hostile.host}/released", "v1").digest
+    assert registries.read_manifest(f"{hostile.host}/released", "v1").digest
     assert len(begun) == 2
     # A date has whole seconds: of two that are left, one may be over.
     assert begun[1] - begun[0] > 0.9
@@ -84,7 +84,7 @@ def test_a_registry_that_asks_for_hours_has_refused(
 ) -> None:
     hostile.fault = lambda request: request.answer(429, b"", Retry_After=str(int(LONGEST_WAIT) + 1))
     with pytest.raises(RegistryUnreachableError, match=r"failed 1 time: .* it asks to wait 301 s"):
-        registries.existing(f"{hostile.host}/released", "v1")
+        registries.read_manifest(f"{hostile.host}/released", "v1")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_a_registry_that_asks_for_hours_has_refused(
     ],
 )
 def test_what_a_registry_may_ask_for(text: str, seconds: float) -> None:
-    assert _seconds_of(text) == seconds
+    assert _parse_retry_after(text) == seconds
 
 
 def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() -> None:
-    assert first_error(STACK) == STACK[1]
-    assert first_error(["one", "two"]) == "one\ntwo"
+    assert find_error_line(STACK) == STACK[1]
+    assert find_error_line(["one", "two"]) == "one\ntwo"
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
         request.command == "PATCH" and request.answer(status, b"<html>no</html>")
     )
     with pytest.raises(RegistryError, match=shown):
-        registries.push(
+        registries.run_push(
             f"{hostile.host}/released",
             (str(failing),),
             show=lambda _line: None,
@@ -150,7 +150,7 @@ def test_a_failure_of_this_machine_is_not_blamed_on_the_registry(
         raise EngineError("the image on this machine is damaged")
 
     with pytest.raises(EngineError, match="is damaged"):
-        registries.push(
+        registries.run_push(
             f"{hostile.host}/released",
             (str(failing),),
             show=lambda _line: None,
@@ -166,7 +166,7 @@ def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
     with pytest.raises(
         RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"
     ):
-        registries.push(
+        registries.run_push(
             f"{hostile.host}/released",
             (str(failing),),
             show=lambda _line: None,
@@ -194,7 +194,7 @@ def test_a_registry_that_fails_for_a_moment_has_not_refused(
 
     hostile.fault = fault
     with pytest.raises(RegistryError, match="although the registry answers"):
-        registries.push(
+        registries.run_push(
             f"{hostile.host}/released",
             (str(failing),),
             show=lambda _line: None,
@@ -208,12 +208,12 @@ def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing
 ) -> None:
     """No program is needed for it."""
     monkeypatch.setenv("PATH", "")
-    digest = registries.existing(f"{hostile.host}/released", "v1").digest
-    assert registries.referrers(f"{hostile.host}/released", digest) == ()
+    digest = registries.read_manifest(f"{hostile.host}/released", "v1").digest
+    assert registries.read_referrers(f"{hostile.host}/released", digest) == ()
     hostile.fault = lambda request: (
         "/referrers/" in request.path and request.answer(404, b"404 page not found")
     )
-    assert registries.referrers(f"{hostile.host}/released", digest) == ()
+    assert registries.read_referrers(f"{hostile.host}/released", digest) == ()
     attached = {"mediaType": "x", "digest": digest_of(b"a"), "size": 1}
     index = (
         '{"schemaVersion": 2, "manifests": [{"mediaType":'
@@ -221,4 +221,4 @@ def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing
     )
     kind = "application/vnd.oci.image.index.v1+json"
     hostile.manifests["released", digest.replace(":", "-")] = kind, index.encode()
-    assert registries.referrers(f"{hostile.host}/released", digest) == (attached,)
+    assert registries.read_referrers(f"{hostile.host}/released", digest) == (attached,)

@@ -203,7 +203,7 @@ def test_a_registry_that_is_silent_is_given_up(
         Registries(HostSettings(pip=PipSettings()), patience=patience) as registries,
         pytest.raises(RegistryUnreachableError, match=r"failed 3 times: .*timed out"),
     ):
-        registries.manifest(f"{hostile.host}/team/image", "1.0")
+        registries.find_manifest(f"{hostile.host}/team/image", "1.0")
     assert_within(60, begun, time.monotonic())
 
 
@@ -433,8 +433,8 @@ def test_an_answer_without_end_is_given_up(
 
     hostile.fault = endless
     for ask in (
-        lambda: registries.existing(f"{hostile.host}/a", "1"),
-        lambda: registries.blob(f"{hostile.host}/a", digest),
+        lambda: registries.read_manifest(f"{hostile.host}/a", "1"),
+        lambda: registries.read_blob(f"{hostile.host}/a", digest),
     ):
         with pytest.raises(RegistryError):
             ask()
@@ -500,11 +500,11 @@ def test_a_token_that_expires_is_asked_for_again_and_the_login_is_sent_for_token
 
     hostile.fault = tokens
     repository = f"{hostile.host}/team/image"
-    assert registries.existing(repository, "1.0").digest == image["digest"]
+    assert registries.read_manifest(repository, "1.0").digest == image["digest"]
     assert [login for _, path, login in hostile.seen if path.startswith("/token")] == [BASIC]
     assert BASIC not in [login for _, path, login in hostile.seen if not path.startswith("/token")]
     given.clear()
-    assert registries.existing(repository, "1.0").digest == image["digest"]
+    assert registries.read_manifest(repository, "1.0").digest == image["digest"]
 
 
 def test_a_registry_that_sends_another_manifest_than_it_says(
@@ -514,11 +514,11 @@ def test_a_registry_that_sends_another_manifest_than_it_says(
     kind, content = hostile.manifests["team/image", image["digest"]]
     hostile.manifests["team/image", image["digest"]] = kind, content + b" "
     with pytest.raises(RegistryError):
-        registries.manifest(f"{hostile.host}/team/image", image["digest"])
+        registries.find_manifest(f"{hostile.host}/team/image", image["digest"])
 
 
 def test_a_registry_whose_name_does_not_resolve(registries: Registries) -> None:
     if shutil.which("oras") is None:
         pytest.skip("NOT TESTED: no oras (tools/set-up-engine all)")
     with pytest.raises(RegistryUnreachableError, match=r"^cannot resolve registry\.invalid \("):
-        registries.manifest("registry.invalid/vendor/base", "1.0")
+        registries.find_manifest("registry.invalid/vendor/base", "1.0")

@@ -36,7 +36,7 @@ from trainworks.errors import ProofError, RegistryError, UnknownNameError
 from trainworks.facts.rows import MACHINES, Architecture
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.registry.names import Tags, tags_for
+from trainworks.registry.names import Tags, derive_tags
 from trainworks.registry.protocol import Patience
 from trainworks.registry.push import SENT, Pushed, PushRequest, push_image
 from trainworks.registry.tags import claim_tag
@@ -193,15 +193,17 @@ def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(
         (done,) = push_image(
             engine,
             PushRequest(
-                reference=image, repositories=[f"{hostile.host}/team/image"], tags=tags_for(image)
+                reference=image,
+                repositories=[f"{hostile.host}/team/image"],
+                tags=derive_tags(image),
             ),
             mine,
             os.environ,
         )
-        found = mine.existing(done.repository, done.tags[0])
+        found = mine.read_manifest(done.repository, done.tags[0])
     hostile.fault = lambda _request: False
     assert found.digest == done.digest
-    for layer in found.listed("layers"):
+    for layer in found.read_descriptors("layers"):
         assert digest_of(hostile.blobs["team/image", str(layer["digest"])]) == layer["digest"]
 
 
@@ -321,7 +323,7 @@ def test_two_pushes_at_once_under_one_fixed_tag(
             (output, _, first), (_, errors, second) = ended
             assert (first, second) == (0, 15), ended
             with Registries(HostSettings(pip=PipSettings())) as registries:
-                digest = registries.existing(place, "v1").digest
+                digest = registries.read_manifest(place, "v1").digest
             assert output == f"{place}@{digest}\n"
             assert f"v1 is another image ({digest})" in errors
     finally:
@@ -357,7 +359,7 @@ def test_tags_of_a_day_with_two_contents(
                 ),
             )
             engine.load(tmp_path / "image.tar")
-            tags = tags_for(reference)
+            tags = derive_tags(reference)
             done.append(
                 push_image(
                     engine,
@@ -377,7 +379,7 @@ def test_tags_of_a_day_with_two_contents(
         assert again[0].tags == second[0].tags
 
         def digest(tag: str) -> str:
-            return registries.existing(places[0], tag).digest
+            return registries.read_manifest(places[0], tag).digest
 
         assert digest(first[0].tags[0]) == first[0].digest
         assert digest(dated) == digest(moving) == second[0].digest
@@ -440,17 +442,17 @@ def test_one_tag_for_two_architectures(
                 PushRequest(
                     reference=reference,
                     repositories=[place],
-                    tags=tags_for(reference, shared=[tag]),
+                    tags=derive_tags(reference, shared=[tag]),
                 ),
                 registries,
                 os.environ,
             )
             pushed[architecture] = done.digest
             assert done.tags[-1] == tag
-            listed = registries.existing(place, tag).listed("manifests")
+            listed = registries.read_manifest(place, tag).read_descriptors("manifests")
             assert {each["platform"]["architecture"]: each["digest"] for each in listed} == pushed
-        registries.put(place, "single", registries.existing(place, done.digest))
-        tags = tags_for(references[0], shared=["single"])
+        registries.put_tag(place, "single", registries.read_manifest(place, done.digest))
+        tags = derive_tags(references[0], shared=["single"])
         with pytest.raises(RegistryError, match="is an image of one architecture"):
             push_image(
                 engine,
@@ -518,7 +520,7 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
             os.environ,
         )
         address = pushed_address(f"{place}:one", images[0], registries)
-        assert address == f"{place}@{registries.existing(place, 'one').digest}"
+        assert address == f"{place}@{registries.read_manifest(place, 'one').digest}"
         with pytest.raises(ProofError, match=f"is another image .*, not {images[1].identifier}"):
             pushed_address(address, images[1], registries)
     finally:
@@ -535,7 +537,7 @@ def test_an_image_that_is_not_there(registries: Registries) -> None:
             PushRequest(
                 reference="nobody/made-this:1",
                 repositories=["127.0.0.1:1/a"],
-                tags=tags_for("nobody/made-this:1"),
+                tags=derive_tags("nobody/made-this:1"),
             ),
             registries,
             {},

@@ -66,7 +66,9 @@ def push(
             return End(
                 "",
                 tuple(
-                    set_tags(registries, place, registries.existing(place, digest), fixed, moving)
+                    set_tags(
+                        registries, place, registries.read_manifest(place, digest), fixed, moving
+                    )
                 ),
             )
         except RegistryError as error:
@@ -339,7 +341,7 @@ def share(mine: Hostile, side: int, digest: str) -> bool:
     """Add an image to the tag of several architectures, as one of two pushes."""
     place = mine.host.replace("127.0.0.1", HOSTS[side]) + f"/{NAME}"
     with Registries(HostSettings(pip=PipSettings())) as registries:
-        return add_to_list(registries, place, registries.existing(place, digest), TAG)
+        return add_to_list(registries, place, registries.read_manifest(place, digest), TAG)
 
 
 def shared(mine: Hostile) -> set[str]:

@@ -49,6 +49,6 @@ def test_the_block_of_the_page_ends_with_a_promoted_image(
     )
     assert done.returncode == 0, done.stdout[-4000:]
     place = f"{other.host}/pytorch-training"
-    digest = registries.existing(place, "2026.11").digest
+    digest = registries.read_manifest(place, "2026.11").digest
     assert f"{place}@{digest}" in done.stdout
-    assert registries.existing(f"{server.host}/pytorch-training", digest).digest == digest
+    assert registries.read_manifest(f"{server.host}/pytorch-training", digest).digest == digest

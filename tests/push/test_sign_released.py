@@ -55,7 +55,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def address(hostile: Hostile, registries: Registries) -> str:
     """Give an image in the registry."""
     hostile.put_image("team/image", b"a layer", tag="one")
-    digest = registries.existing(f"{hostile.host}/team/image", "one").digest
+    digest = registries.read_manifest(f"{hostile.host}/team/image", "one").digest
     return f"{hostile.host}/team/image@{digest}"
 
 

@@ -147,7 +147,7 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
         RegistryError: It has none, or refuses to show it.
     """
     repository, reference = split_image(name, "latest")
-    manifest = registries.existing(repository, reference)
+    manifest = registries.read_manifest(repository, reference)
     if not manifest.is_of(image.identifier):
         other = manifest.configuration or "no configuration"
         raise ProofError(

@@ -50,10 +50,10 @@ def build_target(
     left_out: tuple[Unreachable, ...] = ()
     refuse_unlocked(plan)
     if order.push is not None:
-        from trainworks.registry.tools import oras
+        from trainworks.registry.tools import find_oras
 
         # Before hours of building.
-        oras()
+        find_oras()
     if session.mirror.folder:
         check_mirror(plan, session.mirror.folder, complete=order.offline)
     engine = _engine_that_answers(order)
@@ -159,11 +159,11 @@ def _rendered(check: Check, rendering: Rendering) -> Check:
 def _push(
     reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
 ) -> tuple[list[dict[str, object]], str]:
-    from trainworks.registry.names import tags_for
+    from trainworks.registry.names import derive_tags
     from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
 
-    tags = tags_for(reference, order.fixed_tags, order.moving_tags)
+    tags = derive_tags(reference, order.fixed_tags, order.moving_tags)
     request = PushRequest(reference=reference, repositories=order.repositories, tags=tags)
     with Registries(settings, report=say) as registries:
         pushed = push_image(result.engine, request, registries, os.environ)

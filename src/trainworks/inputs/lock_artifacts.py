@@ -385,7 +385,7 @@ class _ImageLookup:
             if is_original and row_digest:
                 digest_or_tag = row_digest
             try:
-                digest = self._registries.existing(f"{host}/{path}", digest_or_tag).digest
+                digest = self._registries.read_manifest(f"{host}/{path}", digest_or_tag).digest
             except (HostError, RegistryError) as error:
                 failures.append(f"base image {reference}: {error.message}")
                 if isinstance(error, HostError | RegistryUnreachableError):

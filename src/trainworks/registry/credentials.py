@@ -16,7 +16,7 @@ from trainworks.registry import ecr
 from trainworks.registry.names import DEFAULT_HOST
 
 
-def login_for(host: str) -> dict[str, str]:
+def find_login(host: str) -> dict[str, str]:
     """Return this machine's login for a registry as an entry of docker's ``auths``.
 
     ``{}`` if there is none.
@@ -30,18 +30,18 @@ def login_for(host: str) -> dict[str, str]:
         RegistryError: A credential helper fails, or AWS refuses the login.
     """
     registry = ecr.parse_host(host)
-    if registry is not None and ecr.available():
-        return _entry(*ecr.login(registry))
-    found = _from_docker(host)
+    if registry is not None and ecr.has_credentials():
+        return _encode_login(*ecr.read_login(registry))
+    found = _read_docker_login(host)
     if token := found.get("identitytoken") or found.get("IdentityToken"):
-        return {**_entry("<token>", ""), "identitytoken": token}
+        return {**_encode_login("<token>", ""), "identitytoken": token}
     user, password = (
         found.get("username") or found.get("Username"),
         found.get("password") or found.get("Password"),
     )
     if not (user and password):
         user, password = get_netrc_auth(urlunsplit(("https", host, "", "", ""))) or ("", "")
-    return _entry(user, password) if user and password else {}
+    return _encode_login(user, password) if user and password else {}
 
 
 def config_key(host: str) -> str:
@@ -56,11 +56,11 @@ def api_host(host: str) -> str:
     return urlsplit(config_key(host)).netloc if host == DEFAULT_HOST else host
 
 
-def _entry(user: str, password: str) -> dict[str, str]:
+def _encode_login(user: str, password: str) -> dict[str, str]:
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def _from_docker(host: str) -> dict[str, str]:
+def _read_docker_login(host: str) -> dict[str, str]:
     from docker.auth import load_config
     from docker.errors import DockerException
 

@@ -46,12 +46,12 @@ def parse_host(host: str) -> Registry | None:
     return Registry(account=match["account"], region=match["region"])
 
 
-def never_moves(tag: str) -> bool:
+def is_immutable_tag(tag: str) -> bool:
     """Whether a repository that ``ensure_repository`` created keeps this tag from moving."""
     return fnmatchcase(tag, IMMUTABLE_TAGS)
 
 
-def available() -> bool:
+def has_credentials() -> bool:
     """Whether boto3 is installed and finds AWS credentials."""
     if find_spec("boto3") is None:
         return False
@@ -64,7 +64,7 @@ def available() -> bool:
         return False
 
 
-def login(registry: Registry) -> tuple[str, str]:
+def read_login(registry: Registry) -> tuple[str, str]:
     """Return the user and the password that ECR gives for 12 hours; raises ``RegistryError``."""
     response = _call(registry, "get_authorization_token", registryIds=[registry.account])
     token = response["authorizationData"][0]["authorizationToken"]

@@ -38,7 +38,7 @@ class Tags:
     shared: tuple[str, ...] = ()
 
 
-def tags_for(
+def derive_tags(
     reference: str,
     fixed: Sequence[str] = (),
     moving: Sequence[str] = (),
@@ -90,7 +90,7 @@ def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:
                 hint=f"use letters, digits, `_`, `.` and `-`, at most {LONGEST_TAG} characters",
             )
     for tag in moving:
-        if ecr.never_moves(tag) or tag in fixed:
+        if ecr.is_immutable_tag(tag) or tag in fixed:
             why = (
                 "--tag has it, too"
                 if tag in fixed
@@ -130,7 +130,7 @@ def check_repository(address: str) -> str:
     """
     host, slash, name = address.partition("/")
     if "@" in host:
-        raise _with_login()
+        raise _make_login_error()
     if not slash or not is_host(host):
         raise RegistryError(
             f"{address}: a repository is HOST/NAME, and {host!r} is not a host name",
@@ -151,7 +151,7 @@ def check_repository(address: str) -> str:
     return address
 
 
-def _with_login() -> RegistryError:
+def _make_login_error() -> RegistryError:
     return RegistryError(
         "the repository must not contain a user or password", hint="`docker login` stores them"
     )
@@ -164,7 +164,7 @@ def split_image(address: str, default_tag: str = "") -> tuple[str, str]:
         RegistryError: The address is malformed, or has neither and there is no default.
     """
     if "@" in address.partition("/")[0]:
-        raise _with_login()
+        raise _make_login_error()
     name, at, digest = address.partition("@")
     tag = default_tag
     if ":" in name.rpartition("/")[2]:

@@ -36,7 +36,7 @@ from trainworks.engine.protocol import Report
 from trainworks.errors import RegistryError
 from trainworks.host.downloads import TRANSIENT, as_given, causes_of, reason_of
 from trainworks.host.settings import HostSettings
-from trainworks.registry.credentials import api_host, login_for
+from trainworks.registry.credentials import api_host, find_login
 
 BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 """Variables that name a CA bundle; not pip's own variable, which is for the package index."""
@@ -80,13 +80,13 @@ class RegistryUnreachableError(RegistryError):
     """A registry cannot be resolved, or did not answer in any attempt."""
 
 
-class AbsentError(RegistryError):
+class NotFoundError(RegistryError):
     """The registry does not have an object. Not ``certain`` if the code is not the protocol's."""
 
     certain = True
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A failed attempt that may succeed when repeated.
 
     Attributes:
@@ -206,9 +206,9 @@ class Client:
         """Close the connections."""
         self._session.close()
 
-    def ask(
+    def send(
         self,
-        doing: str,
+        action: str,
         repository: str,
         request: HttpRequest,
         *,
@@ -218,7 +218,7 @@ class Client:
         """Send a request about a repository, again after a failure that may pass.
 
         Args:
-            doing: The work, for messages: ``reading HOST/NAME:TAG``.
+            action: The work, for messages: ``reading HOST/NAME:TAG``.
             repository: The repository, ``HOST/NAME``.
             request: The request.
             attempts: The number of attempts; default: as patience has it.
@@ -229,7 +229,7 @@ class Client:
             A response with a status of 200 to 299.
 
         Raises:
-            AbsentError: The registry does not have the object.
+            NotFoundError: The registry does not have the object.
             RegistryUnreachableError: The registry cannot be resolved, or did
                 not answer in any attempt.
             RegistryError: Every other response.
@@ -245,30 +245,30 @@ class Client:
             authorization = self._authorizations.get((host, scope), "")
             if authorization:
                 headers["Authorization"] = authorization
-            return self._send(doing, host, replace(request, path=url, headers=headers))
+            return self._send(action, host, replace(request, path=url, headers=headers))
 
         def attempt() -> Response:
-            url = urljoin(self._base(host), absolute_path)
+            url = urljoin(self._base_url(host), absolute_path)
             response = send(url)
             challenge = response.headers.get("WWW-Authenticate", "")
             if response.status == HTTPStatus.UNAUTHORIZED and challenge:
-                authorization = self._authorization(doing, host, challenge, scope)
+                authorization = self._authorization(action, host, challenge, scope)
                 if authorization:
                     self._authorizations[host, scope] = authorization
                     response = send(url)
             if absent and response.status == HTTPStatus.NOT_FOUND:
                 return response
-            return self._check_status(doing, host, response)
+            return self._check_status(action, host, response)
 
-        return self.retry(doing, host, attempt, attempts=attempts)
+        return self.retry(action, host, attempt, attempts=attempts)
 
-    def login(self, host: str) -> dict[str, str]:
+    def find_login(self, host: str) -> dict[str, str]:
         """Return this machine's login for a registry; ``{}`` without one."""
         if host not in self.logins:
-            self.logins[host] = login_for(host)
+            self.logins[host] = find_login(host)
         return self.logins[host]
 
-    def plain(self, host: str) -> bool:
+    def is_plain_http(self, host: str) -> bool:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""
         if host in self._plain:
             return self._plain[host]
@@ -300,7 +300,7 @@ class Client:
             return not has_certificate
         return False
 
-    def trust(self, hosts: Sequence[str]) -> bool | str:
+    def write_ca_bundle(self, hosts: Sequence[str]) -> bool | str:
         """Return the path of the CA bundle for registries; ``True`` for the system's own.
 
         The bundle has this machine's CAs, and those that engines trust for these registries alone.
@@ -330,9 +330,9 @@ class Client:
         return self._bundles[key]
 
     def retry(
-        self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
+        self, action: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
     ) -> _Result:
-        """Return the result of an attempt; repeat the attempt after a ``PassingError``.
+        """Return the result of an attempt; repeat the attempt after a ``TransientError``.
 
         A reason is printed when it first comes: six equal lines about a refused connection help no
         more than one.
@@ -346,26 +346,26 @@ class Client:
         for number in range(1, count + 1):
             try:
                 return attempt()
-            except PassingError as error:
+            except TransientError as error:
                 # Requests within that time begin some registries' window anew.
                 wait = max(pause, error.wait)
                 if number == count or error.wait > LONGEST_WAIT:
                     times = "time" if number == 1 else "times"
                     raise error.last or RegistryUnreachableError(
-                        f"{doing}: {host} failed {number} {times}: {error}",
+                        f"{action}: {host} failed {number} {times}: {error}",
                         hint="repeat the command; what the registry already has is not sent again",
                     ) from None
                 reason = str(error)
                 if reason != last_reason:
                     last_reason = reason
                     self._report(
-                        f"  {doing}: {reason}; attempt {number + 1} of {count} in {wait:g} s"
+                        f"  {action}: {reason}; attempt {number + 1} of {count} in {wait:g} s"
                     )
                 time.sleep(wait)
                 pause = min(pause * 2, LONGEST_PAUSE * self._patience.pause)
         raise AssertionError("at least one attempt")
 
-    def clean(self, text: str) -> str:
+    def clean_text(self, text: str) -> str:
         """Return others' words without terminal escapes, logins and the queries of addresses."""
         characters = []
         for character in subprocesses.clean(text.encode()):
@@ -383,16 +383,16 @@ class Client:
         # The failure comes first, then the places in the program's own code.
         return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
-    def _refusal(self, doing: str, host: str, response: Response) -> RegistryError:
+    def _make_refusal(self, action: str, host: str, response: Response) -> RegistryError:
         """Return the error for a response with an error status."""
         # The login is read even if no request needed it: a response may repeat the login of an
-        # engine, and ``clean`` removes only logins that were read.
-        self.login(host)
-        words, codes = self.clean(response.words), response.codes
+        # engine, and ``clean_text`` removes only logins that were read.
+        self.find_login(host)
+        words, codes = self.clean_text(response.words), response.codes
         is_absent = response.status == HTTPStatus.NOT_FOUND and codes <= ABSENT | {HARBOR_ABSENT}
         if is_absent and codes and not response.redirected_host:
-            absent = AbsentError(
-                f"{doing}: not found at {host} ({words})",
+            absent = NotFoundError(
+                f"{action}: not found at {host} ({words})",
                 hint=(
                     "check the name; some registries need a"
                     " repository to be created before the first push"
@@ -400,13 +400,13 @@ class Client:
             )
             absent.certain = codes <= ABSENT
             return absent
-        problem, hint = self._explain(host, response)
-        return RegistryError(f"{doing}: {problem} ({words})", hint=hint)
+        problem, hint = self._explain_refusal(host, response)
+        return RegistryError(f"{action}: {problem} ({words})", hint=hint)
 
-    def _explain(self, host: str, response: Response) -> tuple[str, str]:
+    def _explain_refusal(self, host: str, response: Response) -> tuple[str, str]:
         """Return the problem behind an error status, and a hint."""
         status = response.status
-        if status == HTTPStatus.UNAUTHORIZED and not self.login(host):
+        if status == HTTPStatus.UNAUTHORIZED and not self.find_login(host):
             return (
                 f"{host} requires a login, and this machine has none",
                 f"`docker login {host}`; docs/ship.md lists the other sources of logins",
@@ -431,21 +431,21 @@ class Client:
             )
         return f"{host} refuses", hint
 
-    def _base(self, host: str) -> str:
-        scheme = "http" if self.plain(host) else "https"
+    def _base_url(self, host: str) -> str:
+        scheme = "http" if self.is_plain_http(host) else "https"
         return urlunsplit((scheme, api_host(host), "", "", ""))
 
-    def _check_status(self, doing: str, host: str, response: Response) -> Response:
+    def _check_status(self, action: str, host: str, response: Response) -> Response:
         """Return a response with a status of 200 to 299; raise an error for another one."""
         if response.status in TRANSIENT or response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            wait = _seconds_of(response.headers.get("Retry-After", ""))
+            wait = _parse_retry_after(response.headers.get("Retry-After", ""))
             note = f"; it asks to wait {wait:g} s" if wait else ""
-            raise PassingError(f"{self.clean(response.words)}{note}", wait=wait)
+            raise TransientError(f"{self.clean_text(response.words)}{note}", wait=wait)
         if response.status not in range(200, 300):
-            raise self._refusal(doing, host, response)
+            raise self._make_refusal(action, host, response)
         return response
 
-    def _authorization(self, doing: str, host: str, challenge: str, scope: str) -> str:
+    def _authorization(self, action: str, host: str, challenge: str, scope: str) -> str:
         """Return the value of ``Authorization`` that a registry's challenge asks for.
 
         ``""`` if this machine has no login for the registry.
@@ -454,14 +454,16 @@ class Client:
             challenge: The header ``WWW-Authenticate``: ``Bearer realm="...",service="..."``.
         """
         scheme, _, parameters = challenge.partition(" ")
-        login = self.login(host)
+        login = self.find_login(host)
         basic = f"Basic {login['auth']}" if login else ""
         if scheme.lower() != "bearer":
             return basic
         bearer = parse_keqv_list(parse_http_list(parameters))
         service = urlsplit(bearer.get("realm") or "")
-        if service.scheme != "https" and not (self.plain(host) and _is_loopback(service.netloc)):
-            raise without_tls(doing, host)
+        if service.scheme != "https" and not (
+            self.is_plain_http(host) and _is_loopback(service.netloc)
+        ):
+            raise make_plain_http_error(action, host)
         url = str(bearer["realm"])
         values = {"service": bearer.get("service") or "", "scope": bearer.get("scope") or scope}
         identity = login.get("identitytoken", "")
@@ -480,17 +482,19 @@ class Client:
             headers=headers,
             body=str(prepared.body or "").encode(),
         )
-        response = self._send(doing, host, request)
+        response = self._send(action, host, request)
         # A missing token service does not mean that the repository is missing.
         response = replace(response, redirected_host=service.netloc)
-        response = self._check_status(doing, host, response)
-        tokens = table(response.content, f"the token that {service.netloc} gives for {host}")
+        response = self._check_status(action, host, response)
+        tokens = parse_json_object(
+            response.content, f"the token that {service.netloc} gives for {host}"
+        )
         token = tokens.get("token") or tokens.get("access_token")
         if not isinstance(token, str):
-            raise RegistryError(f"{doing}: {service.netloc} gives no token for {host}")
+            raise RegistryError(f"{action}: {service.netloc} gives no token for {host}")
         return f"Bearer {token}"
 
-    def _send(self, doing: str, host: str, request: HttpRequest) -> Response:
+    def _send(self, action: str, host: str, request: HttpRequest) -> Response:
         """Send a request whose path is an address, and read the response."""
         url = request.path
         started = time.monotonic()
@@ -501,9 +505,9 @@ class Client:
                 for part in response.iter_content(1 << 16):
                     size += len(part)
                     if size > LARGEST:
-                        raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
+                        raise RegistryError(f"{action}: {host} sends more than {LARGEST >> 20} MB")
                     if time.monotonic() - started > self._patience.seconds:
-                        raise PassingError(f"no whole answer in {self._patience.seconds:g} s")
+                        raise TransientError(f"no whole answer in {self._patience.seconds:g} s")
                     parts.append(part)
                 responding_host = urlsplit(response.url).netloc
                 is_redirected = responding_host != urlsplit(url).netloc
@@ -514,7 +518,7 @@ class Client:
                     redirected_host=responding_host if is_redirected else "",
                 )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._no_response(doing, host, url, error) from error
+            raise self._make_connection_error(action, host, url, error) from error
 
     def _request(self, request: HttpRequest, host: str) -> requests.Response:
         address = urlsplit(request.path)
@@ -531,37 +535,39 @@ class Client:
             allow_redirects=request.method == "GET",
             stream=True,
             timeout=min(self._patience.silence, self._patience.seconds),
-            verify=self.trust([host]),
+            verify=self.write_ca_bundle([host]),
             proxies=proxies,
         )
 
-    def _no_response(self, doing: str, host: str, url: str, error: Exception) -> Exception:
+    def _make_connection_error(
+        self, action: str, host: str, url: str, error: Exception
+    ) -> Exception:
         """Return the error for a request without a response."""
         causes = causes_of(error)
-        reason = self.clean(reason_of(error))
+        reason = self.clean_text(reason_of(error))
         if any(isinstance(cause, _WithoutTlsError) for cause in causes):
-            return without_tls(doing, host)
+            return make_plain_http_error(action, host)
         for cause in causes:
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return _untrusted(host, cause)
+                return _make_untrusted_error(host, cause)
         for cause in causes:
             # The end of the connection may be a network failure, which may pass.
             if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
                 hint = "only a registry on this machine may be without TLS"
-                return RegistryError(f"{doing}: {host} does not speak TLS ({reason})", hint=hint)
+                return RegistryError(f"{action}: {host} does not speak TLS ({reason})", hint=hint)
         unresolved = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
         if unresolved is None or isinstance(error, requests.exceptions.ProxyError):
-            return PassingError(reason)
+            return TransientError(reason)
         last = RegistryUnreachableError(
             f"cannot resolve {urlsplit(url).netloc} ({unresolved.strerror})",
             hint="check the registry's name, and this machine's DNS and proxy settings",
         )
         if unresolved.errno == socket.EAI_AGAIN:
-            return PassingError(str(last.message), last)
+            return TransientError(str(last.message), last)
         return last
 
 
-def _untrusted(host: str, error: ssl.SSLCertVerificationError) -> RegistryError:
+def _make_untrusted_error(host: str, error: ssl.SSLCertVerificationError) -> RegistryError:
     """Return the error for a certificate that is not trusted."""
     hint = (
         f"put its CA into {ENGINE_CERTIFICATES[0]}/{host}/ca.crt,"
@@ -592,10 +598,10 @@ class _Session(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
 
-def without_tls(doing: str, host: str) -> RegistryError:
+def make_plain_http_error(action: str, host: str) -> RegistryError:
     """Return the error for a registry that names an address without TLS."""
     return RegistryError(
-        f"{doing}: {host} sends us to an address without TLS; nothing was sent there",
+        f"{action}: {host} sends us to an address without TLS; nothing was sent there",
         hint=(
             "the registry, or the proxy before it, announces http:"
             " addresses: set X-Forwarded-Proto there"
@@ -603,7 +609,7 @@ def without_tls(doing: str, host: str) -> RegistryError:
     )
 
 
-def table(content: bytes, where: str) -> Mapping[str, Any]:
+def parse_json_object(content: bytes, where: str) -> Mapping[str, Any]:
     """Parse a JSON object; raises ``RegistryError`` for other content."""
     try:
         value = json.loads(content)
@@ -614,7 +620,7 @@ def table(content: bytes, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _seconds_of(text: str) -> float:
+def _parse_retry_after(text: str) -> float:
     """Return the seconds of a header ``Retry-After``: ``120``, or the time of an HTTP date.
 
     0 for other texts.

@@ -29,12 +29,12 @@ from trainworks.registry.names import Tags, check_repository, split_image
 from trainworks.registry.tags import (
     add_to_list,
     check_fixed_tags,
-    images_of,
-    list_of,
+    make_image_index,
+    make_taken_error,
+    read_images_of_tag,
     set_tags,
-    taken,
 )
-from trainworks.registry.tools import Manifest, Registries, oras
+from trainworks.registry.tools import Manifest, Registries, find_oras
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
@@ -111,11 +111,11 @@ def push_image(
             repository and those after it got no tag; the command can be repeated.
     """
     reference, repositories, tags = request.reference, request.repositories, request.tags
-    oras()
+    find_oras()
     image = image_in(engine, reference, hint="build it first, or choose another --engine")
     day = f"{request.today or datetime.now(UTC):%Y%m%d}"
     for repository in map(check_repository, repositories):
-        prepare(repository)
+        create_repository_in_ecr(repository)
     # Every tag is read before anything is sent: a tag that cannot be set is an error at once.
     fixed_tags = [
         _read_fixed_tags(registries, repository, tags, image.identifier, day)
@@ -123,7 +123,7 @@ def push_image(
     ]
     for repository in repositories:
         for tag in tags.shared:
-            images_of(registries, repository, tag)
+            read_images_of_tag(registries, repository, tag)
     image_hash = hashlib.sha256(image.identifier.encode()).hexdigest()
     record = cache_folder(environment, "pushes", f"{image_hash[:32]}.json")
     earlier_pushes = _read_pushes(record)
@@ -138,10 +138,10 @@ def push_image(
                 short_digest = image.identifier.removeprefix("sha256:")[:12]
                 name = f"{SENT}{short_digest}-{secrets.token_hex(4)}"
                 _send(registries, engine, image, f"{repository}:{name}")
-                manifest, how = registries.existing(repository, name), "sent"
-                stack.callback(_remove, registries, repository, manifest, name)
+                manifest, how = registries.read_manifest(repository, name), "sent"
+                stack.callback(_remove_temporary_tag, registries, repository, manifest, name)
             # A manifest that was read by a name must also exist by its digest.
-            manifest = registries.existing(repository, manifest.digest)
+            manifest = registries.read_manifest(repository, manifest.digest)
             if not manifest.is_of(image.identifier):
                 raise RegistryError(
                     f"{repository}@{manifest.digest} is not the image {reference} that was sent"
@@ -153,20 +153,20 @@ def push_image(
             for tag in tags.shared:
                 if add_to_list(registries, repository, manifest, tag):
                     names.append(tag)
-        registries.existing(repository, manifest.digest)
-        results.append(_pushed(repository, manifest.digest, names, how))
+        registries.read_manifest(repository, manifest.digest)
+        results.append(_make_pushed(repository, manifest.digest, names, how))
     return results
 
 
 def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) -> None:
     """Have an engine push an image under ``HOST/NAME:TAG``."""
     repository = name.rpartition(":")[0]
-    plain = registries.plain(_host(repository))
+    plain = registries.is_plain_http(_host_of(repository))
     with (
         engine.push_command(image, name, plain=plain) as argv,
         DISPLAY.task("pushing", log=False),
     ):
-        registries.push(
+        registries.run_push(
             repository, argv, show=_say_layer, check_image=lambda: _check_digests(engine, image)
         )
 
@@ -181,15 +181,17 @@ def _check_digests(engine: Engine, image: BuiltImage) -> None:
         with engine.archive(image.identifier) as stream:
             digests = {layer.digest for layer in stored_layers(stream)}
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise _unreadable(engine, image, str(error)) from error
+        raise _make_unreadable_error(engine, image, str(error)) from error
     except EngineError as error:
-        raise _unreadable(engine, image, error.message) from error
+        raise _make_unreadable_error(engine, image, error.message) from error
     damaged = [name for name in image.layers if name not in digests]
     if damaged:
-        raise _unreadable(engine, image, f"other bytes than the digest says: {', '.join(damaged)}")
+        raise _make_unreadable_error(
+            engine, image, f"other bytes than the digest says: {', '.join(damaged)}"
+        )
 
 
-def _unreadable(engine: Engine, image: BuiltImage, reason: str) -> EngineError:
+def _make_unreadable_error(engine: Engine, image: BuiltImage, reason: str) -> EngineError:
     return EngineError(
         f"{engine.name} cannot read the image {image.reference} on this machine: {reason}",
         hint=(
@@ -199,7 +201,9 @@ def _unreadable(engine: Engine, image: BuiltImage, reason: str) -> EngineError:
     )
 
 
-def _remove(registries: Registries, repository: str, image: Manifest, name: str) -> None:
+def _remove_temporary_tag(
+    registries: Registries, repository: str, image: Manifest, name: str
+) -> None:
     """Remove the tag under which an image was sent.
 
     Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its
@@ -207,9 +211,9 @@ def _remove(registries: Registries, repository: str, image: Manifest, name: str)
     """
     removed = False
     with contextlib.suppress(RegistryError):
-        value = list_of([image.descriptor], {"trainworks.sent": name})
+        value = make_image_index([image.descriptor], {"trainworks.sent": name})
         digest = registries.put_manifest(repository, value, tag=name)
-        removed = registries.remove(repository, digest)
+        removed = registries.delete_manifest(repository, digest)
     if not removed:
         say(
             f"  {repository} keeps the tag {name}, under which the image was sent:"
@@ -222,7 +226,7 @@ def _say_layer(line: str) -> None:
         say(f"  {line}")
 
 
-def _host(repository: str) -> str:
+def _host_of(repository: str) -> str:
     return repository.partition("/")[0]
 
 
@@ -234,14 +238,14 @@ def _copy_from_registry(
     Args:
         earlier_pushes: The repositories that this machine pushed the image to, with its digests.
     """
-    sources = [name for name in earlier_pushes if _host(name) == _host(repository)]
+    sources = [name for name in earlier_pushes if _host_of(name) == _host_of(repository)]
     # The repository itself first: then nothing is copied.
     sources.sort(key=lambda name: name != repository)
     for source in sources:
         with contextlib.suppress(RegistryError):
-            manifest = registries.manifest(source, earlier_pushes[source])
+            manifest = registries.find_manifest(source, earlier_pushes[source])
             if manifest is not None and manifest.is_of(image.identifier):
-                registries.copy(source, repository, manifest.digest, attached=False)
+                registries.copy_image(source, repository, manifest.digest, attached=False)
                 say(f"  {repository}: copied from {source}")
                 return manifest
     return None
@@ -266,23 +270,23 @@ def _read_fixed_tags(
     existing = None
     for names in alternatives:
         for name in names:
-            manifest = registries.manifest(repository, name)
+            manifest = registries.find_manifest(repository, name)
             if manifest is None or manifest.is_of(identifier):
                 break
         else:
-            raise taken(repository, name, manifest.digest if manifest else "")
+            raise make_taken_error(repository, name, manifest.digest if manifest else "")
         fixed.append(name)
         existing = manifest or existing
     return _FixedTags(names=tuple(fixed), existing=existing)
 
 
-def prepare(repository: str) -> None:
+def create_repository_in_ecr(repository: str) -> None:
     """Create a repository of ECR if it does not exist."""
     host, _, name = repository.partition("/")
     registry = ecr.parse_host(host)
     if registry is None:
         return
-    if not ecr.available():
+    if not ecr.has_credentials():
         say(
             f"  {repository}: no AWS credentials for boto3,"
             f" so the repository must exist ({aws.INSTALL})"
@@ -291,7 +295,7 @@ def prepare(repository: str) -> None:
         say(f"  {repository}: created, with scan on push and dated tags that never move")
 
 
-def _pushed(repository: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
+def _make_pushed(repository: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
     return Pushed(
         repository=repository,
         image_uri=f"{repository}@{digest}",
@@ -317,24 +321,24 @@ def promote_image(
     """
     origin, reference = split_image(source)
     repositories = [check_repository(target) for target in targets]
-    oras()
-    manifest = registries.existing(origin, reference)
+    find_oras()
+    manifest = registries.read_manifest(origin, reference)
     digest = manifest.digest
     if not (tags.fixed or tags.moving) and ":" not in reference:
         tags = Tags(fixed=(reference,))
     for repository in repositories:
-        prepare(repository)
+        create_repository_in_ecr(repository)
     for repository in repositories:
         check_fixed_tags(registries, repository, digest, tags.fixed)
     with DISPLAY.task("copying", log=False):
-        attachments = set(_attachments(registries, origin, manifest))
+        attachments = set(_find_attachments(registries, origin, manifest))
         results = []
         for repository in repositories:
-            registries.copy(origin, repository, digest, attached=True)
-            for name in _cosign_tags(registries, origin, manifest):
-                cosign_digest = registries.existing(origin, name).digest
-                registries.copy(origin, repository, cosign_digest, tag=name, attached=True)
-            lost = attachments - set(_attachments(registries, repository, manifest))
+            registries.copy_image(origin, repository, digest, attached=True)
+            for name in _find_cosign_tags(registries, origin, manifest):
+                cosign_digest = registries.read_manifest(origin, name).digest
+                registries.copy_image(origin, repository, cosign_digest, tag=name, attached=True)
+            lost = attachments - set(_find_attachments(registries, repository, manifest))
             if lost:
                 raise RegistryError(
                     f"{repository}@{digest} lacks {', '.join(sorted(lost))},"
@@ -343,27 +347,27 @@ def promote_image(
                 )
             if attachments:
                 say(f"  {repository}: copied with {len(attachments)} attachments")
-            how = "copied" if _host(origin) == _host(repository) else "sent"
-            copy = registries.existing(repository, digest)
+            how = "copied" if _host_of(origin) == _host_of(repository) else "sent"
+            copy = registries.read_manifest(repository, digest)
             names = set_tags(registries, repository, copy, tags.fixed, tags.moving)
-            results.append(_pushed(repository, digest, names, how))
+            results.append(_make_pushed(repository, digest, names, how))
     return results
 
 
 def _image_digests(manifest: Manifest) -> list[str]:
     """Return the digests of an image and of its platforms' images."""
-    platform_images = [str(row["digest"]) for row in manifest.listed("manifests")]
+    platform_images = [str(row["digest"]) for row in manifest.read_descriptors("manifests")]
     return [manifest.digest, *platform_images]
 
 
-def _attachments(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
+def _find_attachments(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
     """Yield the digest of each attachment of an image, of its platforms' images and of
     attachments, once.
     """
     pending = _image_digests(manifest)
     digests = set(pending)
     while pending:
-        for referrer in registries.referrers(repository, pending.pop()):
+        for referrer in registries.read_referrers(repository, pending.pop()):
             digest = str(referrer["digest"])
             if digest not in digests:
                 digests.add(digest)
@@ -371,12 +375,12 @@ def _attachments(registries: Registries, repository: str, manifest: Manifest) ->
                 yield digest
 
 
-def _cosign_tags(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
+def _find_cosign_tags(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
     """Yield cosign's tags for an image and its platforms' images."""
     for digest in _image_digests(manifest):
         for end in COSIGN_TAGS:
             tag = f"{digest.replace(':', '-')}{end}"
-            if registries.manifest(repository, tag) is not None:
+            if registries.find_manifest(repository, tag) is not None:
                 yield tag
 
 

@@ -54,7 +54,7 @@ def claim_tag(tag: str) -> str:
     return f"{CLAIM}{hashlib.sha256(tag.encode()).hexdigest()[:16]}"
 
 
-def taken(repository: str, tag: str, digest: str) -> RegistryError:
+def make_taken_error(repository: str, tag: str, digest: str) -> RegistryError:
     """Return the error for a tag that never moves and is another image."""
     return RegistryError(
         f"{repository}:{tag} is another image ({digest}), and this tag never moves",
@@ -67,9 +67,9 @@ def check_fixed_tags(
 ) -> None:
     """Raise ``RegistryError`` if another image has a tag that never moves."""
     for tag in fixed:
-        manifest = registries.manifest(repository, tag)
+        manifest = registries.find_manifest(repository, tag)
         if manifest is not None and manifest.digest != digest:
-            raise taken(repository, tag, manifest.digest)
+            raise make_taken_error(repository, tag, manifest.digest)
 
 
 def set_tags(
@@ -95,13 +95,13 @@ def set_tags(
     for race in races:
         race.run()
     for tag in moving:
-        registries.put(repository, tag, image)
-    registries.existing(repository, image.digest)
+        registries.put_tag(repository, tag, image)
+    registries.read_manifest(repository, image.digest)
     for race in races:
         race.wait_until_set()
     names = list(fixed)
     for tag in moving:
-        digest = registries.existing(repository, tag).digest
+        digest = registries.read_manifest(repository, tag).digest
         if digest == image.digest:
             names.append(tag)
         else:
@@ -109,9 +109,11 @@ def set_tags(
     return names
 
 
-def images_of(registries: Registries, repository: str, tag: str) -> tuple[Mapping[str, Any], ...]:
+def read_images_of_tag(
+    registries: Registries, repository: str, tag: str
+) -> tuple[Mapping[str, Any], ...]:
     """Return the images of a multi-architecture tag; none if the tag does not exist yet."""
-    manifest = registries.manifest(repository, tag)
+    manifest = registries.find_manifest(repository, tag)
     if manifest is None:
         return ()
     if "manifests" not in manifest.value:
@@ -119,7 +121,7 @@ def images_of(registries: Registries, repository: str, tag: str) -> tuple[Mappin
             f"{repository}:{tag} is an image of one architecture",
             hint="give another --multi-arch-tag, or remove that tag",
         )
-    return manifest.listed("manifests")
+    return manifest.read_descriptors("manifests")
 
 
 def add_to_list(registries: Registries, repository: str, image: Manifest, tag: str) -> bool:
@@ -139,26 +141,26 @@ def add_to_list(registries: Registries, repository: str, image: Manifest, tag: s
             f" which cannot stand in the list of {tag}",
             hint="push it without --multi-arch-tag",
         )
-    configuration = json.loads(registries.blob(repository, image.configuration))
+    configuration = json.loads(registries.read_blob(repository, image.configuration))
     platform = {key: configuration[key] for key in ("architecture", "os")}
     own_row = {**image.descriptor, "platform": platform}
     # Another push may have read the tag before this push changes the tag. That push reads this
     # claim after its own change, and adds this image.
-    claim_value = list_of([own_row], {"trainworks.claim": tag})
+    claim_value = make_image_index([own_row], {"trainworks.claim": tag})
     claimed = _put_claim(registries, repository, tag, claim_value)
     added_rows: list[Mapping[str, Any]] = [own_row]
     for _ in range(MERGES):
         started = time.monotonic()
         row_by_platform: dict[str, Mapping[str, Any]] = {}
-        for row in (*images_of(registries, repository, tag), *added_rows):
+        for row in (*read_images_of_tag(registries, repository, tag), *added_rows):
             row_by_platform[str(row.get("platform"))] = row
         rows = [row_by_platform[key] for key in sorted(row_by_platform)]
         value = {"schemaVersion": 2, "mediaType": _list_type(rows), "manifests": rows}
         registries.put_manifest(repository, value, tag=tag)
         time.sleep(time.monotonic() - started)
-        claim = _claim(registries, repository, tag) if claimed else None
+        claim = _read_claim(registries, repository, tag) if claimed else None
         claimed_row = own_row if claim is None else claim.image
-        digests = {row["digest"] for row in images_of(registries, repository, tag)}
+        digests = {row["digest"] for row in read_images_of_tag(registries, repository, tag)}
         is_same_platform = claimed_row.get("platform") == platform
         is_replaced = is_same_platform and claimed_row["digest"] != image.digest
         # Of two images for the same processors the one that was claimed last stays.
@@ -201,12 +203,12 @@ class _Claim:
         return str(self.image["digest"])
 
 
-def _claim(registries: Registries, repository: str, tag: str) -> _Claim | None:
+def _read_claim(registries: Registries, repository: str, tag: str) -> _Claim | None:
     """Return the claim of a tag in a registry; ``None`` without one."""
-    manifest = registries.manifest(repository, claim_tag(tag))
+    manifest = registries.find_manifest(repository, claim_tag(tag))
     if manifest is None:
         return None
-    rows = manifest.listed("manifests")
+    rows = manifest.read_descriptors("manifests")
     if len(rows) != 1:
         return None
     annotations = manifest.value.get("annotations")
@@ -260,21 +262,21 @@ class _Race:
 
         ``False`` if the other push has given way, so that another attempt may succeed.
         """
-        former = _claim(self._registries, self._repository, self._tag)
+        former = _read_claim(self._registries, self._repository, self._tag)
         if former is not None and former.digest == self._image.digest and self._has_tag():
             return True
-        self._claimed = self._write_claim(_claim_of(self._image, self._tag, won=False))
+        self._claimed = self._write_claim(_make_claim(self._image, self._tag, won=False))
         started = time.monotonic()
-        tagged = self._registries.manifest(self._repository, self._tag)
+        tagged = self._registries.find_manifest(self._repository, self._tag)
         if tagged is not None and tagged.digest != self._image.digest:
             if self._claimed:
                 self._withdraw(former, tagged)
             return self._check_given_way()
         if tagged is None:
-            self._set(self._image)
+            self._put_tag(self._image)
         seconds = time.monotonic() - started
         if self._claimed:
-            self._decide()
+            self._wait_for_decision()
         # A program that writes no claims, such as `docker push`, may have read the tag before
         # this push set it.
         time.sleep(seconds)
@@ -282,7 +284,7 @@ class _Race:
         return True
 
     def _has_tag(self) -> bool:
-        manifest = self._registries.manifest(self._repository, self._tag)
+        manifest = self._registries.find_manifest(self._repository, self._tag)
         return manifest is not None and manifest.digest == self._image.digest
 
     def _withdraw(self, former: _Claim | None, tagged: Manifest) -> None:
@@ -290,7 +292,7 @@ class _Race:
         if former is not None and former.digest != self._image.digest:
             self._write_claim(former.manifest.value)
         else:
-            self._write_claim(_claim_of(tagged, self._tag, won=False))
+            self._write_claim(_make_claim(tagged, self._tag, won=False))
 
     def _check_given_way(self) -> bool:
         """Return ``False`` if this push's image has the tag now.
@@ -298,29 +300,29 @@ class _Race:
         Raises:
             RegistryError: Another image has the tag.
         """
-        current = self._registries.existing(self._repository, self._tag)
+        current = self._registries.read_manifest(self._repository, self._tag)
         if current.digest != self._image.digest:
-            raise taken(self._repository, self._tag, current.digest)
+            raise make_taken_error(self._repository, self._tag, current.digest)
         return False
 
     def _write_claim(self, value: Mapping[str, Any]) -> bool:
         return _put_claim(self._registries, self._repository, self._tag, value)
 
-    def _set(self, image: Manifest) -> None:
+    def _put_tag(self, image: Manifest) -> None:
         """Put an image under the tag.
 
         A registry with immutable tags refuses if another push was faster.
         """
         try:
-            self._registries.put(self._repository, self._tag, image)
+            self._registries.put_tag(self._repository, self._tag, image)
         except RegistryError:
-            current = self._registries.manifest(self._repository, self._tag)
+            current = self._registries.find_manifest(self._repository, self._tag)
             if current is None:
                 raise
             if current.digest != image.digest:
-                raise taken(self._repository, self._tag, current.digest) from None
+                raise make_taken_error(self._repository, self._tag, current.digest) from None
 
-    def _decide(self) -> None:
+    def _wait_for_decision(self) -> None:
         """Wait until one push has won the tag.
 
         Another claim is of a push that began after this one. That push either sees this push's tag
@@ -331,17 +333,17 @@ class _Race:
         """
         deadline = time.monotonic() + self._wait
         while True:
-            claim = _claim(self._registries, self._repository, self._tag)
+            claim = _read_claim(self._registries, self._repository, self._tag)
             if claim is None or claim.digest == self._image.digest:
                 return
-            current = self._registries.existing(self._repository, self._tag)
+            current = self._registries.read_manifest(self._repository, self._tag)
             if current.digest == claim.digest:
-                raise taken(self._repository, self._tag, claim.digest)
+                raise make_taken_error(self._repository, self._tag, claim.digest)
             if claim.won or time.monotonic() > deadline:
                 # This push has overwritten the tag of the push that won, or of a push that was
                 # ended in the middle.
-                self._set(self._registries.existing(self._repository, claim.digest))
-                raise taken(self._repository, self._tag, claim.digest)
+                self._put_tag(self._registries.read_manifest(self._repository, claim.digest))
+                raise make_taken_error(self._repository, self._tag, claim.digest)
             time.sleep(_PAUSE)
 
     def wait_until_set(self) -> None:
@@ -351,18 +353,18 @@ class _Race:
             RegistryError: Another image keeps the tag.
         """
         deadline = time.monotonic() + 2 * self._wait
-        current = self._registries.existing(self._repository, self._tag)
+        current = self._registries.read_manifest(self._repository, self._tag)
         if current.digest != self._image.digest and self._claimed:
             # The other push need not wait to know that it has lost.
-            self._write_claim(_claim_of(self._image, self._tag, won=True))
+            self._write_claim(_make_claim(self._image, self._tag, won=True))
         while current.digest != self._image.digest:
             if time.monotonic() > deadline:
-                raise taken(self._repository, self._tag, current.digest)
+                raise make_taken_error(self._repository, self._tag, current.digest)
             time.sleep(_PAUSE)
-            current = self._registries.existing(self._repository, self._tag)
+            current = self._registries.read_manifest(self._repository, self._tag)
 
 
-def list_of(
+def make_image_index(
     images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """Return a manifest that lists images; a registry's garbage collection leaves them alone."""
@@ -374,8 +376,8 @@ def list_of(
     }
 
 
-def _claim_of(image: Manifest, tag: str, *, won: bool) -> Mapping[str, Any]:
+def _make_claim(image: Manifest, tag: str, *, won: bool) -> Mapping[str, Any]:
     annotations = {"trainworks.claim": tag}
     if won:
         annotations[WON] = "yes"
-    return list_of([image.descriptor], annotations)
+    return make_image_index([image.descriptor], annotations)

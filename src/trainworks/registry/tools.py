@@ -33,15 +33,15 @@ from trainworks.registry.credentials import config_key
 from trainworks.registry.names import image_name
 from trainworks.registry.protocol import (
     BUNDLES,
-    AbsentError,
     Client,
     HttpRequest,
-    PassingError,
+    NotFoundError,
     Patience,
     RegistryUnreachableError,
     Response,
-    table,
-    without_tls,
+    TransientError,
+    make_plain_http_error,
+    parse_json_object,
 )
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
@@ -98,15 +98,15 @@ class Manifest:
         """
         return identifier in (self.configuration, self.digest)
 
-    def listed(self, key: str) -> tuple[Mapping[str, Any], ...]:
+    def read_descriptors(self, key: str) -> tuple[Mapping[str, Any], ...]:
         """Return the descriptors of ``layers`` or ``manifests``.
 
         Raises ``RegistryError`` if they are malformed.
         """
-        return descriptors(self.value.get(key), f"the manifest {self.digest}")
+        return check_descriptors(self.value.get(key), f"the manifest {self.digest}")
 
 
-def descriptors(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
+def check_descriptors(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
     """Return a checked list of descriptors; empty for ``None``. Raises ``RegistryError``."""
     if value is None:
         return ()
@@ -127,7 +127,7 @@ class _Transfer:
     """A transfer of an image to a repository, by a program.
 
     Attributes:
-        doing: The work, for messages: ``pushing to HOST/NAME``.
+        action: The work, for messages: ``pushing to HOST/NAME``.
         target: The repository that gets the image.
         argv: The program and its arguments.
         source: The repository of a copy's original; ``""``: the image is not a copy.
@@ -136,7 +136,7 @@ class _Transfer:
         check_image: As of ``Registries.push``.
     """
 
-    doing: str
+    action: str
     target: str
     argv: tuple[str, ...]
     source: str = ""
@@ -175,7 +175,7 @@ class Registries:
         """Remove the private folder."""
         self._stack.close()
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the manifest of a tag or digest.
 
         ``None`` if the registry reports that it has no such manifest.
@@ -186,8 +186,8 @@ class Registries:
         where = image_name(repository, reference)
         try:
             request = HttpRequest(path=f"manifests/{reference}", headers={"Accept": MANIFESTS})
-            response = self._client.ask(f"reading {where}", repository, request)
-        except AbsentError as error:
+            response = self._client.send(f"reading {where}", repository, request)
+        except NotFoundError as error:
             if error.certain:
                 return None
             is_tag = ":" not in reference
@@ -199,7 +199,7 @@ class Registries:
             raise RegistryError(
                 f"{repository} sent a manifest with another digest than {reference}"
             )
-        value = table(response.content, f"the manifest {digest} of {repository}")
+        value = parse_json_object(response.content, f"the manifest {digest} of {repository}")
         kind = value.get("mediaType") or response.headers.get("Content-Type", "").partition(";")[0]
         if "schemaVersion" not in value and "mediaType" not in value:
             raise RegistryError(f"what {repository} sends as {reference} is not a manifest")
@@ -207,79 +207,86 @@ class Registries:
 
     def _may_have_tag(self, repository: str, tag: str) -> bool:
         """Return whether a repository's list of tags has a tag, or is malformed."""
-        doing = f"reading the tags of {repository}"
+        action = f"reading the tags of {repository}"
         try:
-            for page in self._pages(doing, repository, "tags/list"):
-                tags = table(page.content, f"the list of tags of {repository}").get("tags") or []
+            for page in self._pages(action, repository, "tags/list"):
+                tags = (
+                    parse_json_object(page.content, f"the list of tags of {repository}").get("tags")
+                    or []
+                )
                 if not isinstance(tags, list) or tag in tags:
                     return True
-        except AbsentError:
+        except NotFoundError:
             pass
         return False
 
-    def existing(self, repository: str, reference: str) -> Manifest:
+    def read_manifest(self, repository: str, reference: str) -> Manifest:
         """Return the manifest of a tag or digest; raises ``RegistryError`` if there is none."""
-        manifest = self.manifest(repository, reference)
+        manifest = self.find_manifest(repository, reference)
         if manifest is None:
             raise RegistryError(f"{repository} has no {reference}", hint="check the tag or digest")
         return manifest
 
-    def blob(self, repository: str, digest: str) -> bytes:
+    def read_blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob; raises ``RegistryError`` if its bytes have another digest."""
-        doing = f"reading {image_name(repository, digest)}"
+        action = f"reading {image_name(repository, digest)}"
         request = HttpRequest(path=f"blobs/{digest}")
-        content = self._client.ask(doing, repository, request).content
+        content = self._client.send(action, repository, request).content
         if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
 
-    def referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
+    def read_referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
         """Return the descriptors of a digest's attachments, of all pages.
 
         A registry without that list has an index under a tag in its place (the distribution
         protocol, "Referrers Tag Schema").
         """
-        doing = f"reading what is attached to {image_name(repository, digest)}"
+        action = f"reading what is attached to {image_name(repository, digest)}"
         where = f"the list of attachments of {repository}@{digest}"
         attachments: list[Mapping[str, Any]] = []
-        for page in self._pages(doing, repository, f"referrers/{digest}", absent=True):
+        for page in self._pages(action, repository, f"referrers/{digest}", absent=True):
             if page.status == HTTPStatus.NOT_FOUND:
-                index = self.manifest(repository, digest.replace(":", "-"))
+                index = self.find_manifest(repository, digest.replace(":", "-"))
                 if index is None:
                     return ()
-                return descriptors(index.value.get("manifests"), where)
-            attachments += descriptors(table(page.content, where).get("manifests"), where)
+                return check_descriptors(index.value.get("manifests"), where)
+            attachments += check_descriptors(
+                parse_json_object(page.content, where).get("manifests"), where
+            )
         return tuple(attachments)
 
     def _pages(
-        self, doing: str, repository: str, path: str, *, absent: bool = False
+        self, action: str, repository: str, path: str, *, absent: bool = False
     ) -> Iterator[Response]:
-        """Yield the responses for a list, page by page; ``absent`` as of ``Client.ask``."""
+        """Yield the responses for a list, page by page; ``absent`` as of ``Client.send``."""
         first_path = path
         read_paths = set()
         while path and path not in read_paths:
             read_paths.add(path)
             request = HttpRequest(path=path)
-            response = self._client.ask(doing, repository, request, absent=absent)
+            response = self._client.send(action, repository, request, absent=absent)
             yield response
             links = parse_header_links(response.headers.get("Link", ""))
             next_page = next((link["url"] for link in links if link.get("rel") == "next"), "")
             path = f"{first_path}?{urlsplit(next_page).query}" if next_page else ""
 
-    def put(self, repository: str, tag: str, image: Manifest) -> None:
+    def put_tag(self, repository: str, tag: str, image: Manifest) -> None:
         """Put a tag on an image that the repository has."""
         self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
 
-    def remove(self, repository: str, digest: str) -> bool:
+    def delete_manifest(self, repository: str, digest: str) -> bool:
         """Remove a manifest and its tags; return whether the registry has removed them."""
-        doing = f"removing {image_name(repository, digest)}"
+        action = f"removing {image_name(repository, digest)}"
         request = HttpRequest(path=f"manifests/{digest}", method="DELETE")
         with contextlib.suppress(RegistryError):
-            self._client.ask(doing, repository, request, attempts=1)
+            self._client.send(action, repository, request, attempts=1)
             return True
         return False
 
-    def copy(self, source: str, target: str, digest: str, *, tag: str = "", attached: bool) -> None:
+    def copy_image(
+        self, source: str, target: str, digest: str, *, tag: str = "", attached: bool
+    ) -> None:
         """Copy an image between repositories; within a registry nothing is sent.
 
         Args:
@@ -289,15 +296,15 @@ class Registries:
         options = ["--no-tty"]
         if attached:
             options.append("--recursive")
-        if self._client.plain(_host_of(source)):
+        if self._client.is_plain_http(_host_of(source)):
             options.append("--from-plain-http")
-        if self._client.plain(_host_of(target)):
+        if self._client.is_plain_http(_host_of(target)):
             options.append("--to-plain-http")
         original = image_name(source, digest)
         copy = f"{target}:{tag}" if tag else target
-        argv = (oras(), "cp", *options, original, copy)
+        argv = (find_oras(), "cp", *options, original, copy)
         transfer = _Transfer(
-            doing=f"copying {original} to {copy}",
+            action=f"copying {original} to {copy}",
             target=target,
             argv=argv,
             source=source,
@@ -305,7 +312,7 @@ class Registries:
         )
         self._send(transfer)
 
-    def push(
+    def run_push(
         self,
         repository: str,
         argv: tuple[str, ...],
@@ -321,7 +328,7 @@ class Registries:
                 the image on this machine is damaged, so that no registry is blamed.
         """
         transfer = _Transfer(
-            doing=f"pushing to {repository}",
+            action=f"pushing to {repository}",
             target=repository,
             argv=argv,
             show=show,
@@ -335,9 +342,9 @@ class Registries:
         self._put(f"sending to {repository}", repository, tag, content, str(value["mediaType"]))
         return _digest(content)
 
-    def plain(self, host: str) -> bool:
+    def is_plain_http(self, host: str) -> bool:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""
-        return self._client.plain(host)
+        return self._client.is_plain_http(host)
 
     def _check_uploads(self, repository: str) -> None:
         """Begin an upload that is not continued, so that a refusal comes before any bytes.
@@ -356,13 +363,13 @@ class Registries:
         An address without TLS is refused: ``NOWHERE`` keeps programs from such an address on
         another machine, but not from one on this machine.
         """
-        doing = f"sending to {repository}"
+        action = f"sending to {repository}"
         host = _host_of(repository)
         request = HttpRequest(path="blobs/uploads/", method="POST")
-        response = self._client.ask(doing, repository, request)
+        response = self._client.send(action, repository, request)
         address = response.headers.get("Location", "")
-        if urlsplit(address).scheme == "http" and not self.plain(host):
-            raise without_tls(doing, host)
+        if urlsplit(address).scheme == "http" and not self.is_plain_http(host):
+            raise make_plain_http_error(action, host)
         return address
 
     def _try_upload(self, repository: str) -> None:
@@ -373,7 +380,7 @@ class Registries:
         Raises:
             RegistryError: They refuse with a status.
         """
-        doing = f"sending to {repository}"
+        action = f"sending to {repository}"
         address = self._begin_upload(repository)
         if urlsplit(address).netloc not in ("", _host_of(repository)):
             # Another host takes the bytes of this registry. The registry's logins are not for that
@@ -386,20 +393,20 @@ class Registries:
             body=bytes(TRIAL_BYTES),
         )
         # One attempt: an address of an upload cannot be used again after a failure.
-        response = self._client.ask(doing, repository, request, attempts=1)
+        response = self._client.send(action, repository, request, attempts=1)
         with contextlib.suppress(RegistryError):
             address = response.headers.get("Location", "") or address
             cancellation = HttpRequest(path=address, method="DELETE")
-            self._client.ask(doing, repository, cancellation, attempts=1)
+            self._client.send(action, repository, cancellation, attempts=1)
 
-    def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
+    def _put(self, action: str, repository: str, reference: str, content: bytes, kind: str) -> None:
         request = HttpRequest(
             path=f"manifests/{reference}",
             method="PUT",
             headers={"Content-Type": kind},
             body=content,
         )
-        self._client.ask(doing, repository, request)
+        self._client.send(action, repository, request)
 
     def _send(self, transfer: _Transfer) -> None:
         """Run a program that sends an image to a repository.
@@ -424,7 +431,7 @@ class Registries:
             lines: list[str] = []
 
             def add_line(line: str) -> None:
-                line = self._client.clean(line)
+                line = self._client.clean_text(line)
                 if line:
                     lines.append(line)
                     transfer.show(line)
@@ -438,28 +445,28 @@ class Registries:
                 image_is_checked = True
                 transfer.check_image()
             if transfer.source:
-                self.existing(transfer.source, transfer.digest)
+                self.read_manifest(transfer.source, transfer.digest)
             try:
                 self._try_upload(transfer.target)
             except RegistryUnreachableError as error:
-                raise PassingError(error.message, error) from error
-            raise self._unexplained(transfer, first_error(lines))
+                raise TransientError(error.message, error) from error
+            raise self._make_unexplained_error(transfer, find_error_line(lines))
 
-        self._client.retry(transfer.doing, hosts[-1], attempt)
+        self._client.retry(transfer.action, hosts[-1], attempt)
 
-    def _unexplained(self, transfer: _Transfer, words: str) -> PassingError:
-        reason = self._client.clean(words)
+    def _make_unexplained_error(self, transfer: _Transfer, words: str) -> TransientError:
+        reason = self._client.clean_text(words)
         program = Path(transfer.argv[0]).name
         last = RegistryError(
-            f"{transfer.doing}: {program} failed, although the registry answers: {reason}",
+            f"{transfer.action}: {program} failed, although the registry answers: {reason}",
             hint="repeat the command; what the registry already has is not sent again",
         )
-        return PassingError(reason, last)
+        return TransientError(reason, last)
 
     def _environment(self, hosts: Sequence[str]) -> dict[str, str]:
         """Return a program's environment: logins, certificates, no plain HTTP to other machines."""
         for host in hosts:
-            self._client.login(host)
+            self._client.find_login(host)
         auths = {config_key(host): login for host, login in self._client.logins.items() if login}
         configuration = self._folder / "config.json"
         configuration.write_text(json.dumps({"auths": auths}), encoding="utf-8")
@@ -470,13 +477,13 @@ class Registries:
             "HTTP_PROXY": NOWHERE,
             "http_proxy": NOWHERE,
         }
-        trust = self._client.trust(hosts)
+        trust = self._client.write_ca_bundle(hosts)
         if isinstance(trust, str):
             environment[BUNDLES[0]] = trust
         return environment
 
 
-def first_error(lines: Sequence[str]) -> str:
+def find_error_line(lines: Sequence[str]) -> str:
     """Return the first line of a program's output with an error, else the last five lines.
 
     Programs in Go print a stack of calls behind an error. The line is for people: nothing depends
@@ -497,7 +504,7 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def oras() -> str:
+def find_oras() -> str:
     """Return oras's path; raises ``HostError`` if it is not installed."""
     programs = subprocesses.programs("oras", os.environ.get("PATH"))
     if not programs:

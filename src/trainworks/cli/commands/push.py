@@ -96,7 +96,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inspect.targets import find_image
     from trainworks.plan.names import make_unknown_name_error
     from trainworks.plan.variants import image_named
-    from trainworks.registry.names import check_tags, tags_for
+    from trainworks.registry.names import check_tags, derive_tags
     from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
@@ -108,7 +108,7 @@ def run(options: Namespace, root: Path) -> int:
         raise make_unknown_name_error("target", options.image, map(facts.name_of, facts.targets))
     engine = choose(options.engine, report=say)
     reference = find_image(options.image, engine, facts)
-    tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
+    tags = derive_tags(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
     request = PushRequest(reference=reference, repositories=options.repository, tags=tags)
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, request, registries, os.environ)
