@@ -32,35 +32,51 @@ def find_login(host: str) -> dict[str, str]:
     registry = ecr.parse_host(host)
     if registry is not None and ecr.has_credentials():
         return _encode_login(*ecr.read_login(registry))
-    found = _read_docker_login(host)
-    if token := found.get("identitytoken") or found.get("IdentityToken"):
+    docker_login = _read_docker_login(host)
+    # The configuration has these keys in lower case; credential helpers answer with capitals.
+    token = docker_login.get("identitytoken") or docker_login.get("IdentityToken")
+    if token:
         return {**_encode_login("<token>", ""), "identitytoken": token}
-    user, password = (
-        found.get("username") or found.get("Username"),
-        found.get("password") or found.get("Password"),
-    )
-    if not (user and password):
+    user = docker_login.get("username") or docker_login.get("Username")
+    password = docker_login.get("password") or docker_login.get("Password")
+    if not user or not password:
         user, password = get_netrc_auth(urlunsplit(("https", host, "", "", ""))) or ("", "")
-    return _encode_login(user, password) if user and password else {}
+    if not user or not password:
+        return {}
+    return _encode_login(user, password)
 
 
 def config_key(host: str) -> str:
-    """Return the name under which docker, oras and skopeo look for a registry's login."""
+    """Return the name under which docker, oras and skopeo look for a registry's login.
+
+    It is the host, but for Docker Hub: ``https://index.docker.io/v1/``.
+    """
     from docker.auth import INDEX_URL
 
     return str(INDEX_URL) if host == DEFAULT_HOST else host
 
 
 def api_host(host: str) -> str:
-    """Return the host that answers for a registry."""
-    return urlsplit(config_key(host)).netloc if host == DEFAULT_HOST else host
+    """Return the host that answers for a registry; it differs for Docker Hub only."""
+    if host == DEFAULT_HOST:
+        return urlsplit(config_key(host)).netloc
+    return host
 
 
 def _encode_login(user: str, password: str) -> dict[str, str]:
+    """Return a login as an entry of docker's ``auths``: ``{"auth": BASE64 of USER:PASSWORD}``."""
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 def _read_docker_login(host: str) -> dict[str, str]:
+    """Read a registry's login from docker's configuration, which may run a credential helper.
+
+    Returns:
+        The login with docker's keys, such as ``username``; ``{}`` without one.
+
+    Raises:
+        RegistryError: The credential helper fails.
+    """
     from docker.auth import load_config
     from docker.errors import DockerException
 

@@ -47,12 +47,12 @@ def parse_host(host: str) -> Registry | None:
 
 
 def is_immutable_tag(tag: str) -> bool:
-    """Whether a repository that ``ensure_repository`` created keeps this tag from moving."""
+    """Return whether a repository that ``ensure_repository`` created keeps a tag from moving."""
     return fnmatchcase(tag, IMMUTABLE_TAGS)
 
 
 def has_credentials() -> bool:
-    """Whether boto3 is installed and finds AWS credentials."""
+    """Return whether boto3 is installed and finds AWS credentials."""
     if find_spec("boto3") is None:
         return False
     import boto3
@@ -61,11 +61,16 @@ def has_credentials() -> bool:
     try:
         return boto3.Session().get_credentials() is not None
     except BotoCoreError:
+        # A broken configuration of AWS is as good as none.
         return False
 
 
 def read_login(registry: Registry) -> tuple[str, str]:
-    """Return the user and the password that ECR gives for 12 hours; raises ``RegistryError``."""
+    """Ask ECR for a user and a password, which it accepts for 12 hours.
+
+    Raises:
+        RegistryError: AWS refuses.
+    """
     response = _call(registry, "get_authorization_token", registryIds=[registry.account])
     token = response["authorizationData"][0]["authorizationToken"]
     user, _, password = base64.b64decode(token).decode().partition(":")
@@ -106,7 +111,17 @@ def ensure_repository(registry: Registry, name: str) -> bool:
 
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:
-    """Call ECR; ``None`` if it answers with the error ``missing``."""
+    """Call an operation of ECR, and return its response as boto3 does.
+
+    Args:
+        registry: The registry that the call is about.
+        operation: The method of boto3's client: ``describe_repositories``.
+        missing: The code of an error for which ``None`` is returned.
+        arguments: The arguments of the method.
+
+    Raises:
+        RegistryError: AWS refuses.
+    """
     service = aws.Service(
         name="ecr",
         region=registry.region,

@@ -81,7 +81,12 @@ class RegistryUnreachableError(RegistryError):
 
 
 class NotFoundError(RegistryError):
-    """The registry does not have an object. Not ``certain`` if the code is not the protocol's."""
+    """The registry does not have an object.
+
+    Attributes:
+        certain: Whether every code of the answer is the protocol's own for an absent object; the
+            list of tags has to confirm other codes.
+    """
 
     certain = True
 
@@ -97,7 +102,7 @@ class TransientError(Exception):
     def __init__(
         self, reason: str, last: RegistryError | None = None, *, wait: float = 0.0
     ) -> None:
-        """Store the reason of the failure."""
+        """Store the reason of the failure, in words for people."""
         super().__init__(reason)
         self.last = last
         self.wait = wait
@@ -141,13 +146,19 @@ class HttpRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """A registry's response."""
+    """A registry's response.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers; their names have no case.
+        content: The body.
+        redirected_host: The other host that responded, after a redirect; ``""`` without one.
+    """
 
     status: int
     headers: Mapping[str, str]
     content: bytes
     redirected_host: str = ""
-    """The other host that responded, after a redirect."""
 
     @property
     def errors(self) -> list[Mapping[str, Any]]:
@@ -165,7 +176,7 @@ class Response:
 
     @property
     def codes(self) -> frozenset[str]:
-        """The codes of its errors."""
+        """The codes of the errors, such as ``MANIFEST_UNKNOWN``."""
         return frozenset(str(row.get("code")) for row in self.errors)
 
     @property
@@ -187,17 +198,22 @@ class Client:
     def __init__(
         self, settings: HostSettings, folder: Path, *, report: Report, patience: Patience
     ) -> None:
-        """Store this machine's settings.
+        """Store the settings; no connection is made yet.
 
-        ``folder`` is private, ``report`` receives a line for each retry.
+        Args:
+            settings: This machine's proxies and CAs.
+            folder: A private folder, which gets the CA bundles.
+            report: Receives a line of text before each retry.
+            patience: Limits of retries and time-outs.
         """
         self._settings = settings
         self._folder = folder
         self._report = report
         self._patience = patience
         self._session = _Session()
-        self._plain: dict[str, bool] = {}
-        self._bundles: dict[tuple[str, ...], bool | str] = {}
+        self._is_plain_by_host: dict[str, bool] = {}
+        self._bundle_by_hosts: dict[tuple[str, ...], bool | str] = {}
+        # The header ``Authorization`` for a host and a scope, from the registry's last challenge.
         self._authorizations: dict[tuple[str, str], str] = {}
         self.logins: dict[str, dict[str, str]] = {}
         """The login of each registry of a request, as an entry of docker's ``auths``."""
@@ -217,16 +233,18 @@ class Client:
     ) -> Response:
         """Send a request about a repository, again after a failure that may pass.
 
+        A registry that asks for a login gets it, if this machine has one.
+
         Args:
             action: The work, for messages: ``reading HOST/NAME:TAG``.
             repository: The repository, ``HOST/NAME``.
-            request: The request.
+            request: The request, without a login.
             attempts: The number of attempts; default: as patience has it.
             absent: Whether a response with the status 404 is returned, too: the
                 registry does not know the path.
 
         Returns:
-            A response with a status of 200 to 299.
+            A response with a status of 200 to 299, or 404 with ``absent``.
 
         Raises:
             NotFoundError: The registry does not have the object.
@@ -236,6 +254,7 @@ class Client:
         """
         host, _, name = repository.partition("/")
         rights = "pull" if request.method == "GET" else "pull,push"
+        # For a token service whose registry names no scope itself.
         scope = f"repository:{name}:{rights}"
         is_address = request.path.startswith("/") or "://" in request.path
         absolute_path = request.path if is_address else f"/v2/{name}/{request.path}"
@@ -263,51 +282,69 @@ class Client:
         return self.retry(action, host, attempt, attempts=attempts)
 
     def find_login(self, host: str) -> dict[str, str]:
-        """Return this machine's login for a registry; ``{}`` without one."""
+        """Return this machine's login for a registry as an entry of docker's ``auths``.
+
+        ``{}`` without one. The login is read once, and kept in ``logins``.
+
+        Raises:
+            RegistryError: A credential helper fails, or AWS refuses the login.
+        """
         if host not in self.logins:
             self.logins[host] = find_login(host)
         return self.logins[host]
 
     def is_plain_http(self, host: str) -> bool:
-        """Whether a registry speaks HTTP without TLS: only one on this machine may."""
-        if host in self._plain:
-            return self._plain[host]
-        if not _is_loopback(host):
-            self._plain[host] = False
-            return False
-        speaks_plain_http = self._speaks_plain_http(host)
-        if speaks_plain_http is None:
-            return False
-        self._plain[host] = speaks_plain_http
-        return speaks_plain_http
+        """Return whether a registry speaks HTTP without TLS: only one on this machine may.
 
-    def _speaks_plain_http(self, host: str) -> bool | None:
-        """Return whether a TLS handshake fails at a registry on this machine.
+        The first call for a registry on this machine sends a request; its answer is kept.
+        """
+        if host in self._is_plain_by_host:
+            return self._is_plain_by_host[host]
+        if not _is_loopback(host):
+            self._is_plain_by_host[host] = False
+            return False
+        is_plain = self._try_tls(host)
+        if is_plain is None:
+            # Not kept: a registry that is still starting may answer later.
+            return False
+        self._is_plain_by_host[host] = is_plain
+        return is_plain
+
+    def _try_tls(self, host: str) -> bool | None:
+        """Return whether the TLS handshake with a registry on this machine fails.
 
         ``None`` without an answer: the caller's own request reports that.
         """
         try:
             url = urlunsplit(("https", host, "/v2/", "", ""))
-            self._request(HttpRequest(path=url), host).close()
+            self._open(HttpRequest(path=url), host).close()
         except (requests.RequestException, OSError) as error:
             causes = causes_of(error)
-            if not any(isinstance(cause, ssl.SSLError) for cause in causes):
-                return None
-            # A certificate that is not trusted is TLS as well.
-            has_certificate = any(
-                isinstance(cause, ssl.SSLCertVerificationError) for cause in causes
-            )
-            return not has_certificate
+            # A certificate that is not trusted is TLS as well, and its error is an SSLError too.
+            for cause in causes:
+                if isinstance(cause, ssl.SSLCertVerificationError):
+                    return False
+            for cause in causes:
+                if isinstance(cause, ssl.SSLError):
+                    return True
+            return None
         return False
 
     def write_ca_bundle(self, hosts: Sequence[str]) -> bool | str:
-        """Return the path of the CA bundle for registries; ``True`` for the system's own.
+        """Write the CA bundle for registries into the private folder, and return its path.
 
         The bundle has this machine's CAs, and those that engines trust for these registries alone.
+        Without any of them nothing is written.
+
+        Args:
+            hosts: The registries: ``localhost:5000``.
+
+        Returns:
+            As ``verify`` of requests: the path, or ``True`` for the system's own CAs.
         """
         key = tuple(hosts)
-        if key in self._bundles:
-            return self._bundles[key]
+        if key in self._bundle_by_hosts:
+            return self._bundle_by_hosts[key]
         files = []
         for variable in BUNDLES:
             value = os.environ.get(variable)
@@ -320,25 +357,34 @@ class Client:
         files += sorted(engine_files)
         certificates = [self._settings.ca]
         certificates += [path.read_bytes() for path in files if path.is_file()]
-        bundle = b"\n".join(filter(None, dict.fromkeys(certificates)))
-        if bundle:
-            path = self._folder / f"ca{len(self._bundles)}.pem"
-            path.write_bytes(bundle)
-            self._bundles[key] = str(path)
-        else:
-            self._bundles[key] = True
-        return self._bundles[key]
+        # Without repetitions, in the order above.
+        certificates = [content for content in dict.fromkeys(certificates) if content]
+        bundle: bool | str = True
+        if certificates:
+            path = self._folder / f"ca{len(self._bundle_by_hosts)}.pem"
+            path.write_bytes(b"\n".join(certificates))
+            bundle = str(path)
+        self._bundle_by_hosts[key] = bundle
+        return bundle
 
     def retry(
         self, action: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
     ) -> _Result:
-        """Return the result of an attempt; repeat the attempt after a ``TransientError``.
+        """Call a function until it does not raise ``TransientError``; return its result.
 
-        A reason is printed when it first comes: six equal lines about a refused connection help no
-        more than one.
+        Between two attempts it sleeps. A reason is reported when it first comes: six equal lines
+        about a refused connection help no more than one.
 
         Args:
+            action: The work, for messages: ``reading HOST/NAME:TAG``.
+            host: The registry, for messages.
+            attempt: The function.
             attempts: The number of attempts; default: as patience has it.
+
+        Raises:
+            RegistryError: The last attempt failed, or the registry asks for a wait of more than
+                ``LONGEST_WAIT``. It is the failure's own error if it has one, otherwise a
+                ``RegistryUnreachableError``.
         """
         last_reason = ""
         pause = self._patience.pause
@@ -347,14 +393,16 @@ class Client:
             try:
                 return attempt()
             except TransientError as error:
-                # Requests within that time begin some registries' window anew.
-                wait = max(pause, error.wait)
                 if number == count or error.wait > LONGEST_WAIT:
+                    if error.last is not None:
+                        raise error.last from None
                     times = "time" if number == 1 else "times"
-                    raise error.last or RegistryUnreachableError(
+                    raise RegistryUnreachableError(
                         f"{action}: {host} failed {number} {times}: {error}",
                         hint="repeat the command; what the registry already has is not sent again",
                     ) from None
+                # A shorter pause than the registry asks for begins some registries' window anew.
+                wait = max(pause, error.wait)
                 reason = str(error)
                 if reason != last_reason:
                     last_reason = reason
@@ -366,7 +414,11 @@ class Client:
         raise AssertionError("at least one attempt")
 
     def clean_text(self, text: str) -> str:
-        """Return others' words without terminal escapes, logins and the queries of addresses."""
+        """Return a program's or registry's words on one line, safe to print.
+
+        Without terminal escapes, logins and the queries of addresses, and cut to ``SHOWN``
+        characters.
+        """
         characters = []
         for character in subprocesses.clean(text.encode()):
             is_shown = character.isprintable() or character == "\n"
@@ -374,14 +426,17 @@ class Client:
         text = "".join(characters)
         for login in self.logins.values():
             encoded = login.get("auth", "")
+            # ``USER:PASSWORD`` in base64.
             _, _, password = base64.b64decode(encoded).decode().partition(":")
             for secret in (encoded, password, login.get("identitytoken", "")):
                 if secret:
                     text = text.replace(secret, "***")
-        # The query of an address may have a signature.
+        # The query of an address may have a signature, which is a login, too.
         text = " ".join(re.sub(r"\?[^\s\"\\]*", "", text).split())
-        # The failure comes first, then the places in the program's own code.
-        return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+        if len(text) <= SHOWN:
+            return text
+        # The end is cut: the failure comes first, then the places in the program's own code.
+        return f"{text[:SHOWN]} ..."
 
     def _make_refusal(self, action: str, host: str, response: Response) -> RegistryError:
         """Return the error for a response with an error status."""
@@ -390,6 +445,8 @@ class Client:
         self.find_login(host)
         words, codes = self.clean_text(response.words), response.codes
         is_absent = response.status == HTTPStatus.NOT_FOUND and codes <= ABSENT | {HARBOR_ABSENT}
+        # Without codes a proxy may have answered, and another host does not know what the registry
+        # has.
         if is_absent and codes and not response.redirected_host:
             absent = NotFoundError(
                 f"{action}: not found at {host} ({words})",
@@ -404,7 +461,7 @@ class Client:
         return RegistryError(f"{action}: {problem} ({words})", hint=hint)
 
     def _explain_refusal(self, host: str, response: Response) -> tuple[str, str]:
-        """Return the problem behind an error status, and a hint."""
+        """Return the problem behind an error status, and a hint; both are texts for people."""
         status = response.status
         if status == HTTPStatus.UNAUTHORIZED and not self.find_login(host):
             return (
@@ -432,11 +489,18 @@ class Client:
         return f"{host} refuses", hint
 
     def _base_url(self, host: str) -> str:
+        """Return the address of a registry's API: ``https://HOST``."""
         scheme = "http" if self.is_plain_http(host) else "https"
         return urlunsplit((scheme, api_host(host), "", "", ""))
 
     def _check_status(self, action: str, host: str, response: Response) -> Response:
-        """Return a response with a status of 200 to 299; raise an error for another one."""
+        """Return the response if its status is 200 to 299.
+
+        Raises:
+            TransientError: The status is of a failure that may pass, such as 503.
+            NotFoundError: The registry does not have the object.
+            RegistryError: Every other status.
+        """
         if response.status in TRANSIENT or response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             wait = _parse_retry_after(response.headers.get("Retry-After", ""))
             note = f"; it asks to wait {wait:g} s" if wait else ""
@@ -446,12 +510,24 @@ class Client:
         return response
 
     def _authorization(self, action: str, host: str, challenge: str, scope: str) -> str:
-        """Return the value of ``Authorization`` that a registry's challenge asks for.
+        """Return the header ``Authorization`` that a registry's challenge asks for.
 
-        ``""`` if this machine has no login for the registry.
+        A challenge ``Bearer`` names a token service, which is asked for a token; without a login
+        it may give one that reads public images.
 
         Args:
+            action: The work, for messages.
+            host: The registry.
             challenge: The header ``WWW-Authenticate``: ``Bearer realm="...",service="..."``.
+            scope: The rights to ask for, if the challenge names none: ``repository:NAME:pull``.
+
+        Returns:
+            ``Bearer TOKEN`` or ``Basic BASE64``; ``""`` for a challenge ``Basic`` if this machine
+            has no login for the registry.
+
+        Raises:
+            TransientError: The token service fails for a moment.
+            RegistryError: The token service has no TLS, refuses, or gives no token.
         """
         scheme, _, parameters = challenge.partition(" ")
         login = self.find_login(host)
@@ -460,28 +536,13 @@ class Client:
             return basic
         bearer = parse_keqv_list(parse_http_list(parameters))
         service = urlsplit(bearer.get("realm") or "")
-        if service.scheme != "https" and not (
-            self.is_plain_http(host) and _is_loopback(service.netloc)
-        ):
-            raise make_plain_http_error(action, host)
-        url = str(bearer["realm"])
+        # The login goes to the service: without TLS, it must stay on this machine.
+        if service.scheme != "https":
+            stays_here = self.is_plain_http(host) and _is_loopback(service.netloc)
+            if not stays_here:
+                raise make_plain_http_error(action, host)
         values = {"service": bearer.get("service") or "", "scope": bearer.get("scope") or scope}
-        identity = login.get("identitytoken", "")
-        if identity:
-            values["grant_type"] = "refresh_token"
-            values["client_id"] = "trainworks"
-            values["refresh_token"] = identity
-            prepared = requests.Request("POST", url, data=values).prepare()
-            headers = dict(prepared.headers)
-        else:
-            prepared = requests.Request("GET", url, params=values).prepare()
-            headers = {"Authorization": basic} if basic else {}
-        request = HttpRequest(
-            path=str(prepared.url),
-            method=str(prepared.method),
-            headers=headers,
-            body=str(prepared.body or "").encode(),
-        )
+        request = _make_token_request(str(bearer["realm"]), values, login)
         response = self._send(action, host, request)
         # A missing token service does not mean that the repository is missing.
         response = replace(response, redirected_host=service.netloc)
@@ -489,19 +550,26 @@ class Client:
         tokens = parse_json_object(
             response.content, f"the token that {service.netloc} gives for {host}"
         )
+        # Two names for one key: the second one is of OAuth 2.
         token = tokens.get("token") or tokens.get("access_token")
         if not isinstance(token, str):
             raise RegistryError(f"{action}: {service.netloc} gives no token for {host}")
         return f"Bearer {token}"
 
     def _send(self, action: str, host: str, request: HttpRequest) -> Response:
-        """Send a request whose path is an address, and read the response."""
+        """Send a request whose path is an address, and read the whole response into memory.
+
+        Raises:
+            TransientError: The host did not answer, or not in ``Patience.seconds``.
+            RegistryError: The response is larger than ``LARGEST``, or the connection failed for a
+                reason that does not pass, such as a certificate that is not trusted.
+        """
         url = request.path
         started = time.monotonic()
         parts = []
         size = 0
         try:
-            with self._request(request, host) as response:
+            with self._open(request, host) as response:
                 for part in response.iter_content(1 << 16):
                     size += len(part)
                     if size > LARGEST:
@@ -520,7 +588,16 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._make_connection_error(action, host, url, error) from error
 
-    def _request(self, request: HttpRequest, host: str) -> requests.Response:
+    def _open(self, request: HttpRequest, host: str) -> requests.Response:
+        """Send a request whose path is an address; the response's body is still to be read.
+
+        Args:
+            request: The request.
+            host: The registry whose CAs are trusted.
+
+        Raises:
+            requests.RequestException: The host did not answer, or redirects to plain HTTP.
+        """
         address = urlsplit(request.path)
         proxies = {}
         if _is_loopback(address.netloc):
@@ -542,7 +619,16 @@ class Client:
     def _make_connection_error(
         self, action: str, host: str, url: str, error: Exception
     ) -> Exception:
-        """Return the error for a request without a response."""
+        """Return the error to raise for a request without a response.
+
+        A ``TransientError`` for a failure that may pass, otherwise a ``RegistryError``.
+
+        Args:
+            action: The work, for messages.
+            host: The registry.
+            url: The address of the request.
+            error: The failure, as requests or the system raised it.
+        """
         causes = causes_of(error)
         reason = self.clean_text(reason_of(error))
         if any(isinstance(cause, _WithoutTlsError) for cause in causes):
@@ -556,15 +642,49 @@ class Client:
                 hint = "only a registry on this machine may be without TLS"
                 return RegistryError(f"{action}: {host} does not speak TLS ({reason})", hint=hint)
         unresolved = next((cause for cause in causes if isinstance(cause, socket.gaierror)), None)
+        # With a proxy, the name that cannot be resolved may be the proxy's own.
         if unresolved is None or isinstance(error, requests.exceptions.ProxyError):
             return TransientError(reason)
         last = RegistryUnreachableError(
             f"cannot resolve {urlsplit(url).netloc} ({unresolved.strerror})",
             hint="check the registry's name, and this machine's DNS and proxy settings",
         )
+        # The name server did not answer, which may pass.
         if unresolved.errno == socket.EAI_AGAIN:
             return TransientError(str(last.message), last)
         return last
+
+
+def _make_token_request(
+    url: str, values: Mapping[str, str], login: Mapping[str, str]
+) -> HttpRequest:
+    """Return the request for a token to a token service.
+
+    Args:
+        url: The address of the service.
+        values: The parameters ``service`` and ``scope``.
+        login: An entry of docker's ``auths``; ``{}`` without a login.
+    """
+    identity = login.get("identitytoken", "")
+    if identity:
+        # OAuth 2: the token of ``docker login`` is exchanged for one of this scope.
+        oauth_values = {
+            **values,
+            "grant_type": "refresh_token",
+            "client_id": "trainworks",
+            "refresh_token": identity,
+        }
+        prepared = requests.Request("POST", url, data=oauth_values).prepare()
+        headers = dict(prepared.headers)
+    else:
+        prepared = requests.Request("GET", url, params=values).prepare()
+        headers = {"Authorization": f"Basic {login['auth']}"} if login else {}
+    return HttpRequest(
+        path=str(prepared.url),
+        method=str(prepared.method),
+        headers=headers,
+        body=str(prepared.body or "").encode(),
+    )
 
 
 def _make_untrusted_error(host: str, error: ssl.SSLCertVerificationError) -> RegistryError:
@@ -610,7 +730,15 @@ def make_plain_http_error(action: str, host: str) -> RegistryError:
 
 
 def parse_json_object(content: bytes, where: str) -> Mapping[str, Any]:
-    """Parse a JSON object; raises ``RegistryError`` for other content."""
+    """Parse a JSON object.
+
+    Args:
+        content: The bytes of the document.
+        where: The document, for the error: ``the manifest sha256:...``.
+
+    Raises:
+        RegistryError: The document is not a JSON object.
+    """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -621,9 +749,9 @@ def parse_json_object(content: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _parse_retry_after(text: str) -> float:
-    """Return the seconds of a header ``Retry-After``: ``120``, or the time of an HTTP date.
+    """Return the seconds from now that a header ``Retry-After`` names; 0 for other texts.
 
-    0 for other texts.
+    The header has seconds, ``120``, or an HTTP date, ``Wed, 21 Oct 2026 07:28:00 GMT``.
     """
     if re.fullmatch(r"\d{1,9}", text.strip()):
         return float(text)
@@ -637,6 +765,7 @@ def _parse_retry_after(text: str) -> float:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host, ``NAME:PORT`` or ``NAME``, is this machine."""
     machine = host.rpartition(":")[0] if ":" in host else host
     try:
         return ipaddress.ip_address(machine.strip("[]")).is_loopback

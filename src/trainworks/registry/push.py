@@ -43,6 +43,12 @@ COSIGN_TAGS = (".att", ".sig", ".sbom")
 ``sha256-DIGEST.att``.
 """
 
+SHORT_DIGEST = 12
+"""Characters of an image's digest in the temporary tag under which it is sent."""
+
+DIGEST_IN_TAG = 8
+"""Characters of an image's digest behind a date that another image's tag has, too."""
+
 
 SENT = "trainworks-sent-"
 """Beginning of the temporary tag under which an engine sends an image.
@@ -55,10 +61,13 @@ The tag is removed where the registry allows that.
 class Pushed:
     """The result of a push to one repository.
 
-    ``image_uri`` has the digest, ``tags`` has the fixed ones first.
-
-    ``how`` is ``sent``, ``copied`` (from another repository of a registry) or
-    ``there`` (the repository had the image already).
+    Attributes:
+        repository: ``HOST/NAME``.
+        image_uri: ``HOST/NAME@sha256:...``.
+        digest: The digest of the manifest, ``sha256:...``.
+        tags: The tags that the image has got, the fixed ones first.
+        how: ``sent``, ``copied`` (from another repository of a registry) or ``there`` (the
+            repository had the image already).
     """
 
     repository: str
@@ -70,7 +79,12 @@ class Pushed:
 
 @dataclass(frozen=True, kw_only=True)
 class _FixedTags:
-    """The tags that never move, and the image's manifest if one of them exists already."""
+    """The tags that never move, and the image's manifest if one of them exists already.
+
+    Attributes:
+        names: The tags; for a dated tag with its date.
+        existing: The manifest of this image, read under one of the tags; ``None`` without one.
+    """
 
     names: tuple[str, ...]
     existing: Manifest | None
@@ -98,11 +112,17 @@ def push_image(
 ) -> list[Pushed]:
     """Push an image to each repository; layers that a repository has are not sent.
 
+    A repository of ECR is created if it does not exist. A file in the user's cache folder gets the
+    repositories that have the image, so that a later push to the same registry copies it there.
+
     Args:
         engine: The engine that has the image.
         request: The image, its repositories and tags.
         registries: The connections to registries.
         environment: The process's environment: it names the user's cache folder.
+
+    Returns:
+        One result for each repository, in their order.
 
     Raises:
         HostError: oras is not installed.
@@ -111,18 +131,19 @@ def push_image(
             repository and those after it got no tag; the command can be repeated.
     """
     reference, repositories, tags = request.reference, request.repositories, request.tags
+    # A missing oras is an error before anything is sent.
     find_oras()
     image = image_in(engine, reference, hint="build it first, or choose another --engine")
     day = f"{request.today or datetime.now(UTC):%Y%m%d}"
     for repository in map(check_repository, repositories):
         create_repository_in_ecr(repository)
     # Every tag is read before anything is sent: a tag that cannot be set is an error at once.
-    fixed_tags = [
-        _read_fixed_tags(registries, repository, tags, image.identifier, day)
-        for repository in repositories
-    ]
+    fixed_tags = []
+    for repository in repositories:
+        fixed_tags.append(_read_fixed_tags(registries, repository, tags, image.identifier, day))
     for repository in repositories:
         for tag in tags.shared:
+            # Raises an error if the tag is an image of one architecture.
             read_images_of_tag(registries, repository, tag)
     image_hash = hashlib.sha256(image.identifier.encode()).hexdigest()
     record = cache_folder(environment, "pushes", f"{image_hash[:32]}.json")
@@ -135,7 +156,8 @@ def push_image(
             how = "copied"
         with contextlib.ExitStack() as stack:
             if manifest is None:
-                short_digest = image.identifier.removeprefix("sha256:")[:12]
+                short_digest = image.identifier.removeprefix("sha256:")[:SHORT_DIGEST]
+                # The random end keeps pushes of one image at the same time apart.
                 name = f"{SENT}{short_digest}-{secrets.token_hex(4)}"
                 _send(registries, engine, image, f"{repository}:{name}")
                 manifest, how = registries.read_manifest(repository, name), "sent"
@@ -147,19 +169,26 @@ def push_image(
                     f"{repository}@{manifest.digest} is not the image {reference} that was sent"
                 )
             earlier_pushes[repository] = manifest.digest
+            # Without the record only time is lost: the next push sends the image again.
             with contextlib.suppress(OSError):
                 write_cached(record, json.dumps(earlier_pushes).encode())
             names = set_tags(registries, repository, manifest, fixed.names, tags.moving)
             for tag in tags.shared:
                 if add_to_list(registries, repository, manifest, tag):
                     names.append(tag)
+        # The removal of the temporary tag must not have removed the image.
         registries.read_manifest(repository, manifest.digest)
         results.append(_make_pushed(repository, manifest.digest, names, how))
     return results
 
 
 def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) -> None:
-    """Have an engine push an image under ``HOST/NAME:TAG``."""
+    """Have an engine push an image under ``HOST/NAME:TAG``, and show its progress.
+
+    Raises:
+        EngineError: The image on this machine is damaged.
+        RegistryError: The registry refuses, or the engine failed in each attempt.
+    """
     repository = name.rpartition(":")[0]
     plain = registries.is_plain_http(_host_of(repository))
     with (
@@ -192,6 +221,7 @@ def _check_digests(engine: Engine, image: BuiltImage) -> None:
 
 
 def _make_unreadable_error(engine: Engine, image: BuiltImage, reason: str) -> EngineError:
+    """Return the error for an image whose layers this machine cannot read."""
     return EngineError(
         f"{engine.name} cannot read the image {image.reference} on this machine: {reason}",
         hint=(
@@ -204,17 +234,23 @@ def _make_unreadable_error(engine: Engine, image: BuiltImage, reason: str) -> En
 def _remove_temporary_tag(
     registries: Registries, repository: str, image: Manifest, name: str
 ) -> None:
-    """Remove the tag under which an image was sent.
+    """Remove the tag under which an image was sent, or print that the registry keeps it.
 
     Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its
     own first, so that the image stays.
+
+    Args:
+        registries: The connections to registries.
+        repository: ``HOST/NAME``.
+        image: The image that was sent.
+        name: The tag.
     """
-    removed = False
+    is_removed = False
     with contextlib.suppress(RegistryError):
         value = make_image_index([image.descriptor], {"trainworks.sent": name})
         digest = registries.put_manifest(repository, value, tag=name)
-        removed = registries.delete_manifest(repository, digest)
-    if not removed:
+        is_removed = registries.delete_manifest(repository, digest)
+    if not is_removed:
         say(
             f"  {repository} keeps the tag {name}, under which the image was sent:"
             " the registry removes nothing"
@@ -222,26 +258,36 @@ def _remove_temporary_tag(
 
 
 def _say_layer(line: str) -> None:
+    """Print a line of the engine about a layer, unless the layer only waits for its turn."""
     if not line.endswith((": Preparing", ": Waiting")):
         say(f"  {line}")
 
 
 def _host_of(repository: str) -> str:
+    """Return the host of a repository ``HOST/NAME``."""
     return repository.partition("/")[0]
 
 
 def _copy_from_registry(
     registries: Registries, repository: str, earlier_pushes: Mapping[str, str], image: BuiltImage
 ) -> Manifest | None:
-    """Copy an image from a repository of the same registry; return ``None`` if none has the image.
+    """Copy an image from another repository of the same registry, and print a line about it.
 
     Args:
+        registries: The connections to registries.
+        repository: The repository that gets the image, ``HOST/NAME``.
         earlier_pushes: The repositories that this machine pushed the image to, with its digests.
+        image: The image in the engine.
+
+    Returns:
+        The manifest of the image; ``None`` if no repository of the registry has the image, or no
+        copy succeeded.
     """
     sources = [name for name in earlier_pushes if _host_of(name) == _host_of(repository)]
-    # The repository itself first: then nothing is copied.
+    # The repository itself first (False comes before True): then nothing is copied.
     sources.sort(key=lambda name: name != repository)
     for source in sources:
+        # After a failure the next repository is tried; at last the engine sends the image.
         with contextlib.suppress(RegistryError):
             manifest = registries.find_manifest(source, earlier_pushes[source])
             if manifest is not None and manifest.is_of(image.identifier):
@@ -254,17 +300,25 @@ def _copy_from_registry(
 def _read_fixed_tags(
     registries: Registries, repository: str, tags: Tags, identifier: str, day: str
 ) -> _FixedTags:
-    """Return the fixed and dated tags.
+    """Choose the tags that never move, and read what they are in a repository.
 
     A dated tag that another image has gets the beginning of the image's digest.
+
+    Args:
+        registries: The connections to registries.
+        repository: ``HOST/NAME``.
+        tags: The tags of the push.
+        identifier: The image in the engine, ``sha256:...``.
+        day: The date of the dated tag: ``20261121``.
 
     Raises:
         RegistryError: Another image has one of the tags.
     """
+    # Names for each tag: the first one that no other image has is taken.
     alternatives: list[tuple[str, ...]] = [(tag,) for tag in tags.fixed]
     if tags.dated:
         dated = f"{tags.dated}-{day}"
-        short_digest = identifier.removeprefix("sha256:")[:8]
+        short_digest = identifier.removeprefix("sha256:")[:DIGEST_IN_TAG]
         alternatives.append((dated, f"{dated}-{short_digest}"))
     fixed: list[str] = []
     existing = None
@@ -276,12 +330,19 @@ def _read_fixed_tags(
         else:
             raise make_taken_error(repository, name, manifest.digest if manifest else "")
         fixed.append(name)
-        existing = manifest or existing
+        if manifest is not None:
+            existing = manifest
     return _FixedTags(names=tuple(fixed), existing=existing)
 
 
 def create_repository_in_ecr(repository: str) -> None:
-    """Create a repository of ECR if it does not exist."""
+    """Create a repository if it is of ECR and does not exist; do nothing for other registries.
+
+    Prints a line when it has created the repository, or cannot because of missing credentials.
+
+    Raises:
+        RegistryError: AWS refuses.
+    """
     host, _, name = repository.partition("/")
     registry = ecr.parse_host(host)
     if registry is None:
@@ -310,21 +371,31 @@ def promote_image(
 ) -> list[Pushed]:
     """Copy an image between repositories by its digest, with attachments and theirs.
 
+    A target of ECR is created if it does not exist. A target gets its tags after it has the image
+    and all attachments.
+
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
+        targets: The repositories that get the image, ``HOST/NAME`` each.
         tags: ``fixed`` and ``moving`` ones; default: the source's tag, if the
             source has one; that tag does not move then.
+        registries: The connections to registries.
+
+    Returns:
+        One result for each target, in their order.
 
     Raises:
         HostError: oras is not installed.
-        RegistryError: A registry refuses, or another image has a tag that never moves.
+        RegistryError: A registry refuses, or another image has a tag that never moves. The failing
+            target and those after it got no tag.
     """
     origin, reference = split_image(source)
     repositories = [check_repository(target) for target in targets]
     find_oras()
     manifest = registries.read_manifest(origin, reference)
     digest = manifest.digest
-    if not (tags.fixed or tags.moving) and ":" not in reference:
+    is_digest = ":" in reference
+    if not tags.fixed and not tags.moving and not is_digest:
         tags = Tags(fixed=(reference,))
     for repository in repositories:
         create_repository_in_ecr(repository)
@@ -335,6 +406,7 @@ def promote_image(
         results = []
         for repository in repositories:
             registries.copy_image(origin, repository, digest, attached=True)
+            # Older versions of cosign attach by a tag, which no list of attachments has.
             for name in _find_cosign_tags(registries, origin, manifest):
                 cosign_digest = registries.read_manifest(origin, name).digest
                 registries.copy_image(origin, repository, cosign_digest, tag=name, attached=True)
@@ -355,14 +427,16 @@ def promote_image(
 
 
 def _image_digests(manifest: Manifest) -> list[str]:
-    """Return the digests of an image and of its platforms' images."""
+    """Return the digests of an image and of the images that it lists, one for each platform."""
     platform_images = [str(row["digest"]) for row in manifest.read_descriptors("manifests")]
     return [manifest.digest, *platform_images]
 
 
 def _find_attachments(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the digest of each attachment of an image, of its platforms' images and of
-    attachments, once.
+    """Yield the digest of each attachment, once.
+
+    Attachments are those of the image, of its platforms' images, and of attachments themselves,
+    such as the signature of a proof.
     """
     pending = _image_digests(manifest)
     digests = set(pending)
@@ -376,7 +450,7 @@ def _find_attachments(registries: Registries, repository: str, manifest: Manifes
 
 
 def _find_cosign_tags(registries: Registries, repository: str, manifest: Manifest) -> Iterator[str]:
-    """Yield cosign's tags for an image and its platforms' images."""
+    """Yield the tags of cosign that the repository has for an image and its platforms' images."""
     for digest in _image_digests(manifest):
         for end in COSIGN_TAGS:
             tag = f"{digest.replace(':', '-')}{end}"
@@ -385,7 +459,7 @@ def _find_cosign_tags(registries: Registries, repository: str, manifest: Manifes
 
 
 def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:
-    """Return the results for ``--format json``."""
+    """Return the results as objects for ``--format json``, with the keys of ``Pushed``."""
     return [asdict(result) for result in results]
 
 
@@ -402,7 +476,10 @@ def say_tags(results: Sequence[Pushed]) -> None:
 
 
 def _read_pushes(path: Path) -> dict[str, str]:
-    """Return the repositories that this machine pushed an image to, with the image's digests."""
+    """Read the record of an image's pushes: the repositories that have it, with its digests.
+
+    ``{}`` if there is no record, or if it cannot be read.
+    """
     try:
         pushes = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -50,7 +50,7 @@ The push that may have won waits twice as long.
 
 
 def claim_tag(tag: str) -> str:
-    """Return the tag with the claim of a tag: ``trainworks-claim-`` and a hash."""
+    """Return the tag that has the claim of another tag: ``trainworks-claim-`` and 16 digits."""
     return f"{CLAIM}{hashlib.sha256(tag.encode()).hexdigest()[:16]}"
 
 
@@ -65,7 +65,17 @@ def make_taken_error(repository: str, tag: str, digest: str) -> RegistryError:
 def check_fixed_tags(
     registries: Registries, repository: str, digest: str, fixed: Sequence[str]
 ) -> None:
-    """Raise ``RegistryError`` if another image has a tag that never moves."""
+    """Check that no other image has one of the tags that never move.
+
+    Args:
+        registries: The connections to registries.
+        repository: ``HOST/NAME``.
+        digest: The digest of the image that will get the tags, ``sha256:...``.
+        fixed: The tags that never move.
+
+    Raises:
+        RegistryError: Another image has a tag.
+    """
     for tag in fixed:
         manifest = registries.find_manifest(repository, tag)
         if manifest is not None and manifest.digest != digest:
@@ -81,6 +91,16 @@ def set_tags(
 ) -> list[str]:
     """Set tags on an image of a repository, those that never move first.
 
+    It waits for other pushes that set the same tags (``_Race``), and prints a line for each moving
+    tag that another push has moved meanwhile.
+
+    Args:
+        registries: The connections to registries.
+        repository: The repository, ``HOST/NAME``.
+        image: The image, which the repository has.
+        fixed: Tags that never move.
+        moving: Tags that move to this image.
+
     Returns:
         The tags of the image at the end. A moving tag that another push has moved meanwhile is
         missing.
@@ -90,13 +110,16 @@ def set_tags(
             does not have the image's digest.
     """
     check_fixed_tags(registries, repository, image.digest, fixed)
-    # Sorted: of two pushes with the same two tags one gets both.
+    # All pushes race for their tags in one order. Otherwise, of two pushes with the same two tags,
+    # each could win one.
     races = [_Race(registries, repository, image, tag) for tag in sorted(set(fixed))]
     for race in races:
         race.run()
     for tag in moving:
         registries.put_tag(repository, tag, image)
+    # The image may have been removed while it had no tag.
     registries.read_manifest(repository, image.digest)
+    # Another push that lost a race may have overwritten a tag, and puts it back.
     for race in races:
         race.wait_until_set()
     names = list(fixed)
@@ -112,7 +135,14 @@ def set_tags(
 def read_images_of_tag(
     registries: Registries, repository: str, tag: str
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the images of a multi-architecture tag; none if the tag does not exist yet."""
+    """Read the descriptors of the images of a multi-architecture tag.
+
+    Returns:
+        The descriptors; none if the tag does not exist yet.
+
+    Raises:
+        RegistryError: The tag is an image of one architecture.
+    """
     manifest = registries.find_manifest(repository, tag)
     if manifest is None:
         return ()
@@ -126,6 +156,15 @@ def read_images_of_tag(
 
 def add_to_list(registries: Registries, repository: str, image: Manifest, tag: str) -> bool:
     """Add an image to a multi-architecture tag; an earlier image for its processors is replaced.
+
+    The tag is written again until it has this image and those of pushes at the same time. A line
+    is printed if another push has replaced this image.
+
+    Args:
+        registries: The connections to registries.
+        repository: The repository, ``HOST/NAME``.
+        image: The image, which the repository has.
+        tag: The multi-architecture tag.
 
     Returns:
         Whether the tag has the image at the end; another push for these processors may have
@@ -151,12 +190,15 @@ def add_to_list(registries: Registries, repository: str, image: Manifest, tag: s
     added_rows: list[Mapping[str, Any]] = [own_row]
     for _ in range(MERGES):
         started = time.monotonic()
+        # Of two rows for one platform the later one stays.
         row_by_platform: dict[str, Mapping[str, Any]] = {}
         for row in (*read_images_of_tag(registries, repository, tag), *added_rows):
             row_by_platform[str(row.get("platform"))] = row
         rows = [row_by_platform[key] for key in sorted(row_by_platform)]
         value = {"schemaVersion": 2, "mediaType": _list_type(rows), "manifests": rows}
         registries.put_manifest(repository, value, tag=tag)
+        # A program that writes no claims may have read the tag before this push changed it. It
+        # needs about as long as this push to write its change, which is then seen below.
         time.sleep(time.monotonic() - started)
         claim = _read_claim(registries, repository, tag) if claimed else None
         claimed_row = own_row if claim is None else claim.image
@@ -179,7 +221,7 @@ def add_to_list(registries: Registries, repository: str, image: Manifest, tag: s
 
 
 def _list_type(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the media type of a list of images."""
+    """Return the media type for a list of images: Docker's if all of them are in Docker's form."""
     for row in rows:
         if "vnd.docker." not in str(row.get("mediaType")):
             return OCI_INDEX
@@ -188,9 +230,12 @@ def _list_type(rows: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """The image for which a push claims a tag.
+    """The claim of a tag by a push.
 
-    ``won`` says that the push has the tag for good. ``manifest`` is the claim in the registry.
+    Attributes:
+        image: The descriptor of the image for which the push claims the tag.
+        won: Whether the push has the tag for good.
+        manifest: The claim in the registry.
     """
 
     image: Mapping[str, Any]
@@ -204,7 +249,7 @@ class _Claim:
 
 
 def _read_claim(registries: Registries, repository: str, tag: str) -> _Claim | None:
-    """Return the claim of a tag in a registry; ``None`` without one."""
+    """Read the claim of a tag in a registry; ``None`` without one, or if it is malformed."""
     manifest = registries.find_manifest(repository, claim_tag(tag))
     if manifest is None:
         return None
@@ -217,9 +262,20 @@ def _read_claim(registries: Registries, repository: str, tag: str) -> _Claim | N
 
 
 def _put_claim(registries: Registries, repository: str, tag: str, value: Mapping[str, Any]) -> bool:
-    """Write a claim.
+    """Write the claim of a tag into a registry, in place of an earlier one.
 
-    ``False`` if the registry refuses such a tag, for example because all its tags are immutable.
+    Args:
+        registries: The connections to registries.
+        repository: ``HOST/NAME``.
+        tag: The tag that is claimed.
+        value: The claim, a manifest.
+
+    Returns:
+        Whether it was written. ``False``, and a printed line, if the registry refuses the claim's
+        tag, for example because all its tags are immutable.
+
+    Raises:
+        RegistryUnreachableError: The registry does not answer.
     """
     name = claim_tag(tag)
     try:
@@ -236,35 +292,48 @@ def _put_claim(registries: Registries, repository: str, tag: str, value: Mapping
 
 
 class _Race:
-    """The race of this push for a tag that never moves, with a push of another image."""
+    """The race of this push for a tag that never moves, with a push of another image.
+
+    docs/adr/0073 has the argument, step by step.
+    """
 
     def __init__(self, registries: Registries, repository: str, image: Manifest, tag: str) -> None:
-        """Store the image and the tag for the image."""
+        """Store the image and the tag that it should get; nothing is sent yet."""
         self._registries = registries
         self._repository = repository
         self._image = image
         self._tag = tag
+        # Whether the registry has taken this push's claim.
         self._claimed = False
-        self._wait = _PATIENCE * registries.patience.pause
+        self._wait_seconds = _PATIENCE * registries.patience.pause
 
     def run(self) -> None:
-        """Set the tag, and wait until it stays.
+        """Set the tag, and wait until it stays this push's.
 
         Raises:
             RegistryError: Another image has the tag.
         """
-        while not self._attempt():
-            # The other push has lost: it has put this image under the tag.
-            pass
+        has_tag = False
+        while not has_tag:
+            # ``False``: the other push has lost, and has put this image under the tag.
+            has_tag = self._attempt()
 
     def _attempt(self) -> bool:
-        """Try to get the tag.
+        """Claim the tag, set it, and wait for the decision between this push and another one.
 
-        ``False`` if the other push has given way, so that another attempt may succeed.
+        Returns:
+            Whether this push has the tag. ``False`` if the other push has given way, so that
+            another attempt may succeed.
+
+        Raises:
+            RegistryError: Another image has the tag.
         """
         former = _read_claim(self._registries, self._repository, self._tag)
+        # An earlier push of this image has the tag already.
         if former is not None and former.digest == self._image.digest and self._has_tag():
             return True
+        # First the claim, then the look at the tag: so two pushes that both see no tag have both
+        # claimed before either of them reads the claims.
         self._claimed = self._write_claim(_make_claim(self._image, self._tag, won=False))
         started = time.monotonic()
         tagged = self._registries.find_manifest(self._repository, self._tag)
@@ -284,18 +353,24 @@ class _Race:
         return True
 
     def _has_tag(self) -> bool:
+        """Return whether the tag is this push's image in the registry."""
         manifest = self._registries.find_manifest(self._repository, self._tag)
         return manifest is not None and manifest.digest == self._image.digest
 
     def _withdraw(self, former: _Claim | None, tagged: Manifest) -> None:
-        """Give the claim back to the push that has the tag: that push reads the claim again."""
+        """Give the claim back to the push that has the tag: that push reads the claim again.
+
+        Args:
+            former: The claim before this push's own; ``None``: there was none.
+            tagged: The image that has the tag.
+        """
         if former is not None and former.digest != self._image.digest:
             self._write_claim(former.manifest.value)
         else:
             self._write_claim(_make_claim(tagged, self._tag, won=False))
 
     def _check_given_way(self) -> bool:
-        """Return ``False`` if this push's image has the tag now.
+        """Check that the other push has put this push's image under the tag; return ``False``.
 
         Raises:
             RegistryError: Another image has the tag.
@@ -306,12 +381,15 @@ class _Race:
         return False
 
     def _write_claim(self, value: Mapping[str, Any]) -> bool:
+        """Write a claim of the tag, and return whether the registry has taken the claim."""
         return _put_claim(self._registries, self._repository, self._tag, value)
 
     def _put_tag(self, image: Manifest) -> None:
         """Put an image under the tag.
 
-        A registry with immutable tags refuses if another push was faster.
+        Raises:
+            RegistryError: The registry refuses. One with immutable tags does so if another push
+                was faster; it is no error if that push has set this image.
         """
         try:
             self._registries.put_tag(self._repository, self._tag, image)
@@ -323,7 +401,7 @@ class _Race:
                 raise make_taken_error(self._repository, self._tag, current.digest) from None
 
     def _wait_for_decision(self) -> None:
-        """Wait until one push has won the tag.
+        """Wait until this push has won the tag.
 
         Another claim is of a push that began after this one. That push either sees this push's tag
         and withdraws its claim, or it saw no tag, and has won.
@@ -331,7 +409,7 @@ class _Race:
         Raises:
             RegistryError: The other push has won.
         """
-        deadline = time.monotonic() + self._wait
+        deadline = time.monotonic() + self._wait_seconds
         while True:
             claim = _read_claim(self._registries, self._repository, self._tag)
             if claim is None or claim.digest == self._image.digest:
@@ -352,7 +430,8 @@ class _Race:
         Raises:
             RegistryError: Another image keeps the tag.
         """
-        deadline = time.monotonic() + 2 * self._wait
+        # Twice as long as a push waits in ``_wait_for_decision`` before it puts the tag back.
+        deadline = time.monotonic() + 2 * self._wait_seconds
         current = self._registries.read_manifest(self._repository, self._tag)
         if current.digest != self._image.digest and self._claimed:
             # The other push need not wait to know that it has lost.
@@ -367,7 +446,12 @@ class _Race:
 def make_image_index(
     images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Return a manifest that lists images; a registry's garbage collection leaves them alone."""
+    """Return a manifest that lists images; a registry's garbage collection leaves them alone.
+
+    Args:
+        images: The descriptors of the images.
+        annotations: The annotations of the manifest.
+    """
     return {
         "schemaVersion": 2,
         "mediaType": OCI_INDEX,
@@ -377,6 +461,7 @@ def make_image_index(
 
 
 def _make_claim(image: Manifest, tag: str, *, won: bool) -> Mapping[str, Any]:
+    """Return the manifest that claims a tag for an image; ``won``: has the tag for good."""
     annotations = {"trainworks.claim": tag}
     if won:
         annotations[WON] = "yes"

@@ -45,9 +45,10 @@ from trainworks.registry.protocol import (
 )
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
-"""A proxy that does not exist.
+"""The address of a proxy that does not exist: port 9 of this machine, where nothing listens.
 
-Go's programs use this proxy for plain HTTP, except to addresses of this machine.
+Programs in Go use this proxy for plain HTTP, except to addresses of this machine. So their
+requests without TLS to other machines fail.
 """
 
 TRIAL_BYTES = 2 << 20
@@ -66,7 +67,14 @@ manifest has a form that the header lacks.
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A manifest in a registry: digest, media type, bytes, and the parsed value."""
+    """A manifest in a registry.
+
+    Attributes:
+        digest: ``sha256:...`` of the bytes.
+        kind: The media type: ``application/vnd.oci.image.manifest.v1+json``.
+        content: The bytes, as the registry sent them.
+        value: The bytes, parsed from JSON.
+    """
 
     digest: str
     kind: str
@@ -75,7 +83,7 @@ class Manifest:
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """The descriptor that points to the manifest."""
+        """The descriptor that points to the manifest: its media type, digest and size in bytes."""
         return {"mediaType": self.kind, "digest": self.digest, "size": len(self.content)}
 
     @property
@@ -87,39 +95,59 @@ class Manifest:
         return str(config.get("digest", ""))
 
     def is_of(self, identifier: str) -> bool:
-        """Return whether this is the manifest of an image.
+        """Return whether this is the manifest of the image that an engine knows by an identifier.
 
-        The manifest's digest alone does not tell: it differs if another program compressed the
-        layers.
+        The digest of the configuration is compared too, because the manifest's own digest differs
+        if another program compressed the layers.
 
         Args:
-            identifier: The engine's: the configuration's digest, or with containerd's store the
-                manifest's.
+            identifier: The engine's identifier, ``sha256:...``: the digest of the configuration,
+                or, with containerd's image store, of the manifest.
         """
         return identifier in (self.configuration, self.digest)
 
     def read_descriptors(self, key: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the descriptors of ``layers`` or ``manifests``.
+        """Return the descriptors under a key of the manifest; empty if the key is missing.
 
-        Raises ``RegistryError`` if they are malformed.
+        Args:
+            key: ``layers`` (of an image) or ``manifests`` (of an index).
+
+        Raises:
+            RegistryError: A descriptor is malformed.
         """
         return check_descriptors(self.value.get(key), f"the manifest {self.digest}")
 
 
 def check_descriptors(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Return a checked list of descriptors; empty for ``None``. Raises ``RegistryError``."""
+    """Return a JSON value as a tuple of descriptors; empty for ``None``.
+
+    Args:
+        value: The parsed value: a list of objects.
+        where: The document that has the value, for the error: ``the manifest sha256:...``.
+
+    Raises:
+        RegistryError: The value is not a list, or a row of it is not a descriptor.
+    """
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(_is_descriptor(row) for row in value):
-        raise RegistryError(f"{where} is malformed: it has descriptors without a digest")
+    problem = f"{where} is malformed: it has descriptors without a digest"
+    if not isinstance(value, list):
+        raise RegistryError(problem)
+    for row in value:
+        if not _is_descriptor(row):
+            raise RegistryError(problem)
     return tuple(value)
 
 
 def _is_descriptor(row: object) -> bool:
+    """Return whether a value is an object with a SHA-256 digest, and annotations in an object."""
     if not isinstance(row, dict):
         return False
-    has_digest = re.fullmatch(r"sha256:[0-9a-f]{64}", str(row.get("digest"))) is not None
-    return has_digest and isinstance(row.get("annotations") or {}, dict)
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", str(row.get("digest"))):
+        return False
+    # ``null`` is a missing value, too.
+    annotations = row.get("annotations") or {}
+    return isinstance(annotations, dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +161,7 @@ class _Transfer:
         source: The repository of a copy's original; ``""``: the image is not a copy.
         digest: The digest of a copy's original.
         show: Receives each line of the program, cleaned, as it comes.
-        check_image: As of ``Registries.push``.
+        check_image: Called at the first failure, as of ``Registries.run_push``.
     """
 
     action: str
@@ -148,22 +176,29 @@ class _Transfer:
 class Registries:
     """The registries that one command talks to.
 
-    A context manager with a private folder for logins and certificates.
+    Use it in a ``with`` block. The block has a private folder, in which programs find the logins
+    and the certificates; its end deletes the folder and closes the connections.
     """
 
     def __init__(
         self, settings: HostSettings, *, report: Report = ignore, patience: Patience | None = None
     ) -> None:
-        """Store this machine's settings; ``report`` receives a line for each retry."""
+        """Store the settings; nothing is sent or written yet.
+
+        Args:
+            settings: This machine's proxies and CAs.
+            report: Receives a line of text before each retry.
+            patience: Limits of retries and time-outs; default: those of ``Patience()``.
+        """
         self._settings = settings
         self._report = report
         self.patience = patience or Patience()
         self._stack = ExitStack()
         self._folder = Path()
-        self._checked: set[str] = set()
+        self._checked_repositories: set[str] = set()
 
     def __enter__(self) -> Registries:
-        """Create the private folder."""
+        """Create the private folder, and the client that keeps connections open."""
         self._folder = self._stack.enter_context(private_folder())
         self._client = Client(
             self._settings, self._folder, report=self._report, patience=self.patience
@@ -172,48 +207,59 @@ class Registries:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Remove the private folder."""
+        """Close the connections, and delete the private folder."""
         self._stack.close()
 
     def find_manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or digest.
+        """Read the manifest of a tag or digest; return ``None`` if the registry has none.
 
-        ``None`` if the registry reports that it has no such manifest.
+        Args:
+            repository: ``HOST/NAME``.
+            reference: A tag, or ``sha256:...``.
 
         Raises:
-            RegistryError: Every other response, and none: whether the tag exists is unknown then.
+            RegistryError: The registry gave another answer or none, so that it is not known
+                whether the manifest exists; or its answer is not the manifest that was requested.
         """
         where = image_name(repository, reference)
+        is_digest = ":" in reference
         try:
             request = HttpRequest(path=f"manifests/{reference}", headers={"Accept": MANIFESTS})
             response = self._client.send(f"reading {where}", repository, request)
         except NotFoundError as error:
             if error.certain:
                 return None
-            is_tag = ":" not in reference
-            if is_tag and not self._may_have_tag(repository, reference):
-                return None
-            raise
-        digest = _digest(response.content)
-        if ":" in reference and digest != reference:
+            # The registry's code is not one of the protocol's: the list of tags decides. There is
+            # no list of digests.
+            if is_digest or self._may_have_tag(repository, reference):
+                raise
+            return None
+        digest = _compute_digest(response.content)
+        if is_digest and digest != reference:
             raise RegistryError(
                 f"{repository} sent a manifest with another digest than {reference}"
             )
         value = parse_json_object(response.content, f"the manifest {digest} of {repository}")
-        kind = value.get("mediaType") or response.headers.get("Content-Type", "").partition(";")[0]
+        # A manifest has at least one of these keys; another JSON document may have neither.
         if "schemaVersion" not in value and "mediaType" not in value:
             raise RegistryError(f"what {repository} sends as {reference} is not a manifest")
+        kind = value.get("mediaType")
+        if not kind:
+            # OCI's form may lack the key; the header stands in for it then.
+            kind = response.headers.get("Content-Type", "").partition(";")[0]
         return Manifest(digest=digest, kind=str(kind), content=response.content, value=value)
 
     def _may_have_tag(self, repository: str, tag: str) -> bool:
-        """Return whether a repository's list of tags has a tag, or is malformed."""
+        """Return whether a repository's list of tags has a tag, or cannot be understood.
+
+        ``False`` if the list lacks the tag, or if the registry has no list of this repository.
+        """
         action = f"reading the tags of {repository}"
         try:
-            for page in self._pages(action, repository, "tags/list"):
-                tags = (
-                    parse_json_object(page.content, f"the list of tags of {repository}").get("tags")
-                    or []
-                )
+            for page in self._read_pages(action, repository, "tags/list"):
+                content = parse_json_object(page.content, f"the list of tags of {repository}")
+                # A registry written in Go may send ``null`` for an empty list.
+                tags = content.get("tags") or []
                 if not isinstance(tags, list) or tag in tags:
                     return True
         except NotFoundError:
@@ -221,31 +267,50 @@ class Registries:
         return False
 
     def read_manifest(self, repository: str, reference: str) -> Manifest:
-        """Return the manifest of a tag or digest; raises ``RegistryError`` if there is none."""
+        """Read the manifest of a tag or digest.
+
+        Raises:
+            RegistryError: The registry has none, and in the cases of ``find_manifest``.
+        """
         manifest = self.find_manifest(repository, reference)
         if manifest is None:
             raise RegistryError(f"{repository} has no {reference}", hint="check the tag or digest")
         return manifest
 
     def read_blob(self, repository: str, digest: str) -> bytes:
-        """Return a small blob; raises ``RegistryError`` if its bytes have another digest."""
+        """Read a blob into memory, such as an image's configuration, and return its bytes.
+
+        Raises:
+            RegistryError: The registry does not send it, it is larger than ``protocol.LARGEST``,
+                or its bytes have another digest.
+        """
         action = f"reading {image_name(repository, digest)}"
         request = HttpRequest(path=f"blobs/{digest}")
         content = self._client.send(action, repository, request).content
-        if _digest(content) != digest:
+        if _compute_digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
 
     def read_referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the descriptors of a digest's attachments, of all pages.
+        """Read which attachments a manifest has: signatures, proofs, bills of materials.
 
-        A registry without that list has an index under a tag in its place (the distribution
-        protocol, "Referrers Tag Schema").
+        A registry without that list has an index under the tag ``sha256-DIGEST`` in its place (the
+        distribution protocol, "Referrers Tag Schema").
+
+        Args:
+            repository: ``HOST/NAME``.
+            digest: The manifest's digest, ``sha256:...``.
+
+        Returns:
+            The descriptors of the attachments, of all pages; empty without any.
+
+        Raises:
+            RegistryError: The registry does not answer, or its list is malformed.
         """
         action = f"reading what is attached to {image_name(repository, digest)}"
         where = f"the list of attachments of {repository}@{digest}"
         attachments: list[Mapping[str, Any]] = []
-        for page in self._pages(action, repository, f"referrers/{digest}", absent=True):
+        for page in self._read_pages(action, repository, f"referrers/{digest}", absent=True):
             if page.status == HTTPStatus.NOT_FOUND:
                 index = self.find_manifest(repository, digest.replace(":", "-"))
                 if index is None:
@@ -256,27 +321,45 @@ class Registries:
             )
         return tuple(attachments)
 
-    def _pages(
+    def _read_pages(
         self, action: str, repository: str, path: str, *, absent: bool = False
     ) -> Iterator[Response]:
-        """Yield the responses for a list, page by page; ``absent`` as of ``Client.send``."""
+        """Yield the response for each page of a list.
+
+        Args:
+            action: The work, for messages.
+            repository: ``HOST/NAME``.
+            path: The list, below ``/v2/NAME/``: ``tags/list``.
+            absent: Whether a response with the status 404 is yielded instead of raised.
+        """
         first_path = path
         read_paths = set()
+        # A registry that names a page again would never come to an end.
         while path and path not in read_paths:
             read_paths.add(path)
             request = HttpRequest(path=path)
             response = self._client.send(action, repository, request, absent=absent)
             yield response
-            links = parse_header_links(response.headers.get("Link", ""))
-            next_page = next((link["url"] for link in links if link.get("rel") == "next"), "")
-            path = f"{first_path}?{urlsplit(next_page).query}" if next_page else ""
+            path = ""
+            for link in parse_header_links(response.headers.get("Link", "")):
+                if link.get("rel") == "next" and link["url"]:
+                    # Only the query is taken: the page is of the same list at the same host.
+                    path = f"{first_path}?{urlsplit(link['url']).query}"
+                    break
 
     def put_tag(self, repository: str, tag: str, image: Manifest) -> None:
-        """Put a tag on an image that the repository has."""
+        """Put a tag on an image that the repository has; the tag moves if it exists.
+
+        Raises:
+            RegistryError: The registry refuses.
+        """
         self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
 
     def delete_manifest(self, repository: str, digest: str) -> bool:
-        """Remove a manifest and its tags; return whether the registry has removed them."""
+        """Delete a manifest and its tags; return whether the registry has deleted them.
+
+        ``False`` for every failure, because many registries do not delete anything.
+        """
         action = f"removing {image_name(repository, digest)}"
         request = HttpRequest(path=f"manifests/{digest}", method="DELETE")
         with contextlib.suppress(RegistryError):
@@ -287,11 +370,18 @@ class Registries:
     def copy_image(
         self, source: str, target: str, digest: str, *, tag: str = "", attached: bool
     ) -> None:
-        """Copy an image between repositories; within a registry nothing is sent.
+        """Copy an image between repositories by oras; within a registry no bytes are sent.
 
         Args:
+            source: The repository with the original, ``HOST/NAME``.
+            target: The repository that gets the copy, ``HOST/NAME``.
+            digest: The original's digest, ``sha256:...``.
             tag: The tag of the copy; default: the copy has only its digest.
             attached: Whether attachments are copied, too, and attachments of those.
+
+        Raises:
+            HostError: oras is not installed.
+            RegistryError: A registry refuses, or oras failed in each attempt.
         """
         options = ["--no-tty"]
         if attached:
@@ -320,12 +410,18 @@ class Registries:
         show: Report,
         check_image: Callable[[], None],
     ) -> None:
-        """Run an engine's push.
+        """Run an engine's push, again after a failure that the registry does not explain.
 
         Args:
+            repository: The repository that gets the image, ``HOST/NAME``.
+            argv: The engine's program and its arguments.
             show: Receives each line of the engine, cleaned, as it comes.
             check_image: Called when the push fails for the first time: raises ``EngineError`` if
                 the image on this machine is damaged, so that no registry is blamed.
+
+        Raises:
+            EngineError: ``check_image`` raises it.
+            RegistryError: The registry refuses, or the engine failed in each attempt.
         """
         transfer = _Transfer(
             action=f"pushing to {repository}",
@@ -337,31 +433,49 @@ class Registries:
         self._send(transfer)
 
     def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str) -> str:
-        """Put a manifest into a repository under a tag; return its digest."""
+        """Put a manifest into a repository under a tag; return its digest, ``sha256:...``.
+
+        Args:
+            repository: ``HOST/NAME``.
+            value: The manifest as a JSON object, with its ``mediaType``.
+            tag: The tag, which moves if it exists.
+
+        Raises:
+            RegistryError: The registry refuses.
+        """
+        # Sorted: equal manifests have equal bytes, and so one digest.
         content = json.dumps(value, sort_keys=True).encode()
         self._put(f"sending to {repository}", repository, tag, content, str(value["mediaType"]))
-        return _digest(content)
+        return _compute_digest(content)
 
     def is_plain_http(self, host: str) -> bool:
-        """Whether a registry speaks HTTP without TLS: only one on this machine may."""
+        """Return whether a registry speaks HTTP without TLS: only one on this machine may.
+
+        Args:
+            host: The registry, ``localhost:5000``. The first call for a host sends a request.
+        """
         return self._client.is_plain_http(host)
 
     def _check_uploads(self, repository: str) -> None:
-        """Begin an upload that is not continued, so that a refusal comes before any bytes.
+        """Check that a repository takes uploads: begin one that is not continued.
+
+        A refusal then comes before any bytes are sent. Each repository is checked once.
 
         Raises:
             RegistryError: The registry refuses uploads of this user, or redirects them from TLS to
                 an address without TLS.
         """
-        if repository not in self._checked:
-            self._begin_upload(repository)
-            self._checked.add(repository)
+        if repository in self._checked_repositories:
+            return
+        self._begin_upload(repository)
+        self._checked_repositories.add(repository)
 
     def _begin_upload(self, repository: str) -> str:
-        """Begin an upload, and return its address.
+        """Begin an upload, and return its address: a URL, a path, or ``""``.
 
-        An address without TLS is refused: ``NOWHERE`` keeps programs from such an address on
-        another machine, but not from one on this machine.
+        Raises:
+            RegistryError: The registry refuses, or gives an address without TLS. ``NOWHERE`` keeps
+                programs from such an address on another machine, but not from one on this machine.
         """
         action = f"sending to {repository}"
         host = _host_of(repository)
@@ -378,13 +492,13 @@ class Registries:
         The upload is cancelled at the end.
 
         Raises:
-            RegistryError: They refuse with a status.
+            RegistryError: The registry or its proxy refuses with a status, or does not answer.
         """
         action = f"sending to {repository}"
         address = self._begin_upload(repository)
         if urlsplit(address).netloc not in ("", _host_of(repository)):
-            # Another host takes the bytes of this registry. The registry's logins are not for that
-            # host.
+            # Another host, such as an object store, takes the bytes of this registry. The
+            # registry's logins are not for that host.
             return
         request = HttpRequest(
             path=address,
@@ -394,12 +508,15 @@ class Registries:
         )
         # One attempt: an address of an upload cannot be used again after a failure.
         response = self._client.send(action, repository, request, attempts=1)
+        # A registry that does not cancel an upload forgets it after some time.
         with contextlib.suppress(RegistryError):
+            # Each answer may name another address for the next request of the upload.
             address = response.headers.get("Location", "") or address
             cancellation = HttpRequest(path=address, method="DELETE")
             self._client.send(action, repository, cancellation, attempts=1)
 
     def _put(self, action: str, repository: str, reference: str, content: bytes, kind: str) -> None:
+        """Put the bytes of a manifest, of a media type ``kind``, under a tag or digest."""
         request = HttpRequest(
             path=f"manifests/{reference}",
             method="PUT",
@@ -411,7 +528,8 @@ class Registries:
     def _send(self, transfer: _Transfer) -> None:
         """Run a program that sends an image to a repository.
 
-        The program is run again after a failure that the registries do not explain.
+        The program is run again after a failure that the registries do not explain. Before the
+        first run, the private folder gets the logins and certificates for the program.
 
         Raises:
             EngineError: ``transfer.check_image`` raises it.
@@ -423,11 +541,11 @@ class Registries:
         hosts = [_host_of(transfer.target)]
         if transfer.source:
             hosts.insert(0, _host_of(transfer.source))
-        environment = self._environment(hosts)
-        image_is_checked = False
+        environment = self._write_credentials(hosts)
+        is_image_checked = False
 
         def attempt() -> None:
-            nonlocal image_is_checked
+            nonlocal is_image_checked
             lines: list[str] = []
 
             def add_line(line: str) -> None:
@@ -439,10 +557,11 @@ class Registries:
             status = subprocesses.stream(transfer.argv, add_line, environment=environment)
             if status == 0:
                 return
-            # Requests to the registries, and a look at the image, may explain the failure: they
-            # raise an error then.
-            if not image_is_checked:
-                image_is_checked = True
+            # A look at the image and requests to the registries may explain the failure: they
+            # raise an error then, which ends the attempts. The look reads all layers, and is taken
+            # once.
+            if not is_image_checked:
+                is_image_checked = True
                 transfer.check_image()
             if transfer.source:
                 self.read_manifest(transfer.source, transfer.digest)
@@ -455,6 +574,12 @@ class Registries:
         self._client.retry(transfer.action, hosts[-1], attempt)
 
     def _make_unexplained_error(self, transfer: _Transfer, words: str) -> TransientError:
+        """Return the error for a program that failed without a reason at the registries.
+
+        Args:
+            transfer: The transfer that failed.
+            words: What the program said about its failure.
+        """
         reason = self._client.clean_text(words)
         program = Path(transfer.argv[0]).name
         last = RegistryError(
@@ -463,11 +588,18 @@ class Registries:
         )
         return TransientError(reason, last)
 
-    def _environment(self, hosts: Sequence[str]) -> dict[str, str]:
-        """Return a program's environment: logins, certificates, no plain HTTP to other machines."""
+    def _write_credentials(self, hosts: Sequence[str]) -> dict[str, str]:
+        """Write logins and certificates for registries into the private folder.
+
+        Returns:
+            The environment in which a program finds them, and has no plain HTTP to other machines.
+        """
         for host in hosts:
             self._client.find_login(host)
-        auths = {config_key(host): login for host, login in self._client.logins.items() if login}
+        auths = {}
+        for host, login in self._client.logins.items():
+            if login:
+                auths[config_key(host)] = login
         configuration = self._folder / "config.json"
         configuration.write_text(json.dumps({"auths": auths}), encoding="utf-8")
         environment = {
@@ -477,17 +609,18 @@ class Registries:
             "HTTP_PROXY": NOWHERE,
             "http_proxy": NOWHERE,
         }
-        trust = self._client.write_ca_bundle(hosts)
-        if isinstance(trust, str):
-            environment[BUNDLES[0]] = trust
+        bundle = self._client.write_ca_bundle(hosts)
+        # ``True`` stands for the system's own CAs, which programs trust without a variable.
+        if isinstance(bundle, str):
+            environment[BUNDLES[0]] = bundle
         return environment
 
 
 def find_error_line(lines: Sequence[str]) -> str:
     """Return the first line of a program's output with an error, else the last five lines.
 
-    Programs in Go print a stack of calls behind an error. The line is for people: nothing depends
-    on its text.
+    The first one, because programs in Go print a stack of calls after an error. The line is for
+    people: nothing depends on its text.
     """
     for line in lines:
         if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE):
@@ -500,12 +633,17 @@ def _host_of(repository: str) -> str:
     return repository.partition("/")[0]
 
 
-def _digest(content: bytes) -> str:
+def _compute_digest(content: bytes) -> str:
+    """Return the digest of bytes, ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def find_oras() -> str:
-    """Return oras's path; raises ``HostError`` if it is not installed."""
+    """Return the path of the program oras on PATH.
+
+    Raises:
+        HostError: oras is not installed.
+    """
     programs = subprocesses.programs("oras", os.environ.get("PATH"))
     if not programs:
         raise HostError(
