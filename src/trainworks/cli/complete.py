@@ -54,21 +54,36 @@ def complete(root: Path) -> None:
 
 
 def _add_completers(grammar: Grammar, root: Path) -> None:
+    """Give each option of a grammar the function that completes its value.
+
+    Args:
+        grammar: The grammar; an option's ``metavar`` says what its value is: ``IMAGE|TARGET``.
+        root: The checkout whose facts are offered.
+    """
     for action in grammar._actions:  # noqa: SLF001 - argparse has no other list of its options
         for placeholder in str(action.metavar or "").split("|"):
-            if completer := _completer(placeholder, root, action.option_strings):
+            completer = _make_completer(placeholder, root, action.option_strings)
+            if completer is not None:
+                # argcomplete looks for this attribute.
                 action.completer = completer  # type: ignore[attr-defined]
 
 
-def _completer(
+def _make_completer(
     placeholder: str, root: Path, flags: Sequence[str]
 ) -> Callable[..., list[str]] | None:
     """Return the function that completes the values of a placeholder.
 
     ``None`` leaves the completion to the shell, which offers files.
-    """
 
-    def values(parsed_args: Namespace, **_: Any) -> list[str]:
+    Args:
+        placeholder: The kind of the value: ``TARGET``.
+        root: The checkout whose facts are offered, unless the words name another with ``--root``.
+        flags: The names of the option: ``--with``.
+    """
+    if placeholder not in COLUMNS and placeholder not in ("ENGINE", "COMPONENT"):
+        return None
+
+    def find_values(parsed_args: Namespace, **_: Any) -> list[str]:
         checkout = parsed_args.root or root
         if placeholder == "ENGINE":
             from trainworks.engine import ENGINES
@@ -80,19 +95,26 @@ def _completer(
 
             flag = "--without" if "--without" in flags else "--with"
             return find_optional_components(flag, load(checkout).components)
-        return _values(COLUMNS[placeholder], parsed_args, checkout)
+        return _find_target_values(COLUMNS[placeholder], parsed_args, checkout)
 
-    return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None
+    return find_values
 
 
-def _values(key: str, options: Namespace, root: Path) -> list[str]:
-    """Return the values of a key in the rows that the other options allow."""
+def _find_target_values(key: str, options: Namespace, root: Path) -> list[str]:
+    """Return the values of a key in the rows of ``--list`` that the other options allow.
+
+    Args:
+        key: A key of ``--list --format json``: ``cuda``.
+        options: The options before the word that is completed: ``--framework`` limits the rows.
+        root: The checkout.
+    """
     from trainworks.facts.load import load
     from trainworks.inspect.listing import format_json_list
 
     filters = {}
     for option, row_key in FILTERS.items():
         value = getattr(options, option, None)
+        # The value that is completed does not limit itself.
         if row_key != key and value is not None:
             filters[row_key] = value
     facts = load(root)

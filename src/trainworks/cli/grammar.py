@@ -35,6 +35,9 @@ from trainworks.terminal.output import put
 WIDTH = 100
 """Columns of a help at most."""
 
+OPTION_COLUMNS = 26
+"""The column at which the text about an option begins."""
+
 TARGET = "pytorch-2.4.1-cu121-py311-debian12"
 CPU_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
 """Targets for examples; a test looks for them in the matrix."""
@@ -56,7 +59,7 @@ class Example:
 
     @property
     def line(self) -> str:
-        """The command line as it is typed."""
+        """The command line as it is typed: ``python build.py push my/train:1``."""
         return f"python build.py {self.words}".rstrip()
 
     @property
@@ -67,7 +70,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Source:
-    """A file, folder or environment variable that a command reads besides its command line."""
+    """A file, folder or environment variable that a command reads besides its command line.
+
+    Attributes:
+        name: The name or names: ``images/, templates/``.
+        meaning: The content, for people.
+    """
 
     name: str
     meaning: str
@@ -136,7 +144,7 @@ class Manual:
     @property
     def exit_statuses(self) -> tuple[tuple[int, str], ...]:
         """The exit statuses of the command with their meanings, the lowest first."""
-        return _exit_statuses(self.done, self.fails)
+        return _list_exit_statuses(self.done, self.fails)
 
 
 class Grammar(argparse.ArgumentParser):
@@ -164,6 +172,8 @@ class Grammar(argparse.ArgumentParser):
         self.color = False
         self.manual = manual
         self._check = check
+        # State of one parse: the problems so far, the result, and the options among the words,
+        # each with the name of its value: ``{"fixed_tags": "--tag"}``.
         self._problems: list[str] = []
         self._parsed: argparse.Namespace | None = None
         self._used_options: dict[str, str] = {}
@@ -177,63 +187,69 @@ class Grammar(argparse.ArgumentParser):
         )
 
     def arguments(self) -> list[dict[str, Any]]:
-        """Return all options and positional arguments as values for JSON, in the help's order."""
+        """Return all options and positional arguments as objects for JSON, in the help's order."""
         arguments = []
         for group in self._action_groups:
             # argparse has no public way from a group to its actions.
             actions = group._group_actions  # noqa: SLF001
-            arguments += [_as_values(action, group.title or "") for action in actions]
+            arguments += [_describe_argument(action, group.title or "") for action in actions]
         return arguments
 
     def usage_line(self) -> str:
-        """Return the usage line, with required words only: ``build.py push [options] IMAGE``."""
+        """Return the usage line, with required options only: ``build.py push [options] IMAGE``."""
         if self.usage:
             return self.usage
         words = [self.prog, "[options]"]
         for argument in self.arguments():
-            is_option, is_required = bool(argument["names"]), argument["required"]
-            if is_option:
-                if is_required:
-                    words.append(f"{argument['names'][-1]} {argument['value']}")
+            option_names, value = argument["names"], argument["value"]
+            if option_names:
+                if argument["required"]:
+                    words.append(f"{option_names[-1]} {value}")
                 continue
-            value = argument["value"]
             if argument["repeats"]:
                 value += " ..."
-            words.append(value if is_required else f"[{value}]")
+            if not argument["required"]:
+                value = f"[{value}]"
+            words.append(value)
         return " ".join(words)
 
     def as_values(self) -> dict[str, Any]:
-        """Return everything in the help as values that JSON can write."""
+        """Return everything in the help as an object for JSON."""
         manual = self.manual
+        examples = [
+            {"line": example.line, "does": example.does, "needs": example.needs}
+            for example in manual.examples
+        ]
+        exit_statuses = [
+            {"status": status, "meaning": meaning} for status, meaning in manual.exit_statuses
+        ]
         return {
             "command": manual.command,
             "summary": manual.summary,
             "details": manual.details,
             "usage": self.usage_line(),
             "arguments": self.arguments(),
-            "examples": [
-                {"line": example.line, "does": example.does, "needs": example.needs}
-                for example in manual.examples
-            ],
+            "examples": examples,
             "result": manual.result,
-            "exit_statuses": [
-                {"status": status, "meaning": meaning} for status, meaning in manual.exit_statuses
-            ],
+            "exit_statuses": exit_statuses,
             "reads": [asdict(source) for source in manual.reads],
             "see_also": list(manual.see_also),
         }
 
     def format_help(self) -> str:
-        """Return the help, as wide as the terminal but at most ``WIDTH`` columns."""
+        """Return the help, as wide as the terminal but at most ``WIDTH`` columns.
+
+        argparse writes ``usage``, ``description`` and ``epilog`` of this parser around the
+        options; they are set from the manual.
+        """
         manual = self.manual
-        width = _width()
+        width = _find_width()
         self.usage = self.usage_line()
-        examples = [
-            f"  {_shell_lines(example.line, width)}\n      {example.does}"
-            for example in manual.examples
-        ]
-        details = _fill(manual.details, width)
-        self.description = "\n".join([f"{details}\n\nexamples:", *examples])
+        lines = [_fill(manual.details, width), "", "examples:"]
+        for example in manual.examples:
+            lines.append(f"  {_wrap_shell_line(example.line, width)}")
+            lines.append(f"      {example.does}")
+        self.description = "\n".join(lines)
 
         parts = [_fill(f"result: {manual.result}", width)]
         if manual.reads:
@@ -262,6 +278,9 @@ class Grammar(argparse.ArgumentParser):
             words: The words after the command.
             root: The checkout, if the words name no other.
 
+        Returns:
+            The values of the options by name, and ``given``: see ``parse_known_args``.
+
         Raises:
             CommandLineError: The words are wrong; unknown names among them are problems too.
             UnknownNameError: Only names are wrong.
@@ -270,12 +289,14 @@ class Grammar(argparse.ArgumentParser):
         try:
             options: argparse.Namespace | None = self.parse_args(words)
         except CommandLineError as error:
+            # What could be parsed is checked, too, so that one error has all problems.
             problems, options = error.problems, self._parsed
         value_problems: Sequence[str | UnknownNameError] = ()
         if options is not None:
             try:
                 value_problems = self._check(options, options.root or root)
             except TrainworksError:
+                # Such as facts that cannot be read: the wrong words may be the reason.
                 if not problems:
                     raise
         self._problems = list(problems)
@@ -293,10 +314,19 @@ class Grammar(argparse.ArgumentParser):
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words; one ``CommandLineError`` has all their problems.
+        """Parse words as argparse does, and store the result for ``read``.
 
-        The result has ``given``, too: the options among the words, by the names of their values.
-        An invalid choice is replaced by the default.
+        Args:
+            args: The words after the command.
+            namespace: As of argparse.
+
+        Returns:
+            The values and the words that are left over. The values have ``given``, too: the
+            options among the words, by the names of their values: ``{"fixed_tags": "--tag"}``.
+            An invalid choice is replaced by the default.
+
+        Raises:
+            CommandLineError: It has all problems of the words.
         """
         self._problems, self._parsed = [], None
         parsed = super().parse_known_args(self._with_known_options(args or ()), namespace)
@@ -317,20 +347,29 @@ class Grammar(argparse.ArgumentParser):
         self._fail()
 
     def _fail(self) -> NoReturn:
-        problems, self._problems = tuple(dict.fromkeys(self._problems)), []
+        """Raise the problems so far as one ``CommandLineError``, and forget them."""
+        # Without repetitions, in their order.
+        problems = tuple(dict.fromkeys(self._problems))
+        self._problems = []
         raise CommandLineError(
             problems, hint=f"`python build.py {self.manual.command} --help` shows examples"
         )
 
     def _with_known_options(self, words: Sequence[str]) -> list[str]:
-        """Report unknown options, and replace each by the closest option.
+        """Return words without unknown options: each is replaced by the closest option.
 
-        With the replacement the other words are checked too.
+        argparse would stop at the first unknown option; with the replacements it checks the other
+        words, too. Unknown options, and options with a second value, become problems.
+        ``_used_options`` gets the options among the words.
+
+        Args:
+            words: The words after the command: ``--tga 1.0`` becomes ``--tag 1.0``.
         """
         result: list[str] = []
         actions = self._option_string_actions
         used = self._used_options = {}
         for number, word in enumerate(words):
+            # No word behind this one is an option.
             if word == "--":
                 return [*result, *words[number:]]
             name, equals, value = word.partition("=")
@@ -344,16 +383,20 @@ class Grammar(argparse.ArgumentParser):
                 if takes_one_value and action.dest in used:
                     self._problems.append(f"{name} is given twice; it takes one value")
                 used[action.dest] = action.option_strings[-1]
+            # ``-`` is stdin, and a text with a blank is a value that begins with a dash.
             is_value = not word.startswith("-") or word == "-" or " " in name
-            if is_value or {name, name[:2]} & actions.keys():
+            is_known = name in actions or name[:2] in actions
+            if is_value or is_known:
                 result.append(word)
                 continue
             near = self._closest_option(name)
             advice = f"; did you mean {near}?" if near else ""
             self._problems.append(f"unknown option {name}{advice}")
+            # ``--help`` would print the help and end the command, and the problems with it.
             if not near or near == "--help":
                 continue
             takes_value = actions[near].nargs != 0
+            # A flag with ``=VALUE`` would be one more problem of the same word.
             if takes_value or not equals:
                 used[actions[near].dest] = near
                 result.append(f"{near}{equals}{value}")
@@ -367,6 +410,7 @@ class Grammar(argparse.ArgumentParser):
         return nearest(name, [word for word in self._option_string_actions if word[:2] == "--"])
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Convert a value as argparse does; note a malformed one as a problem, and return it."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -374,6 +418,7 @@ class Grammar(argparse.ArgumentParser):
             return arg_string
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Note a value that is not one of the choices as a problem, with the closest choice."""
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings) or action.metavar
             advice = suggest_names(str(value), map(str, action.choices))
@@ -384,31 +429,36 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves texts as they are, and wraps options at ``WIDTH`` columns."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_width(), max_help_position=26)
+        super().__init__(prog, width=_find_width(), max_help_position=OPTION_COLUMNS)
 
 
-def _width() -> int:
+def _find_width() -> int:
+    """Return the columns of a help: those of the terminal, at most ``WIDTH``."""
     return min(shutil.get_terminal_size().columns, WIDTH)
 
 
 def _fill(text: str, width: int, indent: str = "") -> str:
+    """Wrap a paragraph at ``width`` columns; lines after the first one begin with ``indent``."""
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 
-def _shell_lines(line: str, width: int) -> str:
-    """Return a command line on several lines, as a shell takes them."""
+def _wrap_shell_line(line: str, width: int) -> str:
+    """Return a command line on several lines, each but the last one with a backslash at its end."""
+    # Room for the indentation and the backslash.
     lines = textwrap.wrap(line, width - 6, break_on_hyphens=False, break_long_words=False)
     return " \\\n    ".join(lines)
 
 
-def _exit_statuses(
+def _list_exit_statuses(
     done: str, fails: Sequence[type[TrainworksError]]
 ) -> tuple[tuple[int, str], ...]:
-    """Return the exit statuses of a command with their meanings.
+    """Return the exit statuses of a command with their meanings, the lowest first.
 
-    They are those of every command, and those of these errors.
+    Args:
+        done: The meaning of 0.
+        fails: The errors of the command, besides those of every command.
     """
     errors: set[type[TrainworksError]] = {
         TrainworksError,
@@ -417,14 +467,22 @@ def _exit_statuses(
         InterruptionError,
         *fails,
     }
-    return (0, done), *sorted((error.exit_status, error.meaning) for error in errors)
+    failures = sorted((error.exit_status, error.meaning) for error in errors)
+    return ((0, done), *failures)
 
 
-def _as_values(action: argparse.Action, group: str) -> dict[str, Any]:
+def _describe_argument(action: argparse.Action, group: str) -> dict[str, Any]:
+    """Return an option or a positional argument as an object for JSON.
+
+    Args:
+        action: The argument, as argparse has it.
+        group: The title of its group in the help.
+    """
     is_flag = action.nargs == 0
     is_positional = not action.option_strings
     has_choices = bool(action.choices) and not is_positional
     value = ""
+    # The help of argparse shows the choices in the place of a value's name.
     if not is_flag and not has_choices:
         value = str(action.metavar)
     default = None

@@ -21,28 +21,35 @@ from trainworks.terminal.progress import DISPLAY
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
-    """Run ``build.py``.
+    """Run one command of ``build.py``.
+
+    Results go to stdout, errors and progress to stderr; with ``--format json`` errors go to
+    stdout, too. While it runs, SIGTERM ends the command as Ctrl-C does. A process that a shell
+    started for completion answers the shell and ends.
 
     Args:
-        arguments: Those of the command line, without the program; default: the process's own.
+        arguments: The words of the command line, without the program; default: the process's own.
         root: The checkout; default: the current folder if it is one, else the
             data of the installed package.
 
     Returns:
-        The exit status; see the end of ``--help``.
+        The exit status; see the end of ``--help``. No error is raised.
     """
     if "_ARGCOMPLETE" in os.environ and arguments is None:
         from trainworks.cli.complete import complete
 
         complete(root or default_root(Path.cwd()))
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = _wants_json(words)
+    is_own_process = arguments is None
+    if arguments is None:
+        arguments = sys.argv[1:]
+    words = list(arguments)
+    as_json = _has_json_format(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         if words == ["--version"]:
             put(f"trainworks {__version__}\n")
             return 0
-        name, words = _command(words)
+        name, words = _split_command(words)
         command = command_named(name)
         checkout = root or default_root(Path.cwd())
         options = command.parser().read(words, checkout)
@@ -51,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         _say_error(error, as_json=as_json)
         return error.exit_status
     except KeyboardInterrupt:
-        if arguments is None:
+        if is_own_process:
             # A second Ctrl-C while Python shuts down would end the process with
             # the signal's status.
             previous = signal.SIG_IGN
@@ -72,10 +79,14 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         signal.signal(signal.SIGTERM, previous)
 
 
-def _command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command and its own words; ``--root DIR`` may stand before it.
+def _split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the command and the words for its grammar.
 
-    Raises ``CommandLineError``.
+    ``--root DIR`` may stand before the command: ``--root /a push x`` is ``push`` with the words
+    ``x --root /a``. Words without a command are those of ``build``.
+
+    Raises:
+        CommandLineError: The first word is neither a command nor an option nor a target.
     """
     # The number of words before the command: ``--root DIR`` or ``--root=DIR``.
     count = 0
@@ -85,16 +96,20 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
         count = 1
     if len(words) > count and words[count] in COMMANDS:
         words = [*words[count:], *words[:count]]
-    first, *arguments = words or ("",)
+    if not words:
+        return BUILD, []
+    first, *arguments = words
     if first in ("-h", "--help"):
         return "help", arguments
     if first in COMMANDS:
         return first, arguments
-    # The names of targets have dashes, and those of commands do not.
-    if first.startswith("-") or not first or "-" in first:
+    # An option, or the name of a target: it has dashes, and the names of commands do not.
+    if not first or "-" in first:
         return BUILD, list(words)
-    options = [name for argument in grammar_of(BUILD).arguments() for name in argument["names"]]
-    near = nearest(first, (*COMMANDS, *options))
+    known_words = list(COMMANDS)
+    for argument in grammar_of(BUILD).arguments():
+        known_words += argument["names"]
+    near = nearest(first, known_words)
     did_you_mean = f"did you mean {near}? " if near else ""
     hint = (
         f"{did_you_mean}`python build.py help` lists all commands;"
@@ -103,10 +118,10 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
     raise CommandLineError([f"unknown command {first!r}"], hint=hint)
 
 
-def _wants_json(words: Sequence[str]) -> bool:
-    """Whether errors go to stdout as JSON too.
+def _has_json_format(words: Sequence[str]) -> bool:
+    """Return whether words ask for errors on stdout as JSON: ``--format json``.
 
-    Parsing the words may fail, so this looks at them as they are.
+    The words are not parsed: the error of a parser is one of those errors.
     """
     return "--format=json" in words or ("--format", "json") in pairwise(words)
 
@@ -117,6 +132,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _say_error(error: TrainworksError, *, as_json: bool) -> None:
+    """Print an error: for people to stderr, and with ``as_json`` as JSON to stdout, too.
+
+    JSON is left out for an error that the command's own JSON has reported.
+    """
     from trainworks.terminal.formatting import describe
 
     if as_json and not error.reported:

@@ -18,21 +18,21 @@ def add_format(
     choices: Sequence[str] = ("text", "json"),
     note: str = "write the result in this format",
 ) -> None:
-    """Add ``--format``; the first choice is the default."""
+    """Add ``--format``; the first choice is the default, and ``note`` begins the help."""
     container.add_argument(
         "--format", choices=choices, default=choices[0], help=f"{note} (default: {choices[0]})"
     )
 
 
 def add_engine(container: Container) -> None:
-    """Add the choice of an engine."""
+    """Add ``--engine``, the choice of an engine."""
     container.add_argument(
         "--engine", metavar="ENGINE", help="use docker or buildah; default: the first that answers"
     )
 
 
 def add_only(container: Container) -> None:
-    """Add the choice of targets."""
+    """Add ``--only``, the choice of targets by a pattern of their names."""
     container.add_argument(
         "--only",
         action="append",
@@ -47,7 +47,13 @@ def add_components(
     chosen: str = "add an optional component",
     left: str = "leave out a component",
 ) -> None:
-    """Add the choice of optional components."""
+    """Add ``--with`` and ``--without``, the choice of optional components.
+
+    Args:
+        container: The parser, or a group of its options.
+        chosen: The help of ``--with``.
+        left: The help of ``--without``.
+    """
     for option, note in (("with", chosen), ("without", left)):
         container.add_argument(
             f"--{option}",
@@ -60,18 +66,19 @@ def add_components(
 
 
 def add_artifact(container: Container, help_: str) -> None:
-    """Add wheels in the place of those of a target's row."""
+    """Add ``--artifact``: a wheel in the place of that of a target's row."""
     container.add_argument(
         "--artifact",
         action="append",
         default=[],
-        type=_artifact,
+        type=_parse_artifact,
         metavar="NAME=URL#sha256=HASH",
         help=help_,
     )
 
 
-def _artifact(text: str) -> OwnArtifact:
+def _parse_artifact(text: str) -> OwnArtifact:
+    """Parse a value of ``--artifact``; raises ``ArgumentTypeError``, as argparse expects."""
     from trainworks.plan.own_artifacts import read_own_artifact
 
     try:
@@ -91,7 +98,7 @@ def add_until(container: Container, stages: Sequence[str]) -> None:
 
 
 def add_build_options(container: Container) -> None:
-    """Add the options of every build."""
+    """Add the options of every build: ``--output``, ``--junit``, ``--no-cache``, ``--verbose``."""
     container.add_argument(
         "--output", type=Path, metavar="DIR", help="write the build context to this folder"
     )
@@ -105,7 +112,7 @@ def add_build_options(container: Container) -> None:
 
 
 def add_junit(container: Container) -> None:
-    """Add ``--junit``, for what runs image tests."""
+    """Add ``--junit``, the file for the results of image tests."""
     container.add_argument(
         "--junit",
         type=Path,
@@ -115,7 +122,7 @@ def add_junit(container: Container) -> None:
 
 
 def add_repositories(container: Container, *, required: bool = False) -> None:
-    """Add the choice of repositories and tags."""
+    """Add ``--repository``, ``--tag`` and ``--moving-tag``."""
     container.add_argument(
         "--repository",
         action="append",
@@ -128,7 +135,7 @@ def add_repositories(container: Container, *, required: bool = False) -> None:
 
 
 def add_tags(container: Container, *, fixed: str, moving: str = "none") -> None:
-    """Add the choice of tags.
+    """Add ``--tag`` and ``--moving-tag``.
 
     Args:
         container: The parser, or a group of its options.

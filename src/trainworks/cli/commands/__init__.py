@@ -36,14 +36,22 @@ class Command(Protocol):
     """The functions of a command's file."""
 
     def parser(self) -> Grammar:
-        """Return its grammar."""
+        """Return the command's grammar."""
 
     def run(self, options: Namespace, root: Path) -> int:
-        """Run it; return the exit status."""
+        """Run the command, and return its exit status.
+
+        Args:
+            options: The parsed words of the command line.
+            root: The checkout.
+
+        Raises:
+            TrainworksError: A problem that a user can act on; the error has the exit status.
+        """
 
 
 def command_named(name: str) -> Command:
-    """Return one of ``COMMANDS``; only its own file is imported."""
+    """Import and return the module of one of ``COMMANDS``; no other command is imported."""
     return cast("Command", importlib.import_module(f"trainworks.cli.commands.{name}"))
 
 

@@ -48,7 +48,8 @@ STAGES = ("plan", "render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
+    """Parse a positive integer; raises ``ArgumentTypeError``, as argparse expects."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
@@ -151,7 +152,7 @@ def parser() -> Grammar:
     many.add_argument(
         "-j",
         "--jobs",
-        type=_count,
+        type=_parse_count,
         default=1,
         metavar="N",
         help="build N targets at once (default: 1)",
@@ -219,45 +220,60 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Build a target, as far as ``--until`` says; or many; or list them all."""
-    from trainworks.facts.load import load
+    """Build a target or many, as far as ``--until`` says, or list them (``--list``).
 
+    Prints the result: a list, a plan, the folder of a build context, or the image's name.
+
+    Returns:
+        0; for many targets the exit status of the worst failure.
+
+    Raises:
+        ImageTestError: A check of the image failed; the image is in the engine.
+    """
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
-        from trainworks.inspect.listing import format_json_list, format_list, state_of
-        from trainworks.render.build_records import find_current_builds
-
-        facts = load(root)
-        current = find_current_builds(facts)
-        rows, _problems = _listed(options, facts)
-        if options.state:
-            rows = [row for row in rows if state_of(row, facts, current) == options.state]
-        if options.format == "json":
-            put(format_json_list(rows, facts, current))
-        else:
-            chooses_rows = bool(options.only or options.state or options.target)
-            put(format_list(rows, facts, current, whole=options.all or chooses_rows))
-        return 0
+        return _list_targets(options, root)
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession
+    from trainworks.facts.load import load
     from trainworks.inputs.mirror import read_mirror
     from trainworks.plan.resolve import make_plan
 
-    order = _order(options)
-    session = BuildSession(
-        root=root, facts=load(root), mirror=read_mirror(options.mirror, offline=options.offline)
-    )
-    request = _request(options, session.facts)
+    order = _make_order(options)
+    mirror = read_mirror(options.mirror, offline=options.offline)
+    session = BuildSession(root=root, facts=load(root), mirror=mirror)
+    request = _make_request(options, session.facts)
     if options.all or options.only or options.bake:
-        return _many(options, request, session, order)
+        return _build_many(options, request, session, order)
     if options.trust_first_use:
         from trainworks.build.trust_on_first_use import with_first_use
 
         session = with_first_use(request, session)
     result = run_target(request, make_plan(request, session.facts), session, order)
     put_result(options.format, result.report, result.text)
+    # The name of a broken image is printed, too: the image can be looked into.
     if result.broken is not None:
         raise result.broken
+    return 0
+
+
+def _list_targets(options: Namespace, root: Path) -> int:
+    """Print the targets of the options, and which of them were built; return 0."""
+    from trainworks.facts.load import load
+    from trainworks.inspect.listing import format_json_list, format_list, state_of
+    from trainworks.render.build_records import find_current_builds
+
+    facts = load(root)
+    current = find_current_builds(facts)
+    # Unknown names were refused when the words were checked.
+    rows, _problems = _select_rows(options, facts)
+    if options.state:
+        rows = [row for row in rows if state_of(row, facts, current) == options.state]
+    if options.format == "json":
+        put(format_json_list(rows, facts, current))
+        return 0
+    chooses_rows = bool(options.only or options.state or options.target)
+    put(format_list(rows, facts, current, whole=options.all or chooses_rows))
     return 0
 
 
@@ -278,12 +294,13 @@ def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
 
     facts = load(root)
     if options.list:
-        return [*_not_for_list(options), *_listed(options, facts)[1]]
-    return [*_wrong_together(options), *_unknown_names(options, facts)]
+        _rows, unknown_names = _select_rows(options, facts)
+        return [*_check_list_options(options), *unknown_names]
+    return [*_find_conflicts(options), *_find_unknown_names(options, facts)]
 
 
-def _not_for_list(options: Namespace) -> list[str]:
-    """Return the problem of options that ``--list`` does not take."""
+def _check_list_options(options: Namespace) -> list[str]:
+    """Return the problem of options that ``--list`` does not take; empty without any."""
     allowed = (*FILTERS, "target", "only", "state", "all", "list", "format", "root")
     refused = [flag for name, flag in options.given.items() if name not in allowed]
     if not refused:
@@ -293,13 +310,17 @@ def _not_for_list(options: Namespace) -> list[str]:
     return [f"{flags}: --list takes {filters}, --only, --state and --all, nothing else"]
 
 
-def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[UnknownNameError]]:
-    """Return the rows of ``--list``, and the unknown names in its filters."""
+def _select_rows(
+    options: Namespace, facts: Facts
+) -> tuple[list[TargetRow], list[UnknownNameError]]:
+    """Return the rows of ``--list``, and an error for each unknown name in its filters."""
     from trainworks.plan.select import matching_rows, rows_like
 
-    filters = {
-        field: getattr(options, name) for name, field in FILTERS.items() if name in options.given
-    }
+    filters = {}
+    for name, field in FILTERS.items():
+        # The defaults of ``--sources`` and ``--architecture`` choose a build, not rows.
+        if name in options.given:
+            filters[field] = getattr(options, name)
     patterns = [*options.only]
     if options.target:
         patterns.append(options.target)
@@ -313,29 +334,36 @@ def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[Unk
     return rows, [*problems, *unknown]
 
 
-def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
-    """Return the unknown names in the options of a build."""
+def _find_unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
+    """Return an error for each unknown name in the options of a build."""
     from trainworks.engine import ENGINES
     from trainworks.plan.names import make_unknown_name_error
 
-    builds_many = options.all or options.only or options.bake
-    problems = [] if builds_many else _unknown_values(options, facts)
+    problems: list[UnknownNameError] = []
+    is_for_many = options.all or options.only or options.bake
+    if not is_for_many:
+        problems += _find_unknown_values(options, facts)
     if options.engine and options.engine not in ENGINES:
         problems.append(make_unknown_name_error("engine", options.engine, ENGINES))
     return problems
 
 
-def _unknown_values(options: Namespace, facts: Facts) -> list[UnknownNameError]:
+def _find_unknown_values(options: Namespace, facts: Facts) -> list[UnknownNameError]:
+    """Return an error for each unknown name in the options that choose one target."""
     from trainworks.plan.select import unknown_names
 
     try:
-        return unknown_names(_request(options, facts), facts)
+        return unknown_names(_make_request(options, facts), facts)
     except UnknownNameError as error:
         return [error]
 
 
-def _request(options: Namespace, facts: Facts) -> Request:
-    """Return what is asked for; raises ``UnknownNameError`` for a target that does not exist."""
+def _make_request(options: Namespace, facts: Facts) -> Request:
+    """Return the request for a target, from its name or from the options that choose it.
+
+    Raises:
+        UnknownNameError: No target has the name.
+    """
     from trainworks.plan.model import Request
     from trainworks.plan.select import request_for, row_named
 
@@ -350,14 +378,14 @@ def _request(options: Namespace, facts: Facts) -> Request:
         without_components=tuple(options.without_components),
         artifacts=tuple(options.artifact),
     )
-    return (
-        request_for(row_named(options.target, facts), facts, request) if options.target else request
-    )
+    if not options.target:
+        return request
+    return request_for(row_named(options.target, facts), facts, request)
 
 
-def _wrong_together(options: Namespace) -> list[str]:
-    """Return what is wrong with options that do not go together."""
-    many = options.all or options.only or options.bake
+def _find_conflicts(options: Namespace) -> list[str]:
+    """Return a message for each set of options that do not go together; empty without any."""
+    is_for_many = options.all or options.only or options.bake
     chosen = {
         "--framework": options.framework,
         "--cuda": options.cuda,
@@ -367,9 +395,10 @@ def _wrong_together(options: Namespace) -> list[str]:
     named = [flag for flag, value in chosen.items() if value]
     missing = [flag for flag in ("--framework", "--cuda") if not chosen[flag]]
     fixed = [flag for name, flag in options.given.items() if name in FILTERS]
+    # Each message, and the condition under which it is a problem.
     refused = {
         "--push is for one target; `build.py push TARGET` pushes what is built already": (
-            options.push and many
+            options.push and is_for_many
         ),
         "--record is for tested images: it does not go with --until": (
             options.record and options.until != "test"
@@ -383,30 +412,32 @@ def _wrong_together(options: Namespace) -> list[str]:
             not options.push and (options.repository or options.fixed_tags or options.moving_tags)
         ),
         "--trust-first-use is for builds of one target": (
-            options.trust_first_use and (many or options.until in ("plan", "render"))
+            options.trust_first_use and (is_for_many or options.until in ("plan", "render"))
         ),
         "--trust-first-use downloads, and --offline forbids it": (
             options.trust_first_use and options.offline
         ),
         "--offline needs --mirror DIR or --mirror URL": options.offline and not options.mirror,
-        f"{' and '.join(named)}: --all and --only choose targets by their names": many and named,
+        f"{' and '.join(named)}: --all and --only choose targets by their names": is_for_many
+        and named,
         "--bake needs --output DIR, a folder for the file and the contexts": (
             options.bake and not options.output
         ),
         f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": (
-            not (many or options.target) and missing
+            not (is_for_many or options.target) and missing
         ),
         f"{' and '.join(fixed)}: TARGET names one target with all its values": (
             options.target and fixed
         ),
         "--all, --only and --bake are for many targets, and TARGET names one": (
-            options.target and many
+            options.target and is_for_many
         ),
     }
     return [message for message, wrong in refused.items() if wrong]
 
 
-def _order(options: Namespace) -> BuildOrder:
+def _make_order(options: Namespace) -> BuildOrder:
+    """Return how a build is done: everything in the options but the choice of targets."""
     from trainworks.build.options import BuildOrder, PushOrder
 
     push = PushOrder(
@@ -432,7 +463,21 @@ def _order(options: Namespace) -> BuildOrder:
     )
 
 
-def _many(options: Namespace, like: Request, session: BuildSession, order: BuildOrder) -> int:
+def _build_many(options: Namespace, like: Request, session: BuildSession, order: BuildOrder) -> int:
+    """Build the targets of ``--only``, or write their bake file (``--bake``); print the results.
+
+    Args:
+        options: The options of the command line.
+        like: The request with the components and wheels for all targets.
+        session: The checkout and the mirror.
+        order: How each build is done.
+
+    Returns:
+        The exit status of the worst failure; 0 without any.
+
+    Raises:
+        InterruptionError: Ctrl-C ended the builds; the results so far are printed.
+    """
     from trainworks.build.matrix import as_json, as_text, build_many, plan_targets, worst
     from trainworks.plan.select import rows_like
 
@@ -447,7 +492,8 @@ def _many(options: Namespace, like: Request, session: BuildSession, order: Build
         put_result(options.format, content, f"{bake.file}\n")
         return 0
     summary = build_many(targets, session, order, at_once=options.jobs)
-    put(as_json(summary) if options.format == "json" else as_text(summary))
+    text = as_json(summary) if options.format == "json" else as_text(summary)
+    put(text)
     if summary.interrupted:
         raise InterruptionError(reported=True)
     return worst(summary.targets)

@@ -73,29 +73,43 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
+    """Return the problems of options that do not go together; empty without any."""
+    if options.image:
+        if options.only in ([], ["static"]):
+            return []
+        return ["with --image, --only can be 'static': what starts no program of the image"]
     flags = [f"--{name}" for name in ("any", "engine", "junit") if getattr(options, name)]
-    refused = {
-        "with --image, --only can be 'static': what starts no program of the image": (
-            options.image and options.only not in ([], ["static"])
-        ),
-        f"{' and '.join(flags)} need --image": flags and not options.image,
-    }
-    return [message for message, wrong in refused.items() if wrong]
+    if not flags:
+        return []
+    return [f"{' and '.join(flags)} need --image"]
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Check targets, or an image."""
+    """Check that targets can be planned, or with ``--image`` test an image.
+
+    Prints the findings. Returns 0 if all is well, or the exit status of the worst finding about a
+    target.
+
+    Raises:
+        ImageTestError: A check of the image failed.
+    """
     if options.image:
         return _check_image(options, root)
     from trainworks.facts.load import load
     from trainworks.inspect.matrix_check import as_json, as_text, check_targets, exit_status_of
 
     findings = check_targets(load(root), options.only)
-    put(as_json(findings) if options.format == "json" else as_text(findings))
+    text = as_json(findings) if options.format == "json" else as_text(findings)
+    put(text)
     return exit_status_of(findings)
 
 
 def _check_image(options: Namespace, root: Path) -> int:
+    """Test the image of ``--image``, print the results, and return 0.
+
+    Raises:
+        ImageTestError: A check failed.
+    """
     from trainworks.build.image_check import CheckRequest, check_image
     from trainworks.build.session import BuildSession
     from trainworks.facts.load import load

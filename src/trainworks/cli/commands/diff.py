@@ -58,7 +58,7 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Compare two images."""
+    """Compare two images, and print the differences; return 0 also if they differ."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.inspect.image_difference import as_text, compare_images
@@ -67,11 +67,11 @@ def run(options: Namespace, root: Path) -> int:
 
     facts = load(root)
     engine = choose(options.engine, report=say)
-    # Both names first: to read an image takes minutes.
-    references = [find_image(name, engine, facts) for name in (options.before, options.after)]
-    before, after = (
-        inspect_image(engine, reference, facts, digests=True) for reference in references
-    )
-    found = compare_images(before, after)
-    put_result(options.format, found.as_values(), as_text(found))
+    # Both names are looked up first: an unknown one is an error before minutes of reading.
+    reference_before = find_image(options.before, engine, facts)
+    reference_after = find_image(options.after, engine, facts)
+    before = inspect_image(engine, reference_before, facts, digests=True)
+    after = inspect_image(engine, reference_after, facts, digests=True)
+    difference = compare_images(before, after)
+    put_result(options.format, difference.as_values(), as_text(difference))
     return 0

@@ -86,7 +86,12 @@ def parser() -> Grammar:
 
 
 def variable(text: str) -> tuple[str, str]:
-    """Return name and value of ``NAME=VALUE``."""
+    """Return the name and the value of ``NAME=VALUE``.
+
+    Raises:
+        ArgumentTypeError: There is no ``=``, or the name is not that of a variable. argparse shows
+            the message.
+    """
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
@@ -94,7 +99,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def add_contents(grammar: Grammar) -> None:
-    """Add the contents of an extended image, which ``prove`` takes too."""
+    """Add the options for the contents of an extended image, which ``prove`` takes too."""
     grammar.add_argument(
         *("--requirements", "-r"),
         type=Path,
@@ -164,22 +169,27 @@ def add_contents(grammar: Grammar) -> None:
 
 
 def check(options: Namespace, root: Path) -> list[UnknownNameError]:
-    """Return the compilers that do not exist."""
+    """Return an error for each name in ``--with`` that is not a compiler; none is raised."""
     from trainworks.facts.load import load
     from trainworks.plan.names import make_unknown_name_error
 
     if not options.with_components:
         return []
-    known = [component.name for component in load(root).components if component.compiles]
-    return [
-        make_unknown_name_error("compiler in --with:", name, known)
-        for name in options.with_components
-        if name not in known
-    ]
+    compilers = [component.name for component in load(root).components if component.compiles]
+    errors = []
+    for name in options.with_components:
+        if name not in compilers:
+            errors.append(make_unknown_name_error("compiler in --with:", name, compilers))
+    return errors
 
 
 def extension_of(options: Namespace, tag: str) -> ExtendRequest:
-    """Return the extension that the base and the options of ``add_contents`` mean."""
+    """Return the request for an extended image, from its base and the options for its contents.
+
+    Args:
+        options: The options of ``add_contents``, ``--base``, ``--with`` and ``--engine``.
+        tag: The name of the extended image: ``my/train:1``.
+    """
     from trainworks.extend.request import ExtendRequest
 
     return ExtendRequest(
@@ -202,7 +212,11 @@ def extension_of(options: Namespace, tag: str) -> ExtendRequest:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Extend an image."""
+    """Make and test an image from a base, requirements and code, and print its name; return 0.
+
+    Raises:
+        ImageTestError: A check of the image failed.
+    """
     from trainworks.extend.image import extend
 
     request = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
 from trainworks.cli.grammar import Example, Grammar, Manual
@@ -56,23 +57,34 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, _root: Path) -> int:
-    """Explain."""
+    """Print the help of a command, or without one the list of all commands; return 0."""
     if options.format == "json":
-        groups = {name: group for group, names in GROUPS.items() for name in names}
-        chosen = [options.command] if options.command else COMMANDS
-        commands = [{"group": groups[name], **grammar_of(name).as_values()} for name in chosen]
-        put_json({"commands": commands})
+        put_json({"commands": _describe_commands(options.command)})
+    elif options.command:
+        put(grammar_of(options.command).format_help())
     else:
-        put(grammar_of(options.command).format_help() if options.command else overview())
+        put(overview())
     return 0
 
 
+def _describe_commands(only: str | None) -> list[dict[str, Any]]:
+    """Return the help of one command, or of all, as objects for JSON."""
+    descriptions = []
+    for group, names in GROUPS.items():
+        for name in names:
+            if only in (None, name):
+                descriptions.append({"group": group, **grammar_of(name).as_values()})
+    return descriptions
+
+
 def overview() -> str:
-    """Return the list of all commands for people."""
+    """Return the list of all commands by purpose, for people."""
     width = max(map(len, COMMANDS))
-    groups = (
-        f"\n{title}:\n"
-        + "".join(f"  {name:<{width}}  {grammar_of(name).manual.summary}\n" for name in names)
-        for title, names in GROUPS.items()
-    )
-    return START + "".join(groups) + END
+    parts = [START]
+    for title, names in GROUPS.items():
+        parts.append(f"\n{title}:\n")
+        for name in names:
+            summary = grammar_of(name).manual.summary
+            parts.append(f"  {name:<{width}}  {summary}\n")
+    parts.append(END)
+    return "".join(parts)

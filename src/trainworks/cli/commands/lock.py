@@ -90,7 +90,7 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
-    """Return the problem of options that exclude one another."""
+    """Return the problem of options that exclude one another; empty without one."""
     used = [name for name in ("upgrade", "newest", "dry_run", "check") if getattr(options, name)]
     if len(used) < 2 or used == ["upgrade", "dry_run"]:
         return []
@@ -99,7 +99,14 @@ def _check(options: Namespace, _root: Path) -> list[str]:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Lock targets: write the locks, and report the failed inputs at the end."""
+    """Lock targets, or compare their locks with the rows (``--check``); return 0.
+
+    Writes the locks into the checkout, unless the options say otherwise, and prints the packages
+    that moved.
+
+    Raises:
+        LockError: An input could not be locked; the other inputs are locked.
+    """
     from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
@@ -110,7 +117,7 @@ def run(options: Namespace, root: Path) -> int:
     rows = rows_like(options.only, facts)
     if options.check:
         return _report_locks(*check_locks(rows, facts), options)
-    writes = not (options.dry_run or options.newest)
+    writes = not options.dry_run and not options.newest
     if writes:
         writable_root(root, "`lock`")
     with ExitStack() as stack:
@@ -119,9 +126,11 @@ def run(options: Namespace, root: Path) -> int:
         (folder / "images" / "lock").mkdir(parents=True, exist_ok=True)
         settings = read_host_settings(os.environ)
         files, moved, problems = _lock(rows, facts, settings, folder, options)
+    # One input of many targets has one line.
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
-        put_json({"written": files if writes else [], "moved": moved, "problems": unique})
+        written = files if writes else []
+        put_json({"written": written, "moved": moved, "problems": unique})
     if unique:
         noun = "inputs are" if len(unique) > 1 else "input is"
         hint = "the others are locked; run the same command on a machine that can download the rest"
@@ -136,7 +145,19 @@ def _lock(
     folder: Path,
     options: Namespace,
 ) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Lock rows; return the written files, the moved packages by target, and the failures."""
+    """Lock the inputs of rows, and print the packages that moved.
+
+    Args:
+        rows: The targets.
+        facts: The facts of the checkout, with the locks as they are.
+        settings: This machine's indexes, proxies and CAs.
+        folder: The folder that gets the locks, below ``images/lock``.
+        options: The options of the command line.
+
+    Returns:
+        The written files; the moved packages, as lines by target (``shared``: of all targets);
+        and a line for each input that could not be locked.
+    """
     from trainworks.host.downloads import Client
     from trainworks.inputs.lock_artifacts import (
         LockRun,
@@ -160,12 +181,14 @@ def _lock(
     files: list[str] = []
     moved: dict[str, list[str]] = {}
     problems: list[str] = []
+    # ``--upgrade system`` leaves the Python packages alone.
     resolved = () if options.upgrade == "system" else rows
     upgrades_packages = bool(options.upgrade or options.newest)
     with DISPLAY.task("locking", len(resolved), "targets", log=False) as task:
         for row in resolved:
             name = facts.name_of(row)
             row_to_lock, facts_to_lock = row, facts
+            # Without the versions of the rows, the newest ones are resolved.
             if options.newest:
                 row_to_lock, facts_to_lock = remove_versions(row, facts)
             try:
@@ -209,7 +232,16 @@ def _lock(
 
 
 def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Namespace) -> int:
-    """Print the problems of locks and the inputs without a lock; raise an error for failures."""
+    """Print the problems of locks and the inputs without a lock; return 0.
+
+    Args:
+        problems: A line for each lock that does not fit its row.
+        unlocked: The names of inputs without a lock; with ``--strict`` they are problems, too.
+        options: The options of the command line.
+
+    Raises:
+        LockError: There is a problem.
+    """
     if options.format == "json":
         put_json({"problems": problems, "unlocked": unlocked})
     elif unlocked:
@@ -226,5 +258,8 @@ def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Nam
 
 
 def _failure(title: str, problems: Sequence[str], hint: str, options: Namespace) -> LockError:
-    """Return the error that ends the command; as JSON its problems are on stdout already."""
+    """Return the error that ends the command, with one line for each problem below its title.
+
+    With ``--format json`` the problems are on stdout already, and the error is not printed there.
+    """
     return LockError("\n  ".join((title, *problems)), hint=hint, reported=options.format == "json")

@@ -53,7 +53,7 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Fill a mirror."""
+    """Download the missing files of targets into a folder, and print the folder's name."""
     from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.fill_mirror import fill_mirror

@@ -72,13 +72,18 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Report the missing updates of an image."""
+    """Print the missing updates of an image, and its advisories; return 0 without any.
+
+    Raises:
+        OutdatedError: Something is missing, or could not be compared.
+    """
     from trainworks.build.outdated import find_outdated
     from trainworks.facts.load import load
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
     put_result(options.format, report.as_values(), report.as_text())
-    if missing := report.missing(allow_ended=options.allow_ended):
+    missing = report.missing(allow_ended=options.allow_ended)
+    if missing:
         raise OutdatedError(
             f"{report.name}: {'; '.join(missing)}",
             hint=(

@@ -56,7 +56,7 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command is called so
-    """Promote an image."""
+    """Copy an image to other repositories; print an address for each, and the tags on stderr."""
     from trainworks.host.settings import read_host_settings
     from trainworks.registry.names import check_tags
     from trainworks.registry.push import promote_image, report_of, say_tags, text_of

@@ -118,22 +118,32 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Write the proof, and print the names of its files."""
+    """Write the documents of a proof, and print the names of their files.
+
+    With ``--pushed``, the commands that sign and attach them go to stderr.
+
+    Raises:
+        CommandLineError: The options are partly those of a target, partly of an extended image.
+    """
     from trainworks.attestation.evidence import EVIDENCE
     from trainworks.attestation.options import ProveRequest
     from trainworks.attestation.prove import prove
 
     _check_choice(options)
-    extension = extension_of(options, options.target) if options.base else None
+    target, with_components, extension = options.target, tuple(options.with_components), None
+    if options.base:
+        # The image and the components are then those of the extension.
+        extension = extension_of(options, options.target)
+        target, with_components = "", ()
     request = ProveRequest(
-        target="" if extension else options.target,
+        target=target,
         output=options.output,
         pushed=options.pushed or "",
         builder=options.builder or "",
         evidence=options.evidence,
         licenses=options.licenses,
         engine=options.engine,
-        with_components=() if extension else tuple(options.with_components),
+        with_components=with_components,
         without_components=tuple(options.without_components),
         artifacts=tuple(options.artifact),
         extension=extension,
@@ -147,19 +157,23 @@ def run(options: Namespace, root: Path) -> int:
         "files": [str(path) for path in proof.files],
         "address": proof.address,
     }
-    for kind, path in zip(
-        ("cyclonedx", "slsaprovenance1", EVIDENCE),
-        proof.files if proof.address else (),
-        strict=False,
-    ):
-        say(f"cosign attest --key KEY --type {kind} --predicate {path} {proof.address}")
+    # Without an image in a registry cosign has nothing to sign.
+    if proof.address:
+        kinds = ("cyclonedx", "slsaprovenance1", EVIDENCE)
+        # The evidence, the last file, is optional.
+        for kind, path in zip(kinds, proof.files, strict=False):
+            say(f"cosign attest --key KEY --type {kind} --predicate {path} {proof.address}")
     lines = "".join(f"{path}\n" for path in proof.files)
     put_result(options.format, content, lines)
     return 0
 
 
 def _check_choice(options: Namespace) -> None:
-    """Check that the options are those of a target, or those of an extension."""
+    """Check that the options are those of a target, or those of an extended image.
+
+    Raises:
+        CommandLineError: An option is about the other kind of image, or lacks ``--pushed``.
+    """
     names: tuple[str, ...] = (
         "requirements",
         "extra",
@@ -171,16 +185,13 @@ def _check_choice(options: Namespace) -> None:
     )
     advice = "is about an extended image: name its --base too"
     if options.base:
-        names, advice = (
-            ("without_components", "artifact"),
-            "is about a target's image, and --base is given",
-        )
-    wrong = [
-        f"--{name.removesuffix('_components').replace('_', '-')}"
-        for name in names
-        if getattr(options, name)
-    ]
-    problems = [f"{option} {advice}" for option in wrong]
+        names = ("without_components", "artifact")
+        advice = "is about a target's image, and --base is given"
+    problems = []
+    for name in names:
+        if getattr(options, name):
+            flag = name.removesuffix("_components").replace("_", "-")
+            problems.append(f"--{flag} {advice}")
     if options.evidence and not options.pushed:
         problems.append("--evidence is about an image in a registry: give --pushed ADDRESS")
     if problems:

@@ -89,7 +89,12 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Push an image."""
+    """Push an image to repositories; print an address for each, and the tags on stderr.
+
+    Raises:
+        UnknownNameError: The engine has no such image.
+        RegistryError: A tag is malformed, or a registry refuses.
+    """
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
@@ -103,8 +108,9 @@ def run(options: Namespace, root: Path) -> int:
 
     facts = load(root)
     check_tags(options.fixed_tags, options.moving_tags)
-    # Before an engine is asked: a word that is not a reference is a target.
-    if not set(":/") & set(options.image) and image_named(options.image, facts) is None:
+    # Before an engine is asked: a word without ``:`` and ``/`` is not a reference but a target.
+    is_reference = ":" in options.image or "/" in options.image
+    if not is_reference and image_named(options.image, facts) is None:
         raise make_unknown_name_error("target", options.image, map(facts.name_of, facts.targets))
     engine = choose(options.engine, report=say)
     reference = find_image(options.image, engine, facts)

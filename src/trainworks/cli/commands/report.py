@@ -51,7 +51,7 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Report on an image."""
+    """Print the sizes of an image's components, packages and files."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.inspect.inspected_image import inspect_image

@@ -80,25 +80,33 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
-    refused = {
-        f"{options.image}: name the image by its digest: HOST/NAME@sha256:...": not _digest(
-            options.image
-        ),
-        f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits": (
-            options.commit and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit)
-        ),
-        "--part needs --gpu": options.part and not options.gpu,
-    }
-    return [message for message, wrong in refused.items() if wrong]
+    """Return the problems of malformed values, and of options that do not go together."""
+    problems = []
+    if not _digest_of(options.image):
+        problems.append(f"{options.image}: name the image by its digest: HOST/NAME@sha256:...")
+    if options.commit and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit):
+        problems.append(
+            f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits"
+        )
+    if options.part and not options.gpu:
+        problems.append("--part needs --gpu")
+    return problems
 
 
-def _digest(image: str) -> str:
-    found = re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image)
-    return found[1] if found else ""
+def _digest_of(image: str) -> str:
+    """Return the 64 digits of ``HOST/NAME@sha256:...`` or ``sha256:...``; ``""`` for other text."""
+    match = re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image)
+    if match is None:
+        return ""
+    return match[1]
 
 
 def run(options: Namespace, _root: Path) -> int:
-    """Check what cosign printed, and print what it proves."""
+    """Check the statements that cosign printed against the options, and print what they prove.
+
+    Raises:
+        ProofError: The statements are not about the image, or do not say what is demanded.
+    """
     from trainworks.attestation.verify import Policy, describe, read_output, verify
 
     policy = Policy(
@@ -106,8 +114,7 @@ def run(options: Namespace, _root: Path) -> int:
     )
     if options.part:
         policy = replace(policy, parts=tuple(options.part))
-    proven = verify(read_output(options.files), _digest(options.image), policy)
-    put_result(
-        options.format, {"image": options.image, **asdict(proven)}, describe(options.image, proven)
-    )
+    proven = verify(read_output(options.files), _digest_of(options.image), policy)
+    content = {"image": options.image, **asdict(proven)}
+    put_result(options.format, content, describe(options.image, proven))
     return 0
