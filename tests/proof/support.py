@@ -19,10 +19,10 @@ from trainworks.attestation.components import (
     BillOfMaterials,
     LauncherRelease,
     TargetBuild,
-    target_bill,
+    make_target_bill,
 )
-from trainworks.attestation.prove import PROVENANCE_FILE, texts_of
-from trainworks.attestation.provenance import Builder, Checkout, provenance
+from trainworks.attestation.prove import PROVENANCE_FILE, make_documents
+from trainworks.attestation.provenance import Builder, Checkout, make_provenance
 from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
 from trainworks.imagetest import probe_request
@@ -231,14 +231,14 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
     build = TargetBuild(request=request, plan=plan, rendering=rendering)
     launcher = LauncherRelease(version="0.1.0", license="Apache-2.0")
     base_identifier = "sha256:" + "6" * 64
-    bill = target_bill(build, image, found, base_identifier=base_identifier, launcher=launcher)
+    bill = make_target_bill(build, image, found, base_identifier=base_identifier, launcher=launcher)
     bill = replace(bill, address=address)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
         bill=bill,
-        write=lambda: texts_of(
+        write=lambda: make_documents(
             bill,
-            lambda run: provenance(build, bill, checkout=checkout, run=run),
+            lambda run: make_provenance(build, bill, checkout=checkout, run=run),
             builder=BUILDER,
             time=0,
         ),

@@ -17,9 +17,9 @@ from trainworks.attestation.components import (
     BillOfMaterials,
     LauncherRelease,
     TargetBuild,
-    target_bill,
+    make_target_bill,
 )
-from trainworks.attestation.cyclonedx import cyclonedx
+from trainworks.attestation.cyclonedx import make_cyclonedx
 from trainworks.attestation.licenses import python_licenses, spdx_expression
 from trainworks.attestation.prove import _write
 from trainworks.engine.protocol import BuiltImage
@@ -119,7 +119,7 @@ def test_the_document_says_who_wrote_it_and_who_supplied_what(proven: Proven) ->
 def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMaterials) -> None:
     other = replace(bill, components=bill.components[:-1])
     first, again, changed = (
-        cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other)
+        make_cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other)
     )
     assert first == again
     assert first["serialNumber"] != changed["serialNumber"]
@@ -138,7 +138,7 @@ def test_an_image_that_says_no_package_is_refused(
     )
     silent: packages.PackagesAnswer = {**found, "system": []}
     with pytest.raises(ProofError, match="cannot list its packages"):
-        target_bill(build, image, silent, base_identifier="", launcher=launcher)
+        make_target_bill(build, image, silent, base_identifier="", launcher=launcher)
 
 
 def test_packages_of_rpm() -> None:

@@ -22,9 +22,9 @@ from trainworks.attestation.cyclonedx import serial_number
 from trainworks.attestation.evidence import (
     EVIDENCE,
     GPU_PARTS,
-    digest_of,
+    compute_digest,
+    make_statement,
     read_record,
-    statement_of,
 )
 from trainworks.attestation.provenance import CYCLONEDX, PROVENANCE
 from trainworks.errors import ProofError
@@ -93,7 +93,7 @@ def test_a_run_is_recorded_with_its_commit_and_its_tests(checkout: Path) -> None
         "python",
         "engine",
     }
-    assert record["digest"] == digest_of(record)
+    assert record["digest"] == compute_digest(record)
 
 
 def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_record_is_signed_by_its_writers_key(checkout: Path) -> None:
     assert evidence_tool(checkout, "verify") == (0, "record.json: signed by ada@example.org\n")
 
     forged = gpu_record() | {"date": "2027-01-01"}
-    record.write_text(json.dumps(forged | {"digest": digest_of(forged)}), encoding="utf-8")
+    record.write_text(json.dumps(forged | {"digest": compute_digest(forged)}), encoding="utf-8")
     changed = "record.json: changed after ada@example.org signed it\n"
     assert evidence_tool(checkout, "verify") == (1, changed)
     record.write_text(json.dumps(forged), encoding="utf-8")
@@ -184,7 +184,7 @@ def gpu_record() -> dict[str, Any]:
         ],
         "seconds": 20,
     }
-    return record | {"digest": digest_of(record)}
+    return record | {"digest": compute_digest(record)}
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def lines(facts: Facts, tmp_path: Path) -> list[str]:
 
 
 def statement(record: dict[str, Any]) -> dict[str, Any]:
-    return dict(statement_of(record, MANIFEST, ADDRESS))
+    return dict(make_statement(record, MANIFEST, ADDRESS))
 
 
 def test_a_statement_is_found_by_the_name_of_its_gpu(
@@ -227,7 +227,7 @@ def test_each_part_of_the_minimum_has_to_be_tested(
     """
     record = gpu_record()
     record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
-    evidence = line(EVIDENCE, statement(record | {"digest": digest_of(record)}))
+    evidence = line(EVIDENCE, statement(record | {"digest": compute_digest(record)}))
     assert check(tmp_path, [*lines, evidence], "--gpu", "H100") == ProofError.exit_status
     assert (
         "not tested, and demanded: communication, compiled, data_parallel"
@@ -282,7 +282,7 @@ def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], No
 
     def change(predicate: dict[str, Any]) -> None:
         at("record", *path, value=value)(predicate)
-        predicate["record"]["digest"] = digest_of(predicate["record"])
+        predicate["record"]["digest"] = compute_digest(predicate["record"])
 
     return change
 
@@ -340,7 +340,7 @@ def test_what_was_changed_or_does_not_fit_is_refused(
 def test_a_record_is_attached_to_the_image_that_it_ran_in(tmp_path: Path) -> None:
     record = gpu_record()
     with pytest.raises(ProofError, match="the record is of another image"):
-        statement_of(record, "e" * 64, ADDRESS)
+        make_statement(record, "e" * 64, ADDRESS)
     path = tmp_path / "record.json"
     path.write_text(json.dumps(record), encoding="utf-8")
     assert read_record(path) == record

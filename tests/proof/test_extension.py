@@ -19,9 +19,13 @@ from proof.support import (
     make_tree,
     read_provenance,
 )
-from trainworks.attestation.components import ListedComponent, extension_bill, package_components
-from trainworks.attestation.prove import texts_of
-from trainworks.attestation.provenance import Checkout, RunDetails, extension_provenance
+from trainworks.attestation.components import (
+    ListedComponent,
+    list_package_components,
+    make_extension_bill,
+)
+from trainworks.attestation.prove import make_documents
+from trainworks.attestation.provenance import Checkout, RunDetails, make_extension_provenance
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, ExtensionPlan
@@ -69,14 +73,14 @@ IMAGE = BuiltImage(
 
 
 def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) -> Proven:
-    bill = extension_bill(PLAN, IMAGE, found, base)
+    bill = make_extension_bill(PLAN, IMAGE, found, base)
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
     def predicate(run: RunDetails) -> dict[str, object]:
-        return extension_provenance(PLAN, rendering, bill, checkout=checkout, run=run)
+        return make_extension_provenance(PLAN, rendering, bill, checkout=checkout, run=run)
 
-    return Proven(bill=bill, write=lambda: texts_of(bill, predicate, builder=BUILDER, time=0))
+    return Proven(bill=bill, write=lambda: make_documents(bill, predicate, builder=BUILDER, time=0))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,7 @@ def test_what_the_lock_allows_is_said(extension: Proven) -> None:
 def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
     found: packages.PackagesAnswer, answer: packages.PackagesAnswer
 ) -> None:
-    extension = extended(answer, package_components(BASE.reference, found, {}))
+    extension = extended(answer, list_package_components(BASE.reference, found, {}))
     torch = next(each for each in extension.bill.components if each.name == "torch")
     assert (torch.inherited, torch.sha256) == (True, "")
     assert cyclonedx_problems(extension.texts()["sbom.cdx.json"]) is None
@@ -165,7 +169,7 @@ def test_a_base_without_a_registry_is_known_by_its_configuration(
     found: packages.PackagesAnswer,
 ) -> None:
     plan = replace(PLAN, base=replace(BASE, reference="my/base", digest=""))
-    base = extension_bill(plan, IMAGE, found, ()).components[0]
+    base = make_extension_bill(plan, IMAGE, found, ()).components[0]
     assert (base.name, base.version, base.sha256) == ("my/base", BASE.identifier, "a" * 64)
 
 

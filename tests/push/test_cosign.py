@@ -15,8 +15,8 @@ import pytest
 from proof.support import Proven, tiny_proof
 from proof.test_evidence import gpu_record
 from push.hostile import Hostile, as_json, digest_of
-from trainworks.attestation.evidence import EVIDENCE, EVIDENCE_FILE, statement_of
-from trainworks.attestation.prove import CYCLONEDX_FILE, PROVENANCE_FILE, pushed_address
+from trainworks.attestation.evidence import EVIDENCE, EVIDENCE_FILE, make_statement
+from trainworks.attestation.prove import CYCLONEDX_FILE, PROVENANCE_FILE, find_pushed_address
 from trainworks.attestation.verify import TYPES
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
@@ -174,7 +174,7 @@ def test_evidence_is_signed_and_demanded_like_the_rest(
     address: str, folder: Path, signer: Callable[[str], Signer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = gpu_record()
-    statement = statement_of(record, record["image"].removeprefix("sha256:"), address)
+    statement = make_statement(record, record["image"].removeprefix("sha256:"), address)
     (folder / EVIDENCE_FILE).write_text(json.dumps(statement), encoding="utf-8")
     mine, other = signer("mine"), signer("other")
     mine.attest(address, folder)
@@ -223,12 +223,12 @@ def test_only_an_image_that_the_registry_has_is_proven_as_pushed(
     place = f"{hostile.host}/team/image"
     identifier = registries.read_manifest(place, "one").configuration
     image = BuiltImage(reference="one", identifier=identifier, size=0, labels={}, environment={})
-    assert pushed_address(f"{place}:one", image, registries) == address
-    assert pushed_address(address, image, registries) == address
+    assert find_pushed_address(f"{place}:one", image, registries) == address
+    assert find_pushed_address(address, image, registries) == address
     other = BuiltImage(
         reference="one", identifier=f"sha256:{'0' * 64}", size=0, labels={}, environment={}
     )
     with pytest.raises(ProofError, match="is another image"):
-        pushed_address(address, other, registries)
+        find_pushed_address(address, other, registries)
     with pytest.raises(RegistryError, match="has no another"):
-        pushed_address(f"{place}:another", image, registries)
+        find_pushed_address(f"{place}:another", image, registries)

@@ -27,7 +27,7 @@ from engine.helpers import CREATED, busybox, make_rootfs
 from image.support import engine_that_answers
 from push.hostile import Hostile, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, RegistryServer, docker_configuration
-from trainworks.attestation.prove import pushed_address
+from trainworks.attestation.prove import find_pushed_address
 from trainworks.cli import main
 from trainworks.engine.archive import ImageConfiguration, write_archive
 from trainworks.engine.buildah import BuildahEngine
@@ -519,10 +519,10 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
             registries,
             os.environ,
         )
-        address = pushed_address(f"{place}:one", images[0], registries)
+        address = find_pushed_address(f"{place}:one", images[0], registries)
         assert address == f"{place}@{registries.read_manifest(place, 'one').digest}"
         with pytest.raises(ProofError, match=f"is another image .*, not {images[1].identifier}"):
-            pushed_address(address, images[1], registries)
+            find_pushed_address(address, images[1], registries)
     finally:
         for reference in references:
             engine.remove(reference)

@@ -104,14 +104,18 @@ class BillOfMaterials:
 
     @property
     def extended(self) -> ListedComponent | None:
-        """The image that ``extend`` made this one from."""
-        return self.components[0] if self.components[0].kind == "image" else None
+        """The image that ``extend`` made this one from; ``None`` for a target's image."""
+        base = self.components[0]
+        if base.kind != "image":
+            return None
+        return base
 
     @property
     def purl(self) -> str:
-        """The package URL of the image.
+        """The package URL of the image: ``pkg:oci/NAME@sha256:...?repository_url=HOST/NAME``.
 
-        Its version is the hash of the manifest, which only a registry knows.
+        The version is the hash of the manifest, which only a registry knows; an image that is in
+        none has its tag instead: ``pkg:oci/NAME?tag=TAG``.
         """
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
         if not self.address:
@@ -144,7 +148,7 @@ class LauncherRelease:
     license: str
 
 
-def target_bill(
+def make_target_bill(
     build: TargetBuild,
     image: BuiltImage,
     packages: PackagesAnswer,
@@ -168,20 +172,21 @@ def target_bill(
     plan = build.plan
     locked = {}
     for step in plan.steps:
+        # Files of the other steps are needed for the build alone.
         if step.in_image:
             for file in step.python:
                 locked[str(canonicalize_name(file.name)), file.version] = file
-    components = list(package_components(image.reference, packages, locked))
-    components += map(artifact_component, artifacts_of(plan, installed=True))
-    components.append(_launcher(build.rendering, launcher))
+    components = list(list_package_components(image.reference, packages, locked))
+    components += map(make_artifact_component, list_artifacts(plan, installed=True))
+    components.append(_make_launcher_component(build.rendering, launcher))
     return BillOfMaterials(
         reference=plan.tags[0],
         sha256=image.identifier.removeprefix("sha256:"),
-        components=(base_component(plan, base_identifier), *in_order(components)),
+        components=(make_base_component(plan, base_identifier), *sort_components(components)),
     )
 
 
-def package_components(
+def list_package_components(
     reference: str, packages: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
 ) -> tuple[ListedComponent, ...]:
     """Return the operating system of an image, its system packages and its Python distributions.
@@ -197,29 +202,32 @@ def package_components(
     if packages["error"] or not packages["system"]:
         reason = packages["error"] or "the list is empty"
         raise ProofError([f"{reference}: cannot list its packages: {reason}"])
+    # The versions that requirements mean: not those of copies inside other distributions.
     versions = {}
     for row in packages["python"]:
         if not row["inside"]:
             versions[str(canonicalize_name(row["name"]))] = row["version"]
-    components = [_distribution(packages)]
-    components += [_system(row, packages) for row in packages["system"]]
+    components = [_make_distribution_component(packages)]
+    components += [_make_system_component(row, packages) for row in packages["system"]]
     for row in packages["python"]:
         # The lock pinned the file of a distribution, and no copy inside another distribution.
         file = None
         if not row["inside"]:
             file = locked.get((str(canonicalize_name(row["name"])), row["version"]))
-        components.append(_python(row, file, versions))
+        components.append(_make_python_component(row, file, versions))
     return tuple(components)
 
 
-def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
+def sort_components(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
     """Return components in the order of documents: each once, by kind, name and version."""
     unique = {(row.kind, row.purl, row.properties): row for row in components}
     return tuple(sorted(unique.values(), key=_document_order))
 
 
 def _document_order(component: ListedComponent) -> tuple[object, ...]:
-    # Copies inside other packages last: dependencies are those of the distribution itself.
+    """Return the sort key of a component in documents."""
+    # Copies inside other packages come last: the first component of a package URL is the one that
+    # others depend on.
     return (
         component.kind,
         component.name.lower(),
@@ -229,7 +237,7 @@ def _document_order(component: ListedComponent) -> tuple[object, ...]:
     )
 
 
-def extension_bill(
+def make_extension_bill(
     plan: ExtensionPlan,
     image: BuiltImage,
     packages: PackagesAnswer,
@@ -248,16 +256,18 @@ def extension_bill(
     Raises:
         ProofError: The image cannot list its packages.
     """
-    base_by_place = {_place(component): component for component in inherited}
-    installed = package_components(plan.tag, packages, {})
+    base_by_identity = {_identify_package(component): component for component in inherited}
+    installed = list_package_components(plan.tag, packages, {})
     of_base = [component for component in inherited if component.kind not in _PACKAGES]
     added = []
     for package in installed:
-        if _place(package) in base_by_place:
-            of_base.append(base_by_place[_place(package)])
+        of_base_package = base_by_identity.get(_identify_package(package))
+        if of_base_package is not None:
+            # Taken from the base's list, which may have more facts, such as the file's hash.
+            of_base.append(of_base_package)
         else:
-            added.append(_required(package, plan.lock.hashes))
-    added += [_file(file) for file in plan.files]
+            added.append(_add_locked_hashes(package, plan.lock.hashes))
+    added += [_make_file_component(file) for file in plan.files]
 
     # A package of the base may require one that the extension has replaced.
     installed_purls = {package.purl for package in installed}
@@ -268,7 +278,7 @@ def extension_bill(
     return BillOfMaterials(
         reference=plan.tag,
         sha256=image.identifier.removeprefix("sha256:"),
-        components=(_extended(plan.base), *in_order([*marked, *added])),
+        components=(_make_extended_component(plan.base), *sort_components([*marked, *added])),
     )
 
 
@@ -281,15 +291,18 @@ def _is_copy(component: ListedComponent) -> bool:
     return "inside" in dict(component.properties)
 
 
-def _place(component: ListedComponent) -> tuple[str, str]:
+def _identify_package(component: ListedComponent) -> tuple[str, str]:
     """Return the identity of a package in two images: its package URL, and for Python its path."""
     return component.purl, dict(component.properties).get("path", "")
 
 
-def _extended(base: ExtendedBase) -> ListedComponent:
-    path, _, tag = base.reference.partition("@")[0].rpartition(":")
+def _make_extended_component(base: ExtendedBase) -> ListedComponent:
+    """Return the image that was extended: by its digest, or without one by the engine's name."""
+    name = base.reference.partition("@")[0]
+    path, _, tag = name.rpartition(":")
+    # There is no colon, or it belongs to the registry's port.
     if not path or "/" in tag:
-        path, tag = base.reference.partition("@")[0], ""
+        path, tag = name, ""
     version = base.digest.rpartition("@")[2] or base.identifier
     qualifiers = {"repository_url": path if base.digest else "", "tag": tag}
     return ListedComponent(
@@ -302,7 +315,7 @@ def _extended(base: ExtendedBase) -> ListedComponent:
     )
 
 
-def _required(
+def _add_locked_hashes(
     package: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> ListedComponent:
     """Return an installed package with the hash of its file.
@@ -320,7 +333,8 @@ def _required(
     return replace(package, properties=properties)
 
 
-def _file(file: SourceFile) -> ListedComponent:
+def _make_file_component(file: SourceFile) -> ListedComponent:
+    """Return a file of the code, by its path in the image and its hash."""
     path = f"{CODE_FOLDER}/{file.path}"
     digest = hashlib.sha256(file.content).hexdigest()
     folder, _, name = path.rpartition("/")
@@ -334,7 +348,7 @@ def _file(file: SourceFile) -> ListedComponent:
     )
 
 
-def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
+def list_artifacts(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
     """Return the downloads of an image's components, each once.
 
     Args:
@@ -351,10 +365,14 @@ def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
     return tuple(artifacts.values())
 
 
-def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
-    """Return the base image, by its digest.
+def make_base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
+    """Return the base image of a target, by its digest.
 
     A base that was made on this machine has no digest: the engine's identifier takes its place.
+
+    Args:
+        plan: The plan of the target's image.
+        identifier: ``sha256:...`` of the base image in the engine; ``""``: it is not there.
     """
     name, _, digest = plan.image.partition("@")
     path, tag = name, ""
@@ -378,8 +396,8 @@ def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
     )
 
 
-def artifact_component(artifact: Artifact) -> ListedComponent:
-    """Return a download, with its hash and origin."""
+def make_artifact_component(artifact: Artifact) -> ListedComponent:
+    """Return a download of a component, with its hash and origin."""
     origin = artifact.url or f"git+{artifact.git}@{artifact.commit}"
     qualifiers = {"vcs_url": origin} if artifact.git else {"download_url": origin}
     if artifact.sha256:
@@ -394,12 +412,12 @@ def artifact_component(artifact: Artifact) -> ListedComponent:
     )
 
 
-def python_purl(name: str, version: str) -> str:
-    """Return the package URL of a Python distribution."""
+def make_python_purl(name: str, version: str) -> str:
+    """Return the package URL of a Python distribution: ``pkg:pypi/NAME@VERSION``."""
     return str(PackageURL("pypi", None, str(canonicalize_name(name)), version))
 
 
-def _distribution(packages: PackagesAnswer) -> ListedComponent:
+def _make_distribution_component(packages: PackagesAnswer) -> ListedComponent:
     """Return the operating system, as ``os-release`` names it."""
     name, version = packages["distribution"], packages["version"]
     return ListedComponent(
@@ -416,10 +434,17 @@ def _distribution(packages: PackagesAnswer) -> ListedComponent:
     )
 
 
-def _system(row: SystemPackage, packages: PackagesAnswer) -> ListedComponent:
+def _make_system_component(row: SystemPackage, packages: PackagesAnswer) -> ListedComponent:
+    """Return a package of the distribution, with the facts that scanners look for.
+
+    Args:
+        row: The package.
+        packages: The packages of the image, with the kind and the name of the distribution.
+    """
     kind, distribution = packages["kind"], packages["distribution"]
     is_rpm = kind == "rpm"
     epoch, version = "", row["version"]
+    # A package URL of the type ``rpm`` has the epoch apart; one of ``deb`` has it in the version.
     if is_rpm:
         epoch, _, version = row["version"].rpartition(":")
     qualifiers = {
@@ -446,14 +471,15 @@ def _system(row: SystemPackage, packages: PackagesAnswer) -> ListedComponent:
             ("source", row["source"]),
             ("source-version", row["source_version"]),
         ),
-        scanner_properties=_trivy_properties(row, distribution, epoch),
+        scanner_properties=_make_trivy_properties(row, distribution, epoch),
     )
 
 
-def _trivy_properties(
+def _make_trivy_properties(
     row: SystemPackage, distribution: str, epoch: str
 ) -> tuple[tuple[str, str], ...]:
     """Return trivy's facts of a system package: its source, with the version in three parts."""
+    # ``EPOCH:UPSTREAM-REVISION``; the first and the last part may be missing.
     source_epoch, _, version = row["source_version"].rpartition(":")
     upstream, revision = version, ""
     if "-" in version:
@@ -470,9 +496,16 @@ def _trivy_properties(
     return tuple((f"{TRIVY}{name}", value) for name, value in values.items() if value)
 
 
-def _python(
+def _make_python_component(
     row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]
 ) -> ListedComponent:
+    """Return an installed Python distribution.
+
+    Args:
+        row: The distribution.
+        locked: The file of the lock that it was installed from; ``None``: it is in no lock.
+        versions: The version of each installed distribution, by normalised name.
+    """
     properties = [("path", row["path"])]
     if row["inside"]:
         properties.append(("inside", row["inside"]))
@@ -482,13 +515,14 @@ def _python(
         properties.append(("file", locked.file))
         for name in locked.requires:
             version = versions.get(str(canonicalize_name(name)))
+            # A later step may have removed the dependency from the image.
             if version is not None:
-                requires.append(python_purl(name, version))
+                requires.append(make_python_purl(name, version))
     return ListedComponent(
         kind="python",
         name=row["name"],
         version=row["version"],
-        purl=python_purl(row["name"], row["version"]),
+        purl=make_python_purl(row["name"], row["version"]),
         sha256=locked.sha256 if locked else "",
         licenses=python_licenses(row["expression"], row["license"], row["classifiers"]),
         supplier=row["supplier"],
@@ -501,10 +535,12 @@ def _python(
     )
 
 
-def _launcher(rendering: Rendering, release: LauncherRelease) -> ListedComponent:
+def _make_launcher_component(rendering: Rendering, release: LauncherRelease) -> ListedComponent:
+    """Return the launcher, with one hash of all its files in the build context."""
     digest = hashlib.sha256()
     for file in rendering.files:
         if file.path.startswith(LAUNCHER):
+            # The length keeps a path and a content from being read as others.
             digest.update(f"\0{file.path}\0{len(file.content)}\0".encode() + file.content)
     return ListedComponent(
         kind="launcher",

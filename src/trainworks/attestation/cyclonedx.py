@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from trainworks.attestation.components import DISTRIBUTION, TRIVY, BillOfMaterials, ListedComponent
-from trainworks.attestation.licenses import joined, spdx_expression
+from trainworks.attestation.licenses import join_expressions, spdx_expression
 from trainworks.attestation.provenance import Builder
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
@@ -28,20 +28,21 @@ a base image is a ``container``.
 """
 
 
-def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str, object]:
-    """Return the document: the same bill of materials gives the same bytes.
+def make_cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str, object]:
+    """Return a bill of materials as a CycloneDX document: the same bill gives the same bytes.
 
     Args:
         bill: The bill of materials.
         builder: The author of the document.
         time: The time of the document, in seconds since 1970.
     """
-    references = references_of(bill.components)
+    references = make_references(bill.components)
     components = []
+    # Of the components that the image does not have from the image that it extends.
     own_references = []
     reference_by_purl: dict[str, str] = {}
     for component, reference in zip(bill.components, references, strict=True):
-        components.append(_component(component, reference))
+        components.append(_describe_component(component, reference))
         reference_by_purl.setdefault(component.purl, reference)
         if not component.inherited:
             own_references.append(reference)
@@ -63,7 +64,8 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
     if bill.extended:
         of_base = sorted(set(references) - set(own_references))
         dependencies.append({"ref": references[0], "dependsOn": of_base})
-        ancestor = _component(bill.extended, references[0])
+        ancestor = _describe_component(bill.extended, references[0])
+        # A reference must be unique in the document, and the list of components has this one.
         del ancestor["bom-ref"]
         image["pedigree"] = {"ancestors": [ancestor]}
     for component, reference in zip(bill.components, references, strict=True):
@@ -109,10 +111,11 @@ def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_OID, digest)
 
 
-def references_of(components: Sequence[ListedComponent]) -> list[str]:
-    """Return a name for each component within the document: its package URL.
+def make_references(components: Sequence[ListedComponent]) -> list[str]:
+    """Return a unique name within the document for each component: its package URL.
 
-    The second one of a package URL ends in ``#2``.
+    The second component with a package URL gets ``#2`` at the end, for example
+    ``pkg:pypi/NAME@VERSION#2``.
     """
     counts: dict[str, int] = {}
     references = []
@@ -123,7 +126,8 @@ def references_of(components: Sequence[ListedComponent]) -> list[str]:
     return references
 
 
-def _component(component: ListedComponent, reference: str) -> dict[str, object]:
+def _describe_component(component: ListedComponent, reference: str) -> dict[str, object]:
+    """Return a component as an object of the format; empty facts are left out."""
     content: dict[str, object] = {
         "type": TYPES.get(component.kind, "library"),
         "bom-ref": reference,
@@ -137,7 +141,7 @@ def _component(component: ListedComponent, reference: str) -> dict[str, object]:
     if component.sha256:
         content["hashes"] = [{"alg": "SHA-256", "content": component.sha256}]
     if component.licenses:
-        content["licenses"] = _licenses(component.licenses)
+        content["licenses"] = _describe_licenses(component.licenses)
     if component.origin:
         kind = "vcs" if component.origin.startswith("git+") else "distribution"
         content["externalReferences"] = [{"type": kind, "url": component.origin}]
@@ -148,12 +152,12 @@ def _component(component: ListedComponent, reference: str) -> dict[str, object]:
     return content
 
 
-def _licenses(names: Sequence[str]) -> list[object]:
-    """Return one expression if every name has one.
+def _describe_licenses(names: Sequence[str]) -> list[object]:
+    """Return names of licences as a list of the format: one expression if every name has one.
 
-    The format does not allow a mix of expressions and names.
+    The format does not allow a mix of expressions and names, so otherwise all are names.
     """
     expressions = [spdx_expression(name) for name in names]
     if all(expressions):
-        return [{"expression": joined(list(dict.fromkeys(expressions)))}]
+        return [{"expression": join_expressions(list(dict.fromkeys(expressions)))}]
     return [{"license": {"name": name}} for name in names]

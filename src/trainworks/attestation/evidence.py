@@ -37,7 +37,20 @@ LARGEST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A recorded run: the suite, its date and commit, GPUs and driver, and the parts by result."""
+    """A recorded run of a test suite in an image.
+
+    Attributes:
+        suite: The suite: ``make gpu``.
+        date: The time of the run, as the record has it.
+        commit: The git commit of the checkout.
+        changed: Whether the checkout had changes that are in no commit.
+        image: ``sha256:...`` of the image's ``MANIFEST``; ``""`` if the run was in none.
+        gpus: The names of the GPUs.
+        driver: The version of NVIDIA's driver; ``""`` without one.
+        passed: The names of the parts that passed.
+        failed: The names of the parts that failed.
+        not_tested: The names of the parts that were skipped.
+    """
 
     suite: str
     date: str
@@ -52,6 +65,8 @@ class Evidence:
 
     def problems(self, gpu: str, parts: Sequence[str]) -> list[str]:
         """Return the reasons why the run does not show that the image works on a GPU.
+
+        Empty if it does.
 
         Args:
             gpu: The GPU's name, or a part of it.
@@ -76,9 +91,11 @@ class Evidence:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record from its file.
+    """Read and check a record of ``tools/evidence.py``, and return it as an object of JSON.
 
-    Raises OutputError where it cannot be read, ProofError where it was edited.
+    Raises:
+        OutputError: The file cannot be read.
+        ProofError: The file is not a record, or the record was edited.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -87,26 +104,28 @@ def read_record(path: Path) -> dict[str, Any]:
         raise OutputError(f"{path}: {error.strerror}", hint="give a file of evidence/") from error
     except (ValueError, RecursionError):
         raise ProofError([f"{path}: not a record of `tools/evidence.py`"]) from None
-    evidence_of(record)
+    parse_record(record)
     return dict(record)
 
 
-def digest_of(record: Mapping[str, Any]) -> str:
-    """Return the right digest of a record: the sha256 of its other keys, as in
-    `tools/evidence.py`.
+def compute_digest(record: Mapping[str, Any]) -> str:
+    """Compute the digest that a record must have: ``sha256:...`` of its other keys.
+
+    ``tools/evidence.py`` computes it in the same way.
     """
     content = {name: value for name, value in record.items() if name != "digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def evidence_of(record: Any) -> Evidence:
-    """Parse a record.
+def parse_record(record: Any) -> Evidence:
+    """Return the facts of a record, a parsed JSON value.
 
-    Raises ProofError for other content, and for a record that was edited.
+    Raises:
+        ProofError: The value is not a record, or the record was edited.
     """
     try:
-        if record["digest"] != digest_of(record):
+        if record["digest"] != compute_digest(record):
             raise ProofError(
                 ["the record is not what was written: its digest does not follow from its content"]
             )
@@ -132,8 +151,8 @@ def evidence_of(record: Any) -> Evidence:
         raise ProofError(["the record is not as `tools/evidence.py` writes them"]) from None
 
 
-def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict[str, object]:
-    """Return the predicate that cosign attests.
+def make_statement(record: Mapping[str, Any], manifest: str, address: str) -> dict[str, object]:
+    """Return the statement about a recorded run in an image: the predicate that cosign attests.
 
     Args:
         record: The record of a run.
@@ -143,7 +162,7 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     Raises:
         ProofError: The record is of another image, or of none.
     """
-    recorded_image = evidence_of(record).image
+    recorded_image = parse_record(record).image
     if recorded_image != f"sha256:{manifest}":
         problem = (
             f"the record is of another image: its {MANIFEST} was {recorded_image or 'none'}, and is"
@@ -159,11 +178,16 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     return {"image": address.rpartition("@")[2], "record": dict(record)}
 
 
-def evidence_in(predicate: Any, sha256: str) -> Evidence:
-    """Return the evidence in a statement about the image with a manifest.
+def read_evidence(predicate: Any, sha256: str) -> Evidence:
+    """Return the evidence in a statement about an image.
 
-    Raises ProofError for another image, and for a malformed statement.
+    Args:
+        predicate: The predicate of the statement, a parsed JSON value.
+        sha256: The hash of the image's manifest.
+
+    Raises:
+        ProofError: The statement is about another image, malformed, or its record was edited.
     """
     if not isinstance(predicate, dict) or predicate.get("image") != f"sha256:{sha256}":
         raise ProofError(["the evidence was written for another image"])
-    return evidence_of(predicate.get("record"))
+    return parse_record(predicate.get("record"))

@@ -13,6 +13,10 @@ of the Python classifier for MIT.
 """
 
 GNU = re.compile(r"(A?GPL|LGPL|GFDL)-(\d+)(?:\.(\d+))?(\+?)", re.IGNORECASE)
+"""Debian's names of GNU's licences: ``GPL-2+``."""
+
+LONGEST_NAME = 100
+"""Characters: a longer text is a licence's text and not its name."""
 
 
 def spdx_expression(name: str) -> str:
@@ -28,14 +32,18 @@ def spdx_expression(name: str) -> str:
     else:
         parts = re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE)
         words = [part for part in parts if part.strip()]
-    expression = " ".join(_word(word.strip()) for word in words)
+    expression = " ".join(_normalise_name(word.strip()) for word in words)
     try:
         return str(canonicalize_license_expression(expression))
     except InvalidLicenseExpression:
         return ""
 
 
-def _word(word: str) -> str:
+def _normalise_name(word: str) -> str:
+    """Return SPDX's spelling of a licence's name: ``GPL-2+`` is ``GPL-2.0-or-later``.
+
+    A name that is not known otherwise is returned unchanged.
+    """
     match = GNU.fullmatch(word)
     if match is None:
         return SAME.get(word.lower(), word)
@@ -55,17 +63,16 @@ def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> t
     """
     if expression:
         return (expression,)
-    if name and name.upper() != "UNKNOWN" and "\n" not in name and len(name) < LONGEST_NAME:
+    # Tools write UNKNOWN where the field is missing.
+    is_name = bool(name) and name.upper() != "UNKNOWN"
+    is_text = "\n" in name or len(name) >= LONGEST_NAME
+    if is_name and not is_text:
         return (name,)
     return tuple(classifiers)
 
 
-LONGEST_NAME = 100
-"""Characters: a longer text is a licence's text and not its name."""
-
-
-def joined(expressions: Sequence[str]) -> str:
-    """Return the expression of all of these together."""
+def join_expressions(expressions: Sequence[str]) -> str:
+    """Return one SPDX expression that demands all of several: ``MIT AND (A OR B)``."""
     if len(expressions) == 1:
         return expressions[0]
     # AND binds closer than OR.

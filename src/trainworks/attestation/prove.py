@@ -12,11 +12,15 @@ from importlib import metadata
 from pathlib import Path
 
 from trainworks.attestation.components import BillOfMaterials
-from trainworks.attestation.cyclonedx import cyclonedx
-from trainworks.attestation.evidence import EVIDENCE_FILE, MANIFEST, read_record, statement_of
+from trainworks.attestation.cyclonedx import make_cyclonedx
+from trainworks.attestation.evidence import EVIDENCE_FILE, MANIFEST, make_statement, read_record
 from trainworks.attestation.options import ProveRequest
 from trainworks.attestation.provenance import LOCAL_BUILDER, Builder, RunDetails
-from trainworks.attestation.subject_image import ProvableImage, extended_image, target_image
+from trainworks.attestation.subject_image import (
+    ProvableImage,
+    find_extended_image,
+    find_target_image,
+)
 from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import HostError, OutputError, ProofError
@@ -30,6 +34,9 @@ from trainworks.terminal.output import say
 CYCLONEDX_FILE = "sbom.cdx.json"
 PROVENANCE_FILE = "provenance.json"
 LICENSES_FILE = "licenses.txt"
+
+LONGEST_TIME = 11
+"""Digits of the largest number of seconds since 1970 that is accepted."""
 
 LIST_LICENSES = "/opt/trainworks/share/list-licenses"
 """The program of an image that prints its licences (``templates/files/system/list-licenses``)."""
@@ -55,6 +62,13 @@ class Proof:
 def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> Proof:
     """Write the proof of a target's image, or of an extended one, to a folder.
 
+    The image runs to list its packages. With ``pushed`` its registry is asked for its address.
+
+    Args:
+        request: The image, the folder, and what is written besides.
+        root: The checkout.
+        environment: The process's environment: ``SOURCE_DATE_EPOCH``, proxies, logins.
+
     Raises:
         UnknownNameError: The target, the image or the base image does not exist.
         ExtendError, LockError: The inputs of the extension are not complete.
@@ -63,34 +77,42 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         OutputError: The folder cannot be written.
         RegistryError: The registry does not have the image, or does not answer.
     """
-    time = _time(environment)
+    time = _read_time(environment)
     record = read_record(request.evidence) if request.evidence else None
     if request.extension is not None:
-        provable = extended_image(request.extension, root, environment)
+        provable = find_extended_image(request.extension, root, environment)
     else:
-        provable = target_image(request, root)
+        provable = find_target_image(request, root)
     address = ""
     if request.pushed:
         with Registries(read_host_settings(environment), report=say) as registries:
-            address = pushed_address(request.pushed, provable.image, registries)
+            address = find_pushed_address(request.pushed, provable.image, registries)
     bill = replace(provable.list_contents(), address=address)
     builder = Builder(
         identifier=request.builder or LOCAL_BUILDER,
         version=metadata.version("trainworks"),
         engine=provable.engine.probe(),
     )
-    texts = texts_of(bill, partial(provable.provenance, bill), builder=builder, time=time)
+    texts = make_documents(bill, partial(provable.provenance, bill), builder=builder, time=time)
     if record:
-        texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
+        texts[EVIDENCE_FILE] = format_document(
+            make_statement(record, _hash_manifest(provable), address)
+        )
     if request.licenses:
-        texts[LICENSES_FILE] = licenses_of(provable, bill)
-    return Proof(
-        name=provable.name, bill=bill, files=_write(request.output, texts), address=address
-    )
+        texts[LICENSES_FILE] = list_licenses(provable, bill)
+    files = _write(request.output, texts)
+    return Proof(name=provable.name, bill=bill, files=files, address=address)
 
 
-def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
-    """Return the licence and the source of each package of an image, by the image's own program.
+def list_licenses(provable: ProvableImage, bill: BillOfMaterials) -> str:
+    """Run an image's own program that lists the licence and the source of each package.
+
+    Args:
+        provable: The image.
+        bill: The bill of materials of the image, with which the list is compared.
+
+    Returns:
+        The lists of Debian packages, Python packages and compiled programs, as one text.
 
     Raises:
         ProofError: The image has no such program, or a package of the bill of
@@ -108,9 +130,12 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
             [f"{reference} does not list its licences: {output}"], hint="build it again"
         )
     text = "\n".join(completed.output for completed in lists)
-    listed = {line[len("==== ") :] for line in text.splitlines() if line.startswith("==== ")}
+    # The head of each package is ``==== NAME VERSION``.
+    heads = [line for line in text.splitlines() if line.startswith("==== ")]
+    listed = {head.removeprefix("==== ") for head in heads}
     problems = []
     for component in bill.components:
+        # A copy inside another package is covered by the licences of that package.
         if component.kind not in ("deb", "python") or "inside" in dict(component.properties):
             continue
         if f"{component.name} {component.version}" not in listed:
@@ -122,8 +147,12 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
     return text
 
 
-def _manifest(provable: ProvableImage) -> str:
-    """Return the sha256 of the image's own plan. Raises ProofError where it has none."""
+def _hash_manifest(provable: ProvableImage) -> str:
+    """Return the SHA-256 of ``MANIFEST`` in an image, 64 digits, by ``sha256sum`` in the image.
+
+    Raises:
+        ProofError: The image has no such file, or no such program.
+    """
     with provable.engine.container(
         provable.image.reference, isolated=closed(provable.engine)
     ) as container:
@@ -134,8 +163,8 @@ def _manifest(provable: ProvableImage) -> str:
     return completed.output.split()[0]
 
 
-def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
-    """Return the address by digest that an image has in its registry.
+def find_pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
+    """Ask a registry for the address of an image by digest: ``HOST/NAME@sha256:...``.
 
     Args:
         name: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
@@ -157,45 +186,60 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
     return f"{repository}@{manifest.digest}"
 
 
-def texts_of(
+def make_documents(
     bill: BillOfMaterials,
     provenance: Callable[[RunDetails], Mapping[str, object]],
     *,
     builder: Builder,
     time: int,
 ) -> dict[str, str]:
-    """Return the files of a proof: name to text. The same values give the same texts.
+    """Return the texts of a proof by the names of their files. The same values give the same texts.
 
     Args:
+        bill: The image and its components.
         provenance: Returns the predicate of the provenance, given the builder, and the other
             files as its by-products.
         builder: The builder that the documents name.
         time: The time of the documents, in seconds since 1970.
     """
-    document = cyclonedx(bill, builder=builder, time=time)
-    text = text_of(document)
+    document = make_cyclonedx(bill, builder=builder, time=time)
+    text = format_document(document)
     digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
     by_product = {"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest}
     predicate = provenance(RunDetails(builder=builder, documents=(by_product,)))
-    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(predicate)}
+    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: format_document(predicate)}
 
 
-def text_of(document: Mapping[str, object]) -> str:
-    """Return a document as it is written to its file."""
+def format_document(document: Mapping[str, object]) -> str:
+    """Return a document as the text of its file: indented JSON in UTF-8."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _time(environment: Mapping[str, str]) -> int:
-    """Return the time of the documents: SOURCE_DATE_EPOCH, or the time of our base images."""
+def _read_time(environment: Mapping[str, str]) -> int:
+    """Return the time of the documents, in seconds since 1970.
+
+    It is ``SOURCE_DATE_EPOCH``, or the fixed time of base images that are made on this machine.
+
+    Raises:
+        HostError: The variable is not a number of seconds.
+    """
     text = environment.get("SOURCE_DATE_EPOCH", "")
     if not text:
         return EPOCH
-    if not (text.isascii() and text.isdigit() and len(text) < 12):
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or len(text) > LONGEST_TIME:
         raise HostError(f"SOURCE_DATE_EPOCH must be a number of seconds since 1970, got {text!r}")
     return int(text)
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write texts to files of a folder, by their names, and return the paths.
+
+    The folder is created. Files of the same names are replaced.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from trainworks.attestation.components import (
     BillOfMaterials,
     TargetBuild,
-    artifacts_of,
-    python_purl,
+    list_artifacts,
+    make_python_purl,
 )
 from trainworks.engine.protocol import EngineInformation
 from trainworks.extend.plan import ExtensionPlan
@@ -60,7 +60,13 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """The builder: its URI, the version of this program, the engine."""
+    """The builder of an image.
+
+    Attributes:
+        identifier: The builder's URI.
+        version: The version of trainworks.
+        engine: The name and the version of the engine.
+    """
 
     identifier: str
     version: str
@@ -80,7 +86,7 @@ class RunDetails:
     documents: Documents
 
 
-def provenance(
+def make_provenance(
     build: TargetBuild, bill: BillOfMaterials, *, checkout: Checkout, run: RunDetails
 ) -> dict[str, object]:
     """Return the predicate of a target's image: the request, the inputs and the builder.
@@ -92,9 +98,9 @@ def provenance(
         run: The builder, and the files beside the document.
     """
     plan, rendering = build.plan, build.rendering
-    dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
-    dependencies += _artifacts(plan)
-    dependencies += _python_files(plan)
+    dependencies = [*_list_own_inputs(checkout, rendering), _describe_base(bill)]
+    dependencies += _describe_artifacts(plan)
+    dependencies += _describe_python_files(plan)
     parameters: dict[str, object] = {
         "target": plan.target.name,
         "inputs": inputs_of(plan, rendering),
@@ -107,10 +113,10 @@ def provenance(
         "internalParameters": parameters,
         "resolvedDependencies": dependencies,
     }
-    return _predicate(definition, run)
+    return _make_predicate(definition, run)
 
 
-def extension_provenance(
+def make_extension_provenance(
     plan: ExtensionPlan,
     rendering: Rendering,
     bill: BillOfMaterials,
@@ -127,14 +133,14 @@ def extension_provenance(
         checkout: The files of this repository that the image was built from.
         run: The builder, and the files beside the document.
     """
-    dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
+    dependencies = [*_list_own_inputs(checkout, rendering), _describe_base(bill)]
     if plan.lock.pins:
         digest = hashlib.sha256(plan.lock.pins.encode()).hexdigest()
-        dependencies.append(_descriptor(LOCK, digest))
+        dependencies.append(_make_descriptor(LOCK, digest))
     for name, commit in plan.lock.all_commits.items():
         dependencies.append({"name": name, "digest": {"gitCommit": commit}})
     files = [component for component in bill.components if component.kind == "file"]
-    dependencies += [_descriptor(file.name, file.sha256) for file in files]
+    dependencies += [_make_descriptor(file.name, file.sha256) for file in files]
     parameters: dict[str, object] = {
         "base": plan.base.reference,
         "entryPoint": plan.entry_point.name if plan.entry_point else "",
@@ -151,10 +157,11 @@ def extension_provenance(
         },
         "resolvedDependencies": dependencies,
     }
-    return _predicate(definition, run)
+    return _make_predicate(definition, run)
 
 
-def _predicate(definition: Mapping[str, object], run: RunDetails) -> dict[str, object]:
+def _make_predicate(definition: Mapping[str, object], run: RunDetails) -> dict[str, object]:
+    """Return SLSA's predicate: the definition of a build, and the builder that ran it."""
     builder = run.builder
     return {
         "buildDefinition": definition,
@@ -171,20 +178,22 @@ def _predicate(definition: Mapping[str, object], run: RunDetails) -> dict[str, o
     }
 
 
-def _descriptor(name: str, sha256: str) -> dict[str, object]:
+def _make_descriptor(name: str, sha256: str) -> dict[str, object]:
+    """Return an input of a build as SLSA's descriptor, by its name and hash."""
     return {"name": name, "digest": {"sha256": sha256}}
 
 
-def _own_inputs(checkout: Checkout, rendering: Rendering) -> list[dict[str, object]]:
+def _list_own_inputs(checkout: Checkout, rendering: Rendering) -> list[dict[str, object]]:
     """Return the inputs of this repository: the checkout, its files, and the build context."""
-    inputs = [_checkout(checkout)]
+    inputs = [_describe_checkout(checkout)]
     for name, digest in sorted(checkout.files.items()):
-        inputs.append(_descriptor(name, digest))
-    inputs.append(_descriptor("build context", rendering.digest.removeprefix("sha256:")))
+        inputs.append(_make_descriptor(name, digest))
+    inputs.append(_make_descriptor("build context", rendering.digest.removeprefix("sha256:")))
     return inputs
 
 
-def _checkout(checkout: Checkout) -> dict[str, object]:
+def _describe_checkout(checkout: Checkout) -> dict[str, object]:
+    """Return the checkout as SLSA's descriptor: its commit, and whether it has changes."""
     content: dict[str, object] = {"name": CHECKOUT}
     if checkout.commit:
         content["digest"] = {"gitCommit": checkout.commit}
@@ -194,7 +203,8 @@ def _checkout(checkout: Checkout) -> dict[str, object]:
     return content
 
 
-def _base(bill: BillOfMaterials) -> dict[str, object]:
+def _describe_base(bill: BillOfMaterials) -> dict[str, object]:
+    """Return the base image, the first component of a bill, as SLSA's descriptor."""
     base = bill.components[0]
     content: dict[str, object] = {"name": "base image", "uri": base.purl}
     if base.sha256:
@@ -202,9 +212,10 @@ def _base(bill: BillOfMaterials) -> dict[str, object]:
     return content
 
 
-def _artifacts(plan: ImagePlan) -> list[dict[str, object]]:
+def _describe_artifacts(plan: ImagePlan) -> list[dict[str, object]]:
+    """Return the downloads of a plan as SLSA's descriptors; also those for the build alone."""
     inputs: list[dict[str, object]] = []
-    for artifact in artifacts_of(plan, installed=False):
+    for artifact in list_artifacts(plan, installed=False):
         digest = {"sha256": artifact.sha256}
         if artifact.commit:
             digest = {"gitCommit": artifact.commit}
@@ -216,13 +227,14 @@ def _artifacts(plan: ImagePlan) -> list[dict[str, object]]:
     return inputs
 
 
-def _python_files(plan: ImagePlan) -> list[dict[str, object]]:
-    file_by_name = {}
+def _describe_python_files(plan: ImagePlan) -> list[dict[str, object]]:
+    """Return the Python files of a plan as SLSA's descriptors, each once, by file name."""
+    package_by_file = {}
     for step in plan.steps:
         for package in step.python:
-            file_by_name[package.file] = package
+            package_by_file[package.file] = package
     inputs: list[dict[str, object]] = []
-    for name, package in sorted(file_by_name.items()):
-        uri = python_purl(package.name, package.version)
+    for name, package in sorted(package_by_file.items()):
+        uri = make_python_purl(package.name, package.version)
         inputs.append({"name": name, "uri": uri, "digest": {"sha256": package.sha256}})
     return inputs

@@ -15,16 +15,16 @@ from trainworks.attestation.components import (
     LauncherRelease,
     ListedComponent,
     TargetBuild,
-    extension_bill,
-    package_components,
-    target_bill,
+    list_package_components,
+    make_extension_bill,
+    make_target_bill,
 )
 from trainworks.attestation.options import ProveRequest
 from trainworks.attestation.provenance import (
     Checkout,
     RunDetails,
-    extension_provenance,
-    provenance,
+    make_extension_provenance,
+    make_provenance,
 )
 from trainworks.engine import choose, closed, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -60,6 +60,7 @@ The record of builds is written after a build.
 """
 
 GIT_SECONDS = 60.0
+"""Seconds that one call of git may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,12 @@ class ProvableImage:
     provenance: Callable[[BillOfMaterials, RunDetails], dict[str, object]]
 
 
-def target_image(request: ProveRequest, root: Path) -> ProvableImage:
-    """Return a target's image.
+def find_target_image(request: ProveRequest, root: Path) -> ProvableImage:
+    """Find the image that was built for a target from the checkout as it is now.
+
+    Args:
+        request: The target, the engine, and the components that the target was built with.
+        root: The checkout.
 
     Raises:
         UnknownNameError: The target does not exist, or the engine has no image of it.
@@ -103,7 +108,10 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     # The plan comes before the engine, so that an error of the components is reported first.
     plan = make_plan(build_request, facts)
     engine = choose(request.engine, report=say)
-    if not (request.with_components or request.without_components or request.artifacts):
+    has_choice = request.with_components or request.without_components or request.artifacts
+    if not has_choice:
+        # The engine may have images of several choices; the name of the one that is found says
+        # which components it has.
         reference = find_image(request.target, engine, facts)
         image_request = request_of(target.row, reference.removeprefix(plan.tags[0]), facts)
         if image_request is None:
@@ -118,12 +126,12 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
 
     def list_contents() -> BillOfMaterials:
         packages = _list_packages(engine, plan.tags[0])
-        return _target_bill(build, image, packages, engine, root)
+        return _make_bill(build, image, packages, engine, root)
 
     def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         locks = (plan.target.name, "artifacts", "base-images")
         checkout = read_checkout(root, [f"images/lock/{name}.toml" for name in locks])
-        return provenance(build, bill, checkout=checkout, run=run)
+        return make_provenance(build, bill, checkout=checkout, run=run)
 
     return ProvableImage(
         name=plan.target.name,
@@ -134,16 +142,22 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     )
 
 
-def extended_image(
+def find_extended_image(
     request: ExtendRequest, root: Path, environment: Mapping[str, str]
 ) -> ProvableImage:
-    """Return an image that ``extend`` made.
+    """Find an image that ``extend`` made from the same request and files.
+
+    Args:
+        request: The request that the image was made by.
+        root: The checkout.
+        environment: The process's environment.
 
     Raises:
         ExtendError, UnknownNameError: As ``extend`` does.
         LockError: The lock of its requirements does not exist, or is for other requirements.
         ProofError: The image was made from something else than the files are now.
     """
+    # The temporary files of the plan are for a build, and are deleted at once.
     with ExitStack() as stack:
         extension = plan_extension(request, root, environment, stack)
     engine, plan, rendering = extension.engine, extension.plan, extension.spec.rendering
@@ -151,12 +165,12 @@ def extended_image(
     image = _find_image(engine, plan.tag, rendering, command)
 
     def list_contents() -> BillOfMaterials:
-        inherited = _base_components(plan.base.reference, extension.image, engine, root)
-        return extension_bill(plan, image, _list_packages(engine, plan.tag), inherited)
+        inherited = _list_base_components(plan.base.reference, extension.image, engine, root)
+        return make_extension_bill(plan, image, _list_packages(engine, plan.tag), inherited)
 
     def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
-        return extension_provenance(plan, rendering, bill, checkout=checkout, run=run)
+        return make_extension_provenance(plan, rendering, bill, checkout=checkout, run=run)
 
     return ProvableImage(
         name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate
@@ -164,10 +178,17 @@ def extended_image(
 
 
 def _find_image(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
-    """Return an image that was built from a rendering.
+    """Return the engine's image of a name, if it was built from a rendering.
 
     Args:
+        engine: The engine.
+        reference: The name, ``NAME:TAG``.
+        rendering: The build context.
         command: The command that builds the image, for the hint of an error.
+
+    Raises:
+        UnknownNameError: The engine has no image of this name.
+        ProofError: The image was built from another context.
     """
     hint = f"build it again: {command}"
     image = image_in(engine, reference, hint=hint)
@@ -180,6 +201,7 @@ def _find_image(engine: Engine, reference: str, rendering: Rendering, command: s
 
 
 def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
+    """Run an image to list its packages, without a network, and show the progress."""
     say(f"reading the packages of {reference}")
     with (
         DISPLAY.task("reading", log=False),
@@ -188,22 +210,25 @@ def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
         return list_packages(container)
 
 
-def _target_bill(
+def _make_bill(
     build: TargetBuild, image: BuiltImage, packages: PackagesAnswer, engine: Engine, root: Path
 ) -> BillOfMaterials:
     project = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
     launcher = LauncherRelease(version=project["version"], license=project["license"])
     base = engine.inspect(build.plan.image)
     base_identifier = base.identifier if base else ""
-    return target_bill(build, image, packages, base_identifier=base_identifier, launcher=launcher)
+    return make_target_bill(
+        build, image, packages, base_identifier=base_identifier, launcher=launcher
+    )
 
 
-def _base_components(
+def _list_base_components(
     reference: str, image: BuiltImage, engine: Engine, root: Path
 ) -> tuple[ListedComponent, ...]:
     """Return the components of an image that was extended.
 
-    They have hashes and downloads if this checkout built the image.
+    They have hashes and downloads if this checkout built the image; otherwise a line is printed,
+    and they are the packages that the image lists.
     """
     packages = _list_packages(engine, reference)
     facts = load(root)
@@ -216,21 +241,27 @@ def _base_components(
         rendering = render(plan, facts)
         if image.labels.get(INPUTS_LABEL) == rendering.digest:
             build = TargetBuild(request=request, plan=plan, rendering=rendering)
-            return _target_bill(build, image, packages, engine, root).components
+            return _make_bill(build, image, packages, engine, root).components
     say(
         f"  {reference} was not built from this checkout as it is now: the bill of materials has no"
         " hashes of its files"
     )
-    return package_components(reference, packages, {})
+    return list_package_components(reference, packages, {})
 
 
 def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
-    """Return the checkout's commit, whether it has changes, and the hashes of existing files."""
+    """Read the checkout's commit, whether it has changes, and the hashes of files.
+
+    Args:
+        root: The checkout.
+        names: The paths of the files below it; missing files are left out.
+    """
     commit = ""
     changed = False
-    if _git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = bool(_git(root, "status", "--porcelain", "--", *SOURCES))
+    # A folder inside of another repository is not a checkout of this one.
+    if _run_git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
+        commit = _run_git(root, "rev-parse", "HEAD")
+        changed = bool(_run_git(root, "status", "--porcelain", "--", *SOURCES))
     hashes = {}
     for name in names:
         path = root / name
@@ -239,9 +270,13 @@ def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
     return Checkout(commit=commit, changed=changed, files=hashes)
 
 
-def _git(root: Path, *words: str) -> str:
-    """Return the output of git for a folder; ``""`` without git, and outside of a repository."""
+def _run_git(root: Path, *words: str) -> str:
+    """Run git for a folder, and return its output; ``""`` if git fails or is not installed.
+
+    git fails outside of a repository. It changes nothing.
+    """
     try:
+        # Without the variable, ``git status`` writes the index.
         environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
         result = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
     except FileNotFoundError:

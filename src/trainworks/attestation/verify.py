@@ -17,7 +17,7 @@ from typing import Any
 from packageurl import PackageURL
 
 from trainworks.attestation.cyclonedx import serial_number
-from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, evidence_in
+from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, read_evidence
 from trainworks.attestation.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 from trainworks.errors import ProofError
 
@@ -80,7 +80,7 @@ class Policy:
     parts: tuple[str, ...] = GPU_PARTS
 
     def problems(self, proof: Verified) -> list[str]:
-        """Return the demands that a proof does not meet."""
+        """Return a sentence for each demand that a proof does not meet; empty if it meets all."""
         problems = []
         if self.builder and proof.builder != self.builder:
             problems.append(f"the builder is {proof.builder}, not {self.builder}")
@@ -94,15 +94,16 @@ class Policy:
 
 
 def read_output(files: Sequence[Path]) -> str:
-    """Return cosign's output, from files or else from stdin.
+    """Return cosign's output, from files or, if there are none, from stdin.
 
     Raises:
-        ProofError: It cannot be read, or is too large.
+        ProofError: A file or stdin cannot be read, or the output is longer than ``LARGEST``.
     """
     texts = []
     try:
         for path in files:
             with path.open(encoding="utf-8") as file:
+                # One character more than allowed shows that there are too many.
                 texts.append(file.read(LARGEST + 1))
         if not files:
             texts.append(sys.stdin.read(LARGEST + 1))
@@ -118,7 +119,8 @@ def read_output(files: Sequence[Path]) -> str:
 def verify(output: str, sha256: str, policy: Policy) -> Verified:
     """Check provenance and bill of materials of an image, and return the facts in them.
 
-    There may be several of each: one that fits the policy is enough.
+    There may be several of each: one provenance that fits the policy and has its bill of materials
+    is enough.
 
     Args:
         output: The output of ``cosign verify-attestation`` for each type.
@@ -128,7 +130,7 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
     Raises:
         ProofError: Something does not hold; the error lists every problem.
     """
-    statements, skipped = _by_type(output, sha256)
+    statements, skipped = _group_by_type(output, sha256)
     missing = [name for name, kind in TYPES.items() if not statements[kind]]
     if missing:
         lines = [
@@ -136,25 +138,27 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
             for name in missing
         ]
         raise ProofError([*skipped, *lines], hint="do not trust what is said of the image")
-    evidence, untrue = _evidence(statements[EVIDENCE], sha256, policy)
+    evidence, untrue = _check_evidence(statements[EVIDENCE], sha256, policy)
     if policy.gpu and not evidence:
-        none = f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
-        raise ProofError(
-            [*skipped, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}"
-        )
+        if not untrue:
+            untrue = [
+                f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
+            ]
+        raise ProofError([*skipped, *untrue], hint=f"nothing shows that it works on {policy.gpu}")
 
-    bills: dict[str, Mapping[str, Any]] = {}
+    bill_by_serial: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for statement in statements[CYCLONEDX]:
         bill = statement.get("predicate")
-        problem = _problem_of_bill(bill, sha256)
+        problem = _check_bill(bill, sha256)
         if problem:
             problems.append(problem)
         elif bill is not None:
-            bills[bill["serialNumber"]] = bill
-    if bills:
+            bill_by_serial[bill["serialNumber"]] = bill
+    if bill_by_serial:
+        # The last one first: it is most likely the newest.
         for provenance in reversed(statements[PROVENANCE]):
-            summary = _summary(sha256, provenance, bills)
+            summary = _summarise(sha256, provenance, bill_by_serial)
             if summary is None:
                 problems.append("the provenance is of another bill of materials than is there")
                 continue
@@ -168,14 +172,24 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
     )
 
 
-def _by_type(output: str, sha256: str) -> tuple[dict[str, list[Mapping[str, Any]]], list[str]]:
-    """Return the statements about an image by their types, and a line for each other one."""
+def _group_by_type(
+    output: str, sha256: str
+) -> tuple[dict[str, list[Mapping[str, Any]]], list[str]]:
+    """Return the statements about an image by their types, and a sentence for each other one.
+
+    Args:
+        output: cosign's output.
+        sha256: The hash of the image's manifest.
+
+    Raises:
+        ProofError: A line is not an envelope as cosign prints it.
+    """
     statements: dict[str, list[Mapping[str, Any]]] = {
         kind: [] for kind in (*TYPES.values(), EVIDENCE)
     }
     skipped: list[str] = []
-    for number, statement in _statements(output):
-        kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
+    for number, statement in _read_statements(output):
+        kind, subjects = str(statement.get("predicateType", "")), _read_subjects(statement)
         if kind not in statements:
             skipped.append(
                 f"line {number}: not a type of statement that is known ({kind or 'it has no type'})"
@@ -190,21 +204,28 @@ def _by_type(output: str, sha256: str) -> tuple[dict[str, list[Mapping[str, Any]
     return statements, skipped
 
 
-def _evidence(
+def _check_evidence(
     statements: Sequence[Mapping[str, Any]], sha256: str, policy: Policy
 ) -> tuple[tuple[Evidence, ...], list[str]]:
-    """Return the evidence that holds and fits the policy, and the problems of the rest."""
+    """Return the evidence that holds and fits the policy, and the problems of the rest.
+
+    Args:
+        statements: The statements of the type ``EVIDENCE``.
+        sha256: The hash of the image's manifest.
+        policy: The user's demands.
+    """
     fitting: list[Evidence] = []
     problems: list[str] = []
     for statement in statements:
         try:
-            evidence = evidence_in(statement.get("predicate"), sha256)
+            evidence = read_evidence(statement.get("predicate"), sha256)
         except ProofError as error:
             problems += error.problems
             continue
         differences = []
         if policy.gpu:
             differences = evidence.problems(policy.gpu, policy.parts)
+        # With a GPU, its own demands include this one.
         if policy.unchanged and not policy.gpu and evidence.changed:
             differences.append(
                 f"{evidence.suite} ran on a checkout with changes that are in no commit"
@@ -215,8 +236,14 @@ def _evidence(
     return tuple(fitting), problems
 
 
-def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the statements in cosign's output, with their lines; words for people are skipped."""
+def _read_statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the number of its line, and the statement, for each statement in cosign's output.
+
+    Lines of words for people, and statements that are not objects, are skipped.
+
+    Raises:
+        ProofError: A line with an object is not an envelope as cosign prints it.
+    """
     for number, line in enumerate(output.splitlines(), start=1):
         if not line.startswith("{"):
             continue
@@ -229,15 +256,16 @@ def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield number, statement
 
 
-def _subjects(statement: Mapping[str, Any]) -> list[str]:
+def _read_subjects(statement: Mapping[str, Any]) -> list[str]:
+    """Return the SHA-256 of each image that a statement is about; empty if it is malformed."""
     try:
         return [str(subject["digest"]["sha256"]) for subject in statement["subject"]]
     except (KeyError, TypeError):
         return []
 
 
-def _problem_of_bill(bill: Any, sha256: str) -> str:
-    """Return the reason why a bill of materials is not this image's, or ``""``.
+def _check_bill(bill: Any, sha256: str) -> str:
+    """Return the reason why a bill of materials is not this image's; ``""`` if it is.
 
     A signature does not prove that the right document was signed: the bill of another image, signed
     for this one, is a mistake that only the bill itself shows.
@@ -262,17 +290,27 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
     return ""
 
 
-def _summary(
+def _summarise(
     sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]
 ) -> Verified | None:
-    """Return the facts of a provenance.
+    """Return the facts of a provenance and of its bill of materials.
 
-    ``None`` if the provenance belongs to none of these bills of materials.
+    Args:
+        sha256: The hash of the image's manifest.
+        provenance: The statement.
+        bills: The bills of materials of the image, by their serial numbers.
+
+    Returns:
+        The facts; ``None`` if the provenance belongs to none of these bills of materials.
+
+    Raises:
+        ProofError: The statement, or the bill of materials, is not as trainworks writes it.
     """
     try:
         predicate = provenance["predicate"]
-        documents = [str(row.get("uri")) for row in predicate["runDetails"]["byproducts"]]
-        bill = next((bills[name] for name in documents if name in bills), None)
+        # The serial number in the provenance says which bill of materials was written with it.
+        serials = [str(row.get("uri")) for row in predicate["runDetails"]["byproducts"]]
+        bill = next((bills[serial] for serial in serials if serial in bills), None)
         if bill is None:
             return None
         inputs = predicate["buildDefinition"]["resolvedDependencies"]
@@ -292,7 +330,12 @@ def _summary(
 
 
 def describe(image: str, proven: Verified) -> str:
-    """Return the facts of a good proof, for people."""
+    """Return the facts of a good proof for people, as lines of a text.
+
+    Args:
+        image: The address that the user gave: ``HOST/NAME@sha256:...``.
+        proven: The facts.
+    """
     commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
     changed = ", with changes that are in no commit" if proven.changed else ""
     lines = [
