@@ -11,7 +11,7 @@ from lock.conftest import Repository
 from lock.servers import Server, git_repositories
 from trainworks.errors import LockError
 from trainworks.host.downloads import UnreachableError
-from trainworks.host.git import bundle_holds, make_bundle, tag_commit
+from trainworks.host.git import bundle_holds, make_bundle, source_archive, tag_commit
 from trainworks_testing.certificates import Authority
 
 
@@ -53,6 +53,15 @@ def test_a_tag_that_points_elsewhere(
             url, "v1.0", repository.newer, tmp_path / "bundle", ca_path=str(authority.bundle)
         )
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_reference_is_no_option_of_git(repository: Repository, tmp_path: Path) -> None:
+    """A requirement names the reference: no program of its choice may run on this machine."""
+    mark = tmp_path / "was-run"
+    reference = f"--upload-pack=touch {mark}; git-upload-pack"
+    with pytest.raises(UnreachableError):
+        source_archive(repository.path.as_uri(), reference)
+    assert not mark.exists()
 
 
 def test_what_cannot_be_had(server: Server, authority: Authority, tmp_path: Path) -> None:

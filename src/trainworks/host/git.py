@@ -139,7 +139,8 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
                 commit = commit or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
         if not commit:
             # A commit outside of all branches, such as a pull request's; git rejects anything else.
-            git("fetch", "--quiet", "origin", reference)
+            # Behind ``--`` no reference is an option: ``--upload-pack`` would name a program.
+            git("fetch", "--quiet", "--", "origin", reference)
             commit = git("rev-parse", "FETCH_HEAD^{commit}")
         git("checkout", "--quiet", "--detach", commit)
         git("submodule", "--quiet", "update", "--init", "--recursive")
