@@ -33,6 +33,10 @@ _URI: Final = re.compile(r"https?://[A-Za-z0-9.:@%/_~+=,\[\]-]+")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9./_+~-]*|/|\./?")
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 _FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{16,40}!?")
+_NUMBERS: Final = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]*)(?:\.(?:0[xX][0-9a-fA-F]*|[0-9]*))*")
+"""A host that resolvers read as an address, besides the usual form: ``0x7f.1`` is ``127.0.0.1``
+(inet_aton(3)).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +161,17 @@ def _refusal(source: AptSource, own_hosts: set[str | None]) -> str:
         return "its address is malformed"
     if host in own_hosts:
         return ""
-    if host == "localhost" or host.endswith(".localhost"):
+    # A name may end with a dot.
+    name = host.removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
         return "it is an address of this machine"
     try:
         is_public = ipaddress.ip_address(host).is_global
     except ValueError:
-        # A name. Resolvers read digits alone as an address, too.
-        is_public = re.fullmatch(r"[0-9.]+|0x[0-9a-fA-F]+", host) is None and host != ""
-    return "" if is_public else "it is an address of a private network"
+        is_public = name != "" and not _NUMBERS.fullmatch(name)
+    if not is_public:
+        return "it is an address of a private network"
+    return ""
 
 
 def _line(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
