@@ -107,7 +107,14 @@ def test_a_state_is_its_packages_and_not_its_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<html>Not found</html>", "Codename: tiny\nDate: yesterday\nSHA256:\n"]
+    "text",
+    [
+        "",
+        "<html>Not found</html>",
+        "Codename: tiny\nDate: yesterday\nSHA256:\n",
+        "Codename: tiny\nDate: Fri, 31 Dec 9999 23:59:59 -1000\nSHA256:\n",
+        "Codename: tiny\nDate: Wed, 21 Oct 2026 07:28:00 +99999999999999999\nSHA256:\n",
+    ],
 )
 def test_what_is_no_release_file(text: str) -> None:
     with pytest.raises(HostError, match="not the InRelease file"):

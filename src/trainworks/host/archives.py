@@ -62,15 +62,16 @@ def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     sums = indented[0] if indented else ""
     packages = re.findall(r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", sums, re.MULTILINE)
     try:
-        signed = parsedate_to_datetime(fields["Date"])
+        signed = parsedate_to_datetime(fields["Date"]).astimezone(UTC)
         suite = fields["Codename"]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
+        # OverflowError: a number in the date is too large.
         raise HostError(
             "not the InRelease file of a package archive: it has no Date or no Codename"
         ) from error
     state = LockedArchive(
         suite=suite,
-        date=signed.astimezone(UTC).strftime(DATE),
+        date=signed.strftime(DATE),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         contents=hashlib.sha256("".join(packages).encode()).hexdigest(),
     )
