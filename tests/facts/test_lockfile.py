@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainworks.errors import OutputError
 from trainworks.facts import lockfile
 from trainworks.facts.reader import Reader
 from trainworks.facts.rows import (
@@ -103,3 +104,10 @@ def test_the_committed_locks_are_as_they_would_be_written(facts: Facts, root: Pa
     ):
         if rows:
             assert (folder / name).read_text(encoding="utf-8") == lockfile.as_toml(row_type, rows)
+
+
+def test_a_write_that_fails_leaves_no_part(tmp_path: Path) -> None:
+    (tmp_path / "target.toml" / "in the way").mkdir(parents=True)
+    with pytest.raises(OutputError, match=r"target\.toml cannot be written"):
+        lockfile.write(tmp_path / "target.toml", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["target.toml"]

@@ -202,3 +202,4 @@ def test_a_write_that_fails_names_the_folder(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert caught.value.message.startswith(f"{tmp_path}: ")
+    assert list(tmp_path.iterdir()) == []

@@ -243,15 +243,29 @@ def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            # Beside, and renamed: a link that lies there is replaced, not followed.
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=folder, prefix=f".{name}.", delete=False
-            ) as draft:
-                draft.write(text)
-            Path(draft.name).chmod(0o644)
-            Path(draft.name).replace(folder / name)
+            _write_file(folder / name, text)
     except OSError as error:
         # A full disk, or one that a process may not fill, is an error of a write: it names no file.
         where = error.filename or folder
         raise OutputError(f"{where}: {error.strerror}", hint="choose another --output") from error
     return tuple(folder / name for name in texts)
+
+
+def _write_file(path: Path, text: str) -> None:
+    """Write a file complete or not at all; a link that lies there is replaced, not followed.
+
+    Raises:
+        OSError: The file cannot be written; no part of it is left.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        draft = Path(file.name)
+        try:
+            file.write(text)
+            file.close()
+            draft.chmod(0o644)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise

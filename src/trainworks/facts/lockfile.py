@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -135,11 +136,17 @@ def _lines(row: object) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of facts: all of it, or nothing. Raises ``OutputError``."""
+    """Write a file of facts, complete or not at all; its folder is created.
+
+    Raises:
+        OutputError: The file cannot be written; no part of it is left.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,14 +17,25 @@ def cache_folder(environment: Mapping[str, str], *names: str) -> Path:
     Raises:
         RuntimeError: The user has no home folder and ``XDG_CACHE_HOME`` is not set.
     """
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath(
-        "trainworks", *names
-    )
+    caches = environment.get("XDG_CACHE_HOME")
+    folder = Path(caches) if caches else Path.home() / ".cache"
+    return folder.joinpath("trainworks", *names)
 
 
 def write_cached(path: Path, content: bytes) -> None:
-    """Write a file of the cache, complete or not at all; raises ``OSError``."""
+    """Write a file of the cache, complete or not at all; its folder is created.
+
+    Raises:
+        OSError: The file cannot be written; no part of it is left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
+    # A name of its own for each call: targets of one process are built in threads.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        draft = Path(file.name)
+        try:
+            file.write(content)
+            file.close()
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
