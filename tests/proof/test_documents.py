@@ -22,6 +22,7 @@ from trainworks.attestation.components import (
 from trainworks.attestation.cyclonedx import make_cyclonedx
 from trainworks.attestation.licenses import python_licenses, spdx_expression
 from trainworks.attestation.prove import _write
+from trainworks.attestation.subject_image import read_launcher_release
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
@@ -190,6 +191,11 @@ def test_the_newest_field_of_a_python_distribution_wins(
     fields: tuple[str, str, list[str]], licenses: tuple[str, ...]
 ) -> None:
     assert python_licenses(*fields) == licenses
+
+
+def test_the_launcher_is_the_packages_own_where_a_root_has_none(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "images").mkdir()
+    assert read_launcher_release(tmp_path) == read_launcher_release(root)
 
 
 def test_a_write_that_fails_names_the_folder(tmp_path: Path) -> None:

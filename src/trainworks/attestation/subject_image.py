@@ -33,6 +33,7 @@ from trainworks.errors import OutputError, ProofError, UnknownNameError
 from trainworks.extend.image import plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
+from trainworks.facts.data import data_folder
 from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
@@ -213,13 +214,27 @@ def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
 def _make_bill(
     build: TargetBuild, image: BuiltImage, packages: PackagesAnswer, engine: Engine, root: Path
 ) -> BillOfMaterials:
-    project = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
-    launcher = LauncherRelease(version=project["version"], license=project["license"])
+    """Return the bill of materials of a target's image, with facts of the checkout and engine."""
+    launcher = read_launcher_release(root)
     base = engine.inspect(build.plan.image)
     base_identifier = base.identifier if base else ""
     return make_target_bill(
         build, image, packages, base_identifier=base_identifier, launcher=launcher
     )
+
+
+def read_launcher_release(root: Path) -> LauncherRelease:
+    """Read the version and the licence of the launcher that goes into images.
+
+    Args:
+        root: The checkout, or a folder with ``images`` or ``templates`` alone: the package's own
+            launcher goes into images then.
+
+    Raises:
+        OutputError: The file cannot be read.
+    """
+    project = tomllib.loads(_read_text(data_folder(root, "launcher") / "pyproject.toml"))["project"]
+    return LauncherRelease(version=project["version"], license=project["license"])
 
 
 def _list_base_components(
@@ -286,7 +301,8 @@ def _run_git(root: Path, *words: str) -> str:
     return result.output.decode().strip()
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """Read a file of the checkout; raises ``OutputError`` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
