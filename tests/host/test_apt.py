@@ -15,11 +15,11 @@ from trainworks.host.apt import (
     AptSettings,
     AptSource,
     apt_configuration,
-    host_suite,
+    make_source_lines,
     parse_deb822,
     parse_one_line,
+    parse_suite,
     read_apt_settings,
-    sources_for,
 )
 
 DEBIAN = "http://mirror.example/debian"
@@ -161,7 +161,7 @@ def test_archives_of_the_machine_serve_another_suite(
             trusted=True,
         ),
     )
-    assert sources_for(suite, sources, own) == expected
+    assert make_source_lines(suite, sources, own) == expected
 
 
 @pytest.mark.parametrize(
@@ -230,4 +230,4 @@ def test_apt_itself_understands_the_configuration(tmp_path: Path) -> None:
     ],
 )
 def test_suite_of_this_machine(release: str, suite: str) -> None:
-    assert host_suite(release) == suite
+    assert parse_suite(release) == suite

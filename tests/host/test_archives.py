@@ -18,8 +18,8 @@ from lock.trees import make_tree
 from trainworks.errors import HostError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Base, LockedArchive
-from trainworks.host.apt import AptSettings, AptSource, sources_for
-from trainworks.host.archives import find_archive, state_of
+from trainworks.host.apt import AptSettings, AptSource, make_source_lines
+from trainworks.host.archives import find_archive, parse_release_file
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.lock_artifacts import LockRun, lock_archives
@@ -85,7 +85,7 @@ def serve(
     texts = {suite: in_release(suite, day, packages, more=more) for suite in SUITES}
     for suite, text in texts.items():
         server.serve(f"{place}/dists/{suite}/InRelease", text.encode())
-    return tuple(state_of(text) for text in texts.values())
+    return tuple(parse_release_file(text) for text in texts.values())
 
 
 def machine(server: Server, suites: tuple[str, ...] = SUITES) -> HostSettings:
@@ -98,12 +98,14 @@ def machine(server: Server, suites: tuple[str, ...] = SUITES) -> HostSettings:
 
 
 def test_a_state_is_its_packages_and_not_its_signature() -> None:
-    first = state_of(in_release("tiny", DAY, "demo 1"))
+    first = parse_release_file(in_release("tiny", DAY, "demo 1"))
     assert (first.suite, first.date) == ("tiny", "2026-11-01T06:00:00Z")
     later = in_release("tiny", DAY + timedelta(days=7), "demo 1", more="a game")
-    assert state_of(later).contents == first.contents
-    assert state_of(later, (first,)) == first
-    assert state_of(in_release("tiny", DAY, "demo 2"), (first,)).contents != first.contents
+    assert parse_release_file(later).contents == first.contents
+    assert parse_release_file(later, (first,)) == first
+    assert (
+        parse_release_file(in_release("tiny", DAY, "demo 2"), (first,)).contents != first.contents
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_state_is_its_packages_and_not_its_signature() -> None:
 )
 def test_what_is_no_release_file(text: str) -> None:
     with pytest.raises(HostError, match="not the InRelease file"):
-        state_of(text)
+        parse_release_file(text)
 
 
 def test_an_archive_in_the_locked_state_is_read_as_it_is(server: Server, base: Base) -> None:
@@ -141,7 +143,7 @@ def test_the_snapshot_of_the_locked_day_is_read_where_the_archive_has_moved(
     serve(server, "/today", DAY + timedelta(days=7), "demo 2")
     found = find_archive(base, states, machine(server))
     assert found.differs == ()
-    lines = sources_for("tiny", found.settings.apt.sources, found.settings.suite)
+    lines = make_source_lines("tiny", found.settings.apt.sources, found.settings.suite)
     assert lines == (
         f"deb [check-valid-until=no] {server.url}/archive/main/{day} tiny main",
         f"deb [check-valid-until=no] {server.url}/archive/updates/{day} tiny-updates main",
@@ -168,7 +170,7 @@ def test_what_is_nowhere_is_said_for_each_suite(server: Server, base: Base) -> N
 
 
 def test_a_machine_without_apt_reads_the_snapshot(server: Server, base: Base) -> None:
-    states = tuple(state_of(in_release(suite, DAY, "demo 1")) for suite in SUITES)
+    states = tuple(parse_release_file(in_release(suite, DAY, "demo 1")) for suite in SUITES)
     for name in ("main", "updates"):
         serve(server, f"/archive/{name}/20261101T060000Z", DAY, "demo 1")
     found = find_archive(base, states, replace(machine(server), apt=AptSettings(), suite=""))
@@ -176,7 +178,7 @@ def test_a_machine_without_apt_reads_the_snapshot(server: Server, base: Base) ->
 
 
 def test_a_machine_without_any_archive_says_why(base: Base) -> None:
-    states = tuple(state_of(in_release(suite, DAY, "demo 1")) for suite in SUITES)
+    states = tuple(parse_release_file(in_release(suite, DAY, "demo 1")) for suite in SUITES)
     bare = HostSettings(pip=PipSettings())
     assert [line.partition(", ")[2] for line in find_archive(base, states, bare).differs] == [
         "no archive of tiny is configured, and no snapshot of it is known"

@@ -19,7 +19,7 @@ from trainworks.errors import HostError
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.pip import (
     PipSettings,
-    default_index,
+    find_default_index,
     find_local_file,
     pip_configuration,
     read_pip_settings,
@@ -102,8 +102,8 @@ def test_the_default_index_is_pips_own() -> None:
     done = subprocess.run(
         words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True
     )
-    assert default_index().startswith("https://")
-    assert f"(default {default_index()})" in " ".join(done.stdout.split())
+    assert find_default_index().startswith("https://")
+    assert f"(default {find_default_index()})" in " ".join(done.stdout.split())
 
 
 MANY = PipSettings(
@@ -140,11 +140,11 @@ VENDOR = "https://vendor.example/whl/cpu"
             id="a user without a source of packages gets the vendor's",
         ),
         pytest.param(
-            PipSettings(index_url=f"{default_index()}/"),
+            PipSettings(index_url=f"{find_default_index()}/"),
             {
                 "index-strategy": "unsafe-best-match",
                 "find-links": ["/run/wheels"],
-                "index": [{"url": VENDOR}, {"url": f"{default_index()}/", "default": True}],
+                "index": [{"url": VENDOR}, {"url": f"{find_default_index()}/", "default": True}],
             },
             id="so does one who names pip's default",
         ),
@@ -203,7 +203,7 @@ def test_a_pip_inside_the_build_is_told_the_same(tmp_path: Path) -> None:
     assert read(tmp_path, pip_configuration(MANY)).timeout_seconds == 2.5
     assert read(tmp_path, pip_configuration(PipSettings(no_index=True))).no_index
     for settings in (PipSettings(), PipSettings(index_url="file:///srv/index")):
-        assert pip_configuration(settings) == f"[global]\nindex-url = {default_index()}\n"
+        assert pip_configuration(settings) == f"[global]\nindex-url = {find_default_index()}\n"
 
 
 # Files that lie on this machine.

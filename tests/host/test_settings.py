@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainworks.host.apt import AptSettings, AptSource
-from trainworks.host.logins import hosts_of, logins_for
-from trainworks.host.pip import PipSettings, default_index
+from trainworks.host.logins import find_hosts, select_logins
+from trainworks.host.pip import PipSettings, find_default_index
 from trainworks.host.settings import HostSettings, read_host_settings
-from trainworks.host.trust import CA_VARIABLES, ca_bundle, proxy_arguments
+from trainworks.host.trust import CA_VARIABLES, find_ca_bundle, find_proxy_arguments
 
 NAMES = ["apt.conf", "ca.pem", "mirror", "netrc", "pip.conf", "sources.list", "timeout", "uv.toml"]
 
@@ -93,9 +93,10 @@ def test_what_must_not_stay_in_an_image() -> None:
     "settings",
     [
         PipSettings(),
-        PipSettings(index_url=default_index()),
+        PipSettings(index_url=find_default_index()),
         PipSettings(
-            index_url=f"{default_index()}/", extra_index_urls=("https://vendor.example/whl/cpu/",)
+            index_url=f"{find_default_index()}/",
+            extra_index_urls=("https://vendor.example/whl/cpu/",),
         ),
         PipSettings(find_links=("/w", "wheels", ".")),
     ],
@@ -121,10 +122,10 @@ def test_the_order_of_ca_bundles(tmp_path: Path) -> None:
     environment = {name: str(path) for name, path in paths.items() if name in CA_VARIABLES}
     setting = str(paths["pip's own setting"])
     for name in names:
-        assert ca_bundle(environment, setting) == paths[name]
+        assert find_ca_bundle(environment, setting) == paths[name]
         # A variable that names a missing file is passed over, as is one that is not set.
         paths[name].unlink()
-    assert ca_bundle(environment, setting) not in paths.values()
+    assert find_ca_bundle(environment, setting) not in paths.values()
 
 
 def test_proxies_keep_their_spelling() -> None:
@@ -135,7 +136,7 @@ def test_proxies_keep_their_spelling() -> None:
         "PROXY": "http://other.example",
         "PATH": "/bin",
     }
-    assert proxy_arguments(environment) == {
+    assert find_proxy_arguments(environment) == {
         "HTTPS_PROXY": "http://proxy.example:3128",
         "http_proxy": "http://proxy.example:3128",
     }
@@ -193,10 +194,10 @@ default login everybody password d
     ],
 )
 def test_logins_go_to_named_hosts_alone(addresses: tuple[str, ...], expected: str) -> None:
-    text = logins_for(hosts_of(addresses), NETRC)
+    text = select_logins(find_hosts(addresses), NETRC)
     assert text.decode() == expected
     # It can be read again, by the standard library too.
-    assert logins_for(hosts_of(addresses), text) == text
+    assert select_logins(find_hosts(addresses), text) == text
 
 
 def test_a_build_gets_the_logins_of_what_it_names() -> None:

@@ -10,14 +10,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from trainworks.host.uv import uv_program
+from trainworks.host.uv import find_uv
 
 sys.setswitchinterval(1e-6)
 barrier = Barrier(8)
 
 def find(_):
     barrier.wait()
-    return uv_program()
+    return find_uv()
 
 with ThreadPoolExecutor(8) as pool:
     print(*set(pool.map(find, range(8))), sep="\\n")

@@ -28,7 +28,7 @@ from trainworks.errors import LockError
 from trainworks.facts.load import load
 from trainworks.facts.rows import LockedArchive, SourceFile
 from trainworks.host.apt import AptSource
-from trainworks.host.archives import RECORD, todays_states
+from trainworks.host.archives import RECORD, read_todays_states
 from trainworks.host.bootstrap import bootstrap
 from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings, read_host_settings
@@ -63,7 +63,7 @@ class Days:
         """Lock the state of today."""
         with Client(self.settings) as client:
             self.base = replace(
-                self.base, states=todays_states(self.base.row, self.settings, client)
+                self.base, states=read_todays_states(self.base.row, self.settings, client)
             )
 
     def build(
@@ -305,7 +305,9 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
     again = days.build(snapshots=False, locked=True, no_cache=True)
     assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == said_of(state)
     with Client(days.settings) as client:
-        assert todays_states(days.base.row, days.settings, client, days.base.states) == (state,)
+        assert read_todays_states(days.base.row, days.settings, client, days.base.states) == (
+            state,
+        )
 
 
 def test_the_label_is_of_the_layers_and_not_of_today(days: Days) -> None:

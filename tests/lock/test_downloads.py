@@ -22,7 +22,7 @@ from lock.servers import (
     whole,
 )
 from trainworks.errors import LockError
-from trainworks.host.downloads import Client, Content, Limits, UnreachableError, without_credentials
+from trainworks.host.downloads import Client, Content, Limits, UnreachableError, remove_credentials
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import request_file_sizes
@@ -203,7 +203,7 @@ def test_a_password_is_never_shown(client: Client, plain_server: Server, tmp_pat
     plain_server.serve("/file", NOISE)
     client.download(f"{address}/file", tmp_path / "file")
     assert plain_server.seen[-1].user == "Basic dXNlcjp3b3Jk"
-    assert without_credentials(f"x {address} y") == f"x {plain_server.url} y"
+    assert remove_credentials(f"x {address} y") == f"x {plain_server.url} y"
 
 
 def test_credentials_come_from_netrc(

@@ -11,7 +11,7 @@ from lock.conftest import Repository
 from lock.servers import Server, git_repositories
 from trainworks.errors import LockError
 from trainworks.host.downloads import UnreachableError
-from trainworks.host.git import bundle_holds, make_bundle, source_archive, tag_commit
+from trainworks.host.git import find_tag_commit, is_bundle_of, make_bundle, make_source_archive
 from trainworks_testing.certificates import Authority
 
 
@@ -26,7 +26,7 @@ def test_where_a_tag_points(url: str, repository: Repository, authority: Authori
         ("git", "-C", str(repository.path), "tag", "light", repository.newer), check=True
     )
     for tag, commit in (("v1.0", repository.commit), ("light", repository.newer), ("v9", "")):
-        assert tag_commit(url, tag, ca_path=str(authority.bundle)) == commit
+        assert find_tag_commit(url, tag, ca_path=str(authority.bundle)) == commit
 
 
 @pytest.mark.parametrize("tag", ["v1.0", ""])
@@ -35,12 +35,12 @@ def test_a_bundle(
 ) -> None:
     bundle = tmp_path / "gklib.bundle"
     make_bundle(url, tag, repository.commit, bundle, ca_path=str(authority.bundle))
-    assert bundle_holds(bundle, repository.commit)
-    assert not bundle_holds(bundle, repository.newer)
+    assert is_bundle_of(bundle, repository.commit)
+    assert not is_bundle_of(bundle, repository.newer)
     content = bytearray(bundle.read_bytes())
     content[-60] ^= 1
     bundle.write_bytes(content)
-    assert not bundle_holds(bundle, repository.commit)
+    assert not is_bundle_of(bundle, repository.commit)
 
 
 def test_a_tag_that_points_elsewhere(
@@ -60,14 +60,14 @@ def test_a_reference_is_no_option_of_git(repository: Repository, tmp_path: Path)
     mark = tmp_path / "was-run"
     reference = f"--upload-pack=touch {mark}; git-upload-pack"
     with pytest.raises(UnreachableError):
-        source_archive(repository.path.as_uri(), reference)
+        make_source_archive(repository.path.as_uri(), reference)
     assert not mark.exists()
 
 
 def test_what_cannot_be_had(server: Server, authority: Authority, tmp_path: Path) -> None:
     address = f"{server.url.replace('://', '://user:word@')}/nothing.git"
     with pytest.raises(UnreachableError) as caught:
-        tag_commit(address, "v1.0", ca_path=str(authority.bundle))
+        find_tag_commit(address, "v1.0", ca_path=str(authority.bundle))
     assert str(caught.value).startswith(f"cannot fetch {server.url}/nothing.git: ")
     assert "word" not in str(caught.value)
     with pytest.raises(UnreachableError, match="cannot fetch "):

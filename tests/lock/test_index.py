@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lock.servers import Server
 from trainworks.host.downloads import Client
-from trainworks.host.index import archives_only, newest_release
+from trainworks.host.index import find_newest_release, find_versions_without_wheels
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 
@@ -25,7 +25,7 @@ def test_releases_without_a_wheel_are_known_from_all_indexes(plain_server: Serve
     for more, expected in (((), ["1.0", "1.5"]), ((none, two), ["1.0"])):
         settings = HostSettings(pip=PipSettings(index_url=one, extra_index_urls=more))
         with Client(settings) as client:
-            assert archives_only("fast-tool", settings.pip, client) == expected
+            assert find_versions_without_wheels("fast-tool", settings.pip, client) == expected
 
 
 RELEASES = """\
@@ -46,7 +46,7 @@ def test_the_newest_release_is_one_for_the_python_that_asks(plain_server: Server
     with Client(settings) as client:
 
         def newest(name: str, python: str) -> str:
-            return str(newest_release(name, python, settings.pip, "", client))
+            return str(find_newest_release(name, python, settings.pip, "", client))
 
         assert [newest("t", python) for python in ("3.7", "3.11", "3.12")] == ["1.0", "2.0", "3.0"]
         assert newest("early", "3.11") == "1.0b2"

@@ -31,7 +31,7 @@ from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolati
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import EngineError, ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
-from trainworks.host.archives import RECORD, ArchiveChoice, find_archive, line_of
+from trainworks.host.archives import RECORD, ArchiveChoice, find_archive, format_state
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
@@ -280,7 +280,7 @@ def _check_archive_states(spec: ImageSpec, image: BuiltImage, *, locked: bool) -
     if not locked or spec.base is None:
         return
     label = image.labels.get(ARCHIVES_LABEL, "")
-    expected = _label_of(map(line_of, spec.base.states))
+    expected = _label_of(map(format_state, spec.base.states))
     if label != expected:
         raise LockError(
             f"{image.reference} has system packages of another day than the lock:"

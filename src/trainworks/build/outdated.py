@@ -21,11 +21,11 @@ from trainworks.engine.tree import ImageTree, read_tree
 from trainworks.errors import HostError, LockError, UnknownNameError
 from trainworks.facts.rows import Base, EndOfPatch, Facts, LockedPackage, TargetRow
 from trainworks.host import foreign_apt
-from trainworks.host.advisories import Advisory, advisories_of
-from trainworks.host.archives import LIMITS, newer_than, todays_states
+from trainworks.host.advisories import Advisory, find_advisories
+from trainworks.host.archives import LIMITS, describe_newer_state, read_todays_states
 from trainworks.host.downloads import Client, UnreachableError
-from trainworks.host.foreign_apt import read_foreign, release_of
-from trainworks.host.index import newest_release
+from trainworks.host.foreign_apt import read_foreign, read_release
+from trainworks.host.index import find_newest_release
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest.interpreter import MANIFEST
 from trainworks.imagetest.job_files import JobFiles
@@ -215,7 +215,7 @@ def find_outdated(
     tree = read_tree(engine, reference, READ)
     foreign = read_foreign(tree, settings.apt.sources)
     if foreign is None:
-        release = release_of(tree)
+        release = read_release(tree)
         raise UnknownNameError(
             f"{reference} has no apt: it is an image of"
             f" {release.get('PRETTY_NAME', 'an unknown distribution')}",
@@ -333,7 +333,7 @@ def published_advisories(
         return (), ("advisories about Python packages were not compared: no service is named",)
     with Client(settings, limits=LIMITS) as client:
         try:
-            return advisories_of(installed, address, client), ()
+            return find_advisories(installed, address, client), ()
         except UnreachableError as error:
             sentence = f"advisories about Python packages were not compared: {error.message}"
             return (), (f"{sentence}; {OSV} names another service with OSV's interface",)
@@ -405,7 +405,7 @@ def newest_distributions(
     with showing as task, Client(settings, limits=LIMITS) as client:
         for name, version in sorted(installed.items()):
             try:
-                newest = newest_release(name, python, settings.pip, wheel_index, client)
+                newest = find_newest_release(name, python, settings.pip, wheel_index, client)
             except UnreachableError as error:
                 raise HostError(
                     f"the package index of the image was not compared: {error.message}",
@@ -431,12 +431,12 @@ def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[st
         return ()
     with Client(settings, limits=LIMITS) as client:
         try:
-            states = todays_states(base, settings, client, locked)
+            states = read_todays_states(base, settings, client, locked)
         except (LockError, HostError) as error:
             return (f"the lock of the archive was not compared: {error.message}",)
         today = {state.suite: state for state in states}
     moved = [state for state in locked if today.get(state.suite, state) != state]
-    return tuple(newer_than(state, today[state.suite]) for state in moved)
+    return tuple(describe_newer_state(state, today[state.suite]) for state in moved)
 
 
 def days_since(created: str) -> int | None:

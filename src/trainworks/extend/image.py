@@ -59,7 +59,7 @@ from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings, read_host_settings
-from trainworks.host.uv import uv_program
+from trainworks.host.uv import find_uv
 from trainworks.inspect.targets import find_image
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
@@ -221,7 +221,7 @@ def plan_extension(
     recipes = Recipes(
         texts=texts,
         programs=_programs(),
-        uv=b"" if base.uv else Path(uv_program()).read_bytes(),
+        uv=b"" if base.uv else Path(find_uv()).read_bytes(),
     )
     plan = ExtensionPlan(
         tag=request.tag,

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from trainworks.extend.requirements import GitRequirement
 from trainworks.extend.user_code import SourceTree, read_source
 from trainworks.facts.rows import SourceFile
-from trainworks.host.downloads import without_credentials
+from trainworks.host.downloads import remove_credentials
 
 INPUTS = "/run/inputs"
 """In lines: the folder that gets ``RequestedRequirements.files``."""
@@ -288,7 +288,7 @@ class _Line:
     @property
     def shown(self) -> str:
         """The line for messages, without possible secrets."""
-        text = re.sub(r"[?][^#;, ]*", "?...", without_credentials(self.text))
+        text = re.sub(r"[?][^#;, ]*", "?...", remove_credentials(self.text))
         return f"{self.place}: {text[:80]}"
 
     @property

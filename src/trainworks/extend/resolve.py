@@ -36,8 +36,8 @@ from trainworks.extend.resolver import NONE, FetchedFile, Resolver, indexes_in, 
 from trainworks.extend.sandbox import Sandbox, Supply, metadata_of, source_of_archive
 from trainworks.extend.vcs_sources import repository_source, source_at
 from trainworks.facts.rows import Facts, TargetRow
-from trainworks.host.downloads import without_credentials
-from trainworks.host.uv import uv_program
+from trainworks.host.downloads import remove_credentials
+from trainworks.host.uv import find_uv
 from trainworks.plan.package_ownership import find_library_names
 
 OLD = timedelta(days=730)
@@ -154,7 +154,7 @@ class Session:
 
     def uv(self) -> str:
         """Return the path of uv."""
-        return uv_program()
+        return find_uv()
 
     def distributions(self) -> Iterable[metadata.Distribution]:
         """Return the distributions that the base would have now."""
@@ -686,7 +686,7 @@ def _with_names(address: str, variables: Iterable[str]) -> str:
         for quoted_value in {value, quote(value), quote(value, safe="")}:
             address = address.replace(quoted_value, f"${{{name}}}")
     has_variable_login = "${" in address.partition("@")[0]
-    return address if has_variable_login else without_credentials(address)
+    return address if has_variable_login else remove_credentials(address)
 
 
 def _make_resolved(
@@ -748,4 +748,4 @@ def _last_error(log: str) -> str:
     """Return uv's reason for a failure, without its earlier output."""
     start = log.rfind("\nerror: ")
     text = log[start:] if start >= 0 else log[-4000:]
-    return without_credentials(text.strip())
+    return remove_credentials(text.strip())

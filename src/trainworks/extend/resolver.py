@@ -35,9 +35,9 @@ from trainworks.errors import LockError
 from trainworks.extend.described import Environment
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.host.cache import cache_folder
-from trainworks.host.downloads import Client, content_of
-from trainworks.host.pip import local_path
-from trainworks.host.uv import uv_program
+from trainworks.host.downloads import Client, hash_file
+from trainworks.host.pip import find_local_path
+from trainworks.host.uv import find_uv
 from trainworks.plan.wheel_tags import wheel_tags
 
 _TRAP = """
@@ -352,7 +352,7 @@ class Resolver:
     def known_file(self, sha256: str, name: str = "") -> Path | None:
         """Return an earlier download with this hash; of this name, if one is given."""
         paths = [path for path in (self._files / sha256).glob("[!.]*") if name in ("", path.name)]
-        if paths and content_of(paths[0]).sha256 == sha256:
+        if paths and hash_file(paths[0]).sha256 == sha256:
             return paths[0]
         return None
 
@@ -383,7 +383,7 @@ class Resolver:
             file=file,
             sha256=sha256,
             direct=is_direct,
-            local=local_path(address) is not None,
+            local=find_local_path(address) is not None,
             address=address if is_direct else "",
             uploaded=record.get("upload-time"),
         )
@@ -396,9 +396,9 @@ class Resolver:
             expected: The hash in the lock; ``""`` if the lock has none.
             lock: Its lines may have a login for the address.
         """
-        local_file = local_path(address)
+        local_file = find_local_path(address)
         if local_file is not None:
-            return local_file, content_of(local_file).sha256
+            return local_file, hash_file(local_file).sha256
         if expected:
             earlier_download = self.known_file(expected, _file_name(address))
             if earlier_download is not None:
@@ -437,7 +437,7 @@ class Resolver:
         return target, actual_sha256
 
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        command = (uv_program(), *words)
+        command = (find_uv(), *words)
         return subprocess.run(
             command,
             cwd=self._home,

@@ -18,7 +18,7 @@ from trainworks.extend.user_code import read_source
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
-from trainworks.host.git import archival_of, source_archive
+from trainworks.host.git import make_git_archival, make_source_archive
 from trainworks.terminal.output import say
 
 _SAYS_REQUIREMENTS = re.compile(
@@ -81,7 +81,7 @@ def _archive(
         if commit:
             return commit, (folder / f"{stem}-{commit}.tar").read_bytes()
     say(f"  cloning {requirement}")
-    commit, archive = source_archive(requirement.url, commit or requirement.reference)
+    commit, archive = make_source_archive(requirement.url, commit or requirement.reference)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = folder / f"{stem}-{commit}.part"
@@ -156,7 +156,7 @@ def folder_source(
 ) -> WheelSource:
     """Return a folder's files as the source of a wheel, with the version of its git repository."""
     all_files = list(files)
-    git_version = archival_of(folder)
+    git_version = make_git_archival(folder)
     if git_version:
         name = ".git_archival.txt"
         all_files = [file for file in all_files if file.path != name]

@@ -41,7 +41,7 @@ class Advisory:
     summary: str = ""
 
 
-def advisories_of(
+def find_advisories(
     installed: Mapping[str, str], address: str, client: Client
 ) -> tuple[Advisory, ...]:
     """Return the advisories about distributions, by name and identifier.
@@ -59,18 +59,20 @@ def advisories_of(
     advisories: dict[tuple[str, str], Advisory] = {}
     details: dict[str, Any] = {}
     try:
-        for name, number in _published(installed, address, client):
+        for name, number in _find_published(installed, address, client):
             if number not in details:
-                details[number] = _json_of(client.get(f"{address}/v1/vulns/{number}"), address)
+                details[number] = _parse_response(
+                    client.get(f"{address}/v1/vulns/{number}"), address
+                )
             if not details[number].get("withdrawn"):
-                advisory = _advisory(name, installed[name], details[number])
+                advisory = _make_advisory(name, installed[name], details[number])
                 advisories[advisory.name, advisory.identifier] = advisory
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreachableError(f"{address} does not answer as OSV does: {error!r}") from error
     return tuple(advisory for _, advisory in sorted(advisories.items()))
 
 
-def _published(
+def _find_published(
     installed: Mapping[str, str], address: str, client: Client
 ) -> Iterator[tuple[str, str]]:
     """Yield each distribution with the number of each advisory about its version."""
@@ -88,7 +90,7 @@ def _published(
                 query["page_token"] = page
             queries.append(query)
         response = client.post(f"{address}/v1/querybatch", {"queries": queries})
-        results = _json_of(response, address)["results"]
+        results = _parse_response(response, address)["results"]
         for (name, version, _), result in zip(batch, results, strict=True):
             for vulnerability in result.get("vulns") or ():
                 yield name, str(vulnerability["id"])
@@ -97,13 +99,13 @@ def _published(
                 pending.append((name, version, next_page))
 
 
-def _json_of(response: Any, address: str) -> Any:
+def _parse_response(response: Any, address: str) -> Any:
     if response.status_code != 200:
         raise UnreachableError(f"{address} answers HTTP {response.status_code}")
     return response.json()
 
 
-def _advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
+def _make_advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
     number = str(detail["id"])
     aliases = [str(alias) for alias in detail.get("aliases") or ()]
     cves = sorted(name for name in (number, *aliases) if name.startswith("CVE-"))
@@ -111,12 +113,12 @@ def _advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
         name=name,
         installed=version,
         identifier=cves[0] if cves else number,
-        fixed=_next(version, list(_fixes(name, detail))),
+        fixed=_find_next_version(version, list(_find_fixes(name, detail))),
         summary=" ".join(str(detail.get("summary") or "").split()),
     )
 
 
-def _fixes(name: str, detail: Mapping[str, Any]) -> Iterator[str]:
+def _find_fixes(name: str, detail: Mapping[str, Any]) -> Iterator[str]:
     """Yield the versions of a distribution that have the fix of an advisory."""
     for affected in detail.get("affected") or ():
         package = affected.get("package") or {}
@@ -130,7 +132,7 @@ def _fixes(name: str, detail: Mapping[str, Any]) -> Iterator[str]:
                     yield event["fixed"]
 
 
-def _next(version: str, fixes: list[str]) -> str:
+def _find_next_version(version: str, fixes: list[str]) -> str:
     """Return the smallest of several versions that is newer than one, or ``""``."""
     newer = []
     for fix in fixes:

@@ -99,7 +99,7 @@ def parse_deb822(text: str) -> list[AptSource]:
     """Parse a ``.sources`` file: paragraphs of ``Key: value``."""
     sources = []
     for paragraph in re.split(r"\n\s*\n", text):
-        fields = _fields_of(paragraph)
+        fields = _parse_fields(paragraph)
         is_enabled = fields.get("enabled", "yes").lower() != "no"
         if "deb" not in fields.get("types", "").split() or not is_enabled:
             continue
@@ -117,7 +117,7 @@ def parse_deb822(text: str) -> list[AptSource]:
     return sources
 
 
-def _fields_of(paragraph: str) -> dict[str, str]:
+def _parse_fields(paragraph: str) -> dict[str, str]:
     """Return the fields of a paragraph, by names in small letters."""
     fields: dict[str, str] = {}
     key = ""
@@ -133,7 +133,7 @@ def _fields_of(paragraph: str) -> dict[str, str]:
     return fields
 
 
-def host_suite(release: str) -> str:
+def parse_suite(release: str) -> str:
     """Return the code name of a Debian by the text of its ``os-release``: ``bookworm``.
 
     ``""`` for another distribution.
@@ -144,7 +144,7 @@ def host_suite(release: str) -> str:
     return values.get("VERSION_CODENAME", "").strip('"')
 
 
-def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
+def make_source_lines(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
     """Return the lines of a ``sources.list`` for ``suite``, with this machine's archives.
 
     Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``,

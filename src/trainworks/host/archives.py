@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from trainworks.errors import HostError, LockError
 from trainworks.facts.rows import Base, LockedArchive
 from trainworks.host.apt import AptSource
-from trainworks.host.downloads import Client, Limits, UnreachableError, without_credentials
+from trainworks.host.downloads import Client, Limits, UnreachableError, remove_credentials
 from trainworks.host.settings import HostSettings
 
 RECORD = "/usr/share/trainworks/archives"
@@ -45,7 +45,7 @@ class ArchiveChoice:
     differs: tuple[str, ...] = ()
 
 
-def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
+def parse_release_file(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     """Return the state that an ``InRelease`` file describes.
 
     Raises ``HostError`` for another text.
@@ -81,7 +81,7 @@ def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     return state
 
 
-def line_of(state: LockedArchive) -> str:
+def format_state(state: LockedArchive) -> str:
     """Return a state as a line of ``RECORD``.
 
     ``templates/files/system/install-packages`` writes the same.
@@ -101,13 +101,11 @@ def read_state(
     address = f"{uri.rstrip('/')}/dists/{suite}/InRelease"
     response = client.get(address)
     if response.status_code != 200:
-        raise UnreachableError(
-            f"{without_credentials(address)} answers HTTP {response.status_code}"
-        )
-    return state_of(response.content.decode(errors="replace"), states)
+        raise UnreachableError(f"{remove_credentials(address)} answers HTTP {response.status_code}")
+    return parse_release_file(response.content.decode(errors="replace"), states)
 
 
-def todays_states(
+def read_todays_states(
     base: Base, settings: HostSettings, client: Client, states: Iterable[LockedArchive] = ()
 ) -> tuple[LockedArchive, ...]:
     """Return today's states of a base's archives: of this machine's own, else the newest snapshots.
@@ -124,7 +122,7 @@ def todays_states(
         if suite in source_by_suite:
             todays.append(read_state(client, source_by_suite[suite].uri, suite, states))
         elif not source_by_suite:
-            address = _snapshot(base, suite, now, settings)
+            address = _make_snapshot_address(base, suite, now, settings)
             todays.append(read_state(client, address, suite, states))
     return tuple(todays)
 
@@ -142,7 +140,9 @@ def find_archive(
         return ArchiveChoice(settings=settings)
     with Client(settings, limits=LIMITS) as client:
         try:
-            today = {state.suite: state for state in todays_states(base, settings, client, states)}
+            today = {
+                state.suite: state for state in read_todays_states(base, settings, client, states)
+            }
         except (LockError, HostError) as error:
             today = {}
             missing: str = error.message
@@ -151,24 +151,24 @@ def find_archive(
         moved_states = [state for state in states if today.get(state.suite) != state]
         if not moved_states:
             return ArchiveChoice(settings=settings)
-        dated = _dated(base, states, settings, client)
+        dated = _find_snapshots(base, states, settings, client)
     if dated is not None:
         return ArchiveChoice(settings=dated)
     differs = []
     for state in moved_states:
         if state.suite in today:
-            differs.append(newer_than(state, today[state.suite]))
+            differs.append(describe_newer_state(state, today[state.suite]))
         else:
-            differs.append(f"{_locked(state)}, {missing}")
+            differs.append(f"{_describe_lock(state)}, {missing}")
     return ArchiveChoice(settings=settings, differs=tuple(differs))
 
 
-def newer_than(locked: LockedArchive, today: LockedArchive) -> str:
+def describe_newer_state(locked: LockedArchive, today: LockedArchive) -> str:
     """Return the sentence that an archive has moved since it was locked."""
-    return f"{_locked(locked)}, the archive has it of {today.date}"
+    return f"{_describe_lock(locked)}, the archive has it of {today.date}"
 
 
-def _locked(state: LockedArchive) -> str:
+def _describe_lock(state: LockedArchive) -> str:
     return f"{state.suite} is locked as of {state.date}"
 
 
@@ -186,15 +186,15 @@ def _own_sources(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
     return source_by_suite
 
 
-def snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
+def find_snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
     """Return the address of the newest snapshot of a suite.
 
     Raises ``UnreachableError`` without a known snapshot.
     """
-    return _snapshot(base, suite, datetime.now(UTC), settings)
+    return _make_snapshot_address(base, suite, datetime.now(UTC), settings)
 
 
-def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> str:
+def _make_snapshot_address(base: Base, suite: str, day: datetime, settings: HostSettings) -> str:
     pattern = settings.snapshot or base.snapshot
     if not pattern:
         raise UnreachableError(
@@ -204,7 +204,7 @@ def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> 
     return address.replace("{date}", day.strftime("%Y%m%dT%H%M%SZ"))
 
 
-def _dated(
+def _find_snapshots(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, client: Client
 ) -> HostSettings | None:
     """Return settings with the archives of the locked states; ``None`` if one is in no snapshot."""
@@ -214,7 +214,9 @@ def _dated(
         signed = datetime.strptime(state.date, DATE).replace(tzinfo=UTC)
         for hours in LATER:
             try:
-                uri = _snapshot(base, state.suite, signed + timedelta(hours=hours), settings)
+                uri = _make_snapshot_address(
+                    base, state.suite, signed + timedelta(hours=hours), settings
+                )
                 snapshot_state = read_state(client, uri, state.suite, states)
             except (LockError, HostError):
                 continue

@@ -20,8 +20,8 @@ from trainworks.engine.subprocesses import own_environment, stream
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import HostError
 from trainworks.facts.rows import MACHINES
-from trainworks.host.apt import apt_configuration, sources_for
-from trainworks.host.archives import RECORD, line_of, state_of
+from trainworks.host.apt import apt_configuration, make_source_lines
+from trainworks.host.archives import RECORD, format_state, parse_release_file
 from trainworks.host.settings import HostSettings
 from trainworks.plan.own_base import OwnBase
 
@@ -112,7 +112,7 @@ def bootstrap(
             ),
         )
     release = [source for source in settings.apt.sources if source.suite == settings.suite]
-    sources = sources_for(row.suite, release, settings.suite) or (
+    sources = make_source_lines(row.suite, release, settings.suite) or (
         f"deb {row.archive} {row.suite} main",
     )
     last: deque[str] = deque(maxlen=15)
@@ -170,7 +170,11 @@ def bootstrap(
                 path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release")
             )
             record.write_text(
-                "".join(sorted({line_of(state_of(text, base.states)) for text in releases})),
+                "".join(
+                    sorted(
+                        {format_state(parse_release_file(text, base.states)) for text in releases}
+                    )
+                ),
                 encoding="utf-8",
             )
             record.chmod(0o644)

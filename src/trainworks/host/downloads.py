@@ -119,7 +119,7 @@ class Client:
         try:
             return self._open(address, headers or {})
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(address, error) from error
+            raise self._make_unreachable_error(address, error) from error
 
     def post(self, address: str, content: object) -> requests.Response:
         """Return the answer to a POST request of JSON, with any status.
@@ -129,7 +129,7 @@ class Client:
         try:
             return self._open(address, {}, method="POST", content=content)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(address, error) from error
+            raise self._make_unreachable_error(address, error) from error
 
     def size(self, address: str) -> int:
         """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
@@ -170,13 +170,13 @@ class Client:
         while True:
             continued = part.exists()
             self._complete(address, part, trusted=bool(sha256))
-            content = content_of(part)
+            content = hash_file(part)
             if not sha256 or content.sha256 == sha256:
                 break
             part.unlink()
             if not continued:
                 raise LockError(
-                    f"{without_credentials(address)} is not what was pinned: "
+                    f"{remove_credentials(address)} is not what was pinned: "
                     f"expected sha256 {sha256}, found {content}; the file was removed"
                 )
         part.replace(target)
@@ -194,10 +194,10 @@ class Client:
             except _BrokenError as error:
                 validator = error.validator
                 if attempt == self._limits.attempts:
-                    raise self._unreachable(address, error, attempts=attempt) from error
+                    raise self._make_unreachable_error(address, error, attempts=attempt) from error
             except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
                 if attempt == self._limits.attempts or _is_final(error):
-                    raise self._unreachable(address, error) from error
+                    raise self._make_unreachable_error(address, error) from error
             else:
                 return
             time.sleep(pause)
@@ -220,8 +220,8 @@ class Client:
                 message = f"HTTP {status}"
                 raise _BrokenError(message)
             if status not in (200, 206):
-                raise UnreachableError(f"{without_credentials(address)} answers HTTP {status}")
-            new_validator = _validator(response)
+                raise UnreachableError(f"{remove_credentials(address)} answers HTTP {status}")
+            new_validator = _find_validator(response)
             if status == 200:
                 start = 0
             length = response.headers.get("Content-Length", "")
@@ -272,7 +272,7 @@ class Client:
         host = urlsplit(address).netloc
         if host in self._dead:
             raise UnreachableError(
-                f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}"
+                f"cannot download {remove_credentials(address)}: not tried, {self._dead[host]}"
             )
         trusted = urlsplit(address).hostname in self._settings.pip.trusted_hosts
         return self._session.request(
@@ -282,13 +282,13 @@ class Client:
             json=content,
             # Without it, requests would replace a token in the headers by the
             # login that netrc has for the host.
-            auth=as_given if "Authorization" in headers else None,
+            auth=keep_request if "Authorization" in headers else None,
             stream=stream,
             timeout=(self._timeout, self._timeout),
             verify=False if trusted else self._verify,
         )
 
-    def _unreachable(
+    def _make_unreachable_error(
         self, address: str, error: Exception, *, attempts: int = 0
     ) -> UnreachableError:
         if isinstance(error, (requests.ConnectionError, requests.ConnectTimeout)):
@@ -296,7 +296,7 @@ class Client:
             self._dead[host] = f"{host.rpartition('@')[2]} does not answer"
         times = f" ({attempts} attempts)" if attempts else ""
         return UnreachableError(
-            f"cannot download {without_credentials(address)}{times}: {reason_of(error)}"
+            f"cannot download {remove_credentials(address)}{times}: {find_reason(error)}"
         )
 
 
@@ -311,7 +311,7 @@ class _BrokenError(Exception):
         self.validator = validator
 
 
-def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+def keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """Return a request unchanged.
 
     As ``auth`` of a request, this keeps requests from adding a login from netrc.
@@ -319,7 +319,7 @@ def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _validator(response: requests.Response) -> str:
+def _find_validator(response: requests.Response) -> str:
     """Return the identifier of a file's version: a strong entity tag, or the modification time."""
     tag = response.headers.get("ETag", "")
     is_strong = tag != "" and not tag.startswith("W/")
@@ -342,11 +342,11 @@ def _is_final(error: Exception) -> bool:
     """
     if isinstance(error, _FINAL_ERRORS):
         return True
-    causes = causes_of(error)
+    causes = list_causes(error)
     return any(isinstance(cause, urllib3.exceptions.NameResolutionError) for cause in causes)
 
 
-def causes_of(error: BaseException) -> list[BaseException]:
+def list_causes(error: BaseException) -> list[BaseException]:
     """Return an error and all errors that it wraps.
 
     Requests and urllib3 wrap an error several times, each in its own way.
@@ -361,36 +361,36 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def reason_of(error: Exception) -> str:
+def find_reason(error: Exception) -> str:
     """Return the text of the innermost error that an error wraps, without credentials."""
     reason: object = error
     while True:
-        wrapped = getattr(reason, "reason", None) or _first_error(getattr(reason, "args", ()))
+        wrapped = getattr(reason, "reason", None) or _find_error(getattr(reason, "args", ()))
         if not isinstance(wrapped, Exception):
             break
         reason = wrapped
     text = str(reason) or type(reason).__name__
     # "HTTPSConnection(host='…', port=443): " only repeats the address.
     text = re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text)
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes_of(error)):
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in list_causes(error)):
         text = f"certificate not trusted ({text})"
     text = re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text)
-    return without_credentials(text)
+    return remove_credentials(text)
 
 
-def _first_error(values: Iterable[object]) -> Exception | None:
+def _find_error(values: Iterable[object]) -> Exception | None:
     for value in values:
         if isinstance(value, Exception):
             return value
     return None
 
 
-def without_credentials(text: str) -> str:
+def remove_credentials(text: str) -> str:
     """Return a text without the users and passwords of addresses in it."""
     return re.sub(r"(://)[^/@\s]*@", r"\1", text)
 
 
-def content_of(path: Path) -> Content:
+def hash_file(path: Path) -> Content:
     """Return hash and size of a file; raises ``OutputError`` if it cannot be read."""
     try:
         with path.open("rb") as stream:

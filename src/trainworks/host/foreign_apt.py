@@ -63,7 +63,7 @@ class ForeignDebian:
         return self.release.get("VERSION_CODENAME", "")
 
 
-def release_of(tree: ImageTree) -> dict[str, str]:
+def read_release(tree: ImageTree) -> dict[str, str]:
     """Return the ``os-release`` of an image; empty if the image has none."""
     content = tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b""
     values = {}
@@ -97,32 +97,32 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
     keys: dict[str, bytes] = {}
     lines: dict[str, None] = {}
     refused: dict[str, None] = {}
-    for source in _sources(tree):
-        reason = _refusal(source, own_hosts)
+    for source in _read_sources(tree):
+        reason = _find_refusal(source, own_hosts)
         if reason:
-            address = _without_login(source.uri)
+            address = _remove_login(source.uri)
             refused.setdefault(f"{address} of the image is not asked: {reason}")
         else:
-            lines.setdefault(_line(source, tree, keys))
-    keys |= _trusted_keys(tree)
+            lines.setdefault(_format_source(source, tree, keys))
+    keys |= _read_trusted_keys(tree)
     pinning = [path for path in tree.below(_PREFERENCES_FOLDER) if _PREFERENCES.fullmatch(path)]
     preferences = [tree.read(path) for path in ("/etc/apt/preferences", *sorted(pinning))]
     files = {
         "status": status,
         "sources.list": "".join(f"{line}\n" for line in lines).encode(),
         "preferences": b"\n\n".join(content for content in preferences if content),
-        "apt.conf": _configuration(_architectures(tree, status)).encode(),
+        "apt.conf": _make_configuration(_read_architectures(tree, status)).encode(),
         # apt reads the folder, so it must exist.
         "trusted/.keep": b"",
         **keys,
     }
     installed = re.findall(rb"^Status: \S+ \S+ installed$", status, re.MULTILINE)
     return ForeignDebian(
-        release=release_of(tree), files=files, packages=len(installed), refused=tuple(refused)
+        release=read_release(tree), files=files, packages=len(installed), refused=tuple(refused)
     )
 
 
-def _trusted_keys(tree: ImageTree) -> dict[str, bytes]:
+def _read_trusted_keys(tree: ImageTree) -> dict[str, bytes]:
     """Return the keyrings for all archives of an image: ``trusted/0.gpg`` to content."""
     paths = list(tree.below("/etc/apt/trusted.gpg.d"))
     keyrings = sorted(path for path in paths if path.endswith((".gpg", ".asc")))
@@ -138,7 +138,7 @@ def _ending(path: str) -> str:
     return "asc" if path.endswith(".asc") else "gpg"
 
 
-def _sources(tree: ImageTree) -> Iterable[AptSource]:
+def _read_sources(tree: ImageTree) -> Iterable[AptSource]:
     paths = list(tree.below("/etc/apt/sources.list.d"))
     parts = sorted(path for path in paths if path.endswith((".list", ".sources")))
     for path in ["/etc/apt/sources.list", *parts]:
@@ -149,7 +149,7 @@ def _sources(tree: ImageTree) -> Iterable[AptSource]:
             yield from parse_one_line(text)
 
 
-def _refusal(source: AptSource, own_hosts: set[str | None]) -> str:
+def _find_refusal(source: AptSource, own_hosts: set[str | None]) -> str:
     """Return the reason why an archive of an image is not used, or ``""``."""
     if not _URI.fullmatch(source.uri):
         return "only http and https archives are"
@@ -174,14 +174,14 @@ def _refusal(source: AptSource, own_hosts: set[str | None]) -> str:
     return ""
 
 
-def _line(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
+def _format_source(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
     """Return an archive's line, and add its keys."""
-    signed = _signed_by(source.signed_by, tree, keys)
+    signed = _write_signers(source.signed_by, tree, keys)
     options = f"[signed-by={signed}] " if signed else ""
     return f"deb {options}{source.uri} {source.suite} {source.components}".rstrip()
 
 
-def _signed_by(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
+def _write_signers(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
     """Return the value of ``signed-by`` for keys that are written anew; ``""`` without keys."""
     if "BEGIN PGP" in value:
         # In a paragraph a line with a dot is an empty one.
@@ -210,7 +210,7 @@ def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
     return f"{FOLDER}/{name}"
 
 
-def _architectures(tree: ImageTree, status: bytes) -> list[str]:
+def _read_architectures(tree: ImageTree, status: bytes) -> list[str]:
     """Return the architectures of an image's packages, first that of its own dpkg."""
     names: list[str] = []
     for paragraph in status.decode(errors="replace").split("\n\n"):
@@ -222,7 +222,7 @@ def _architectures(tree: ImageTree, status: bytes) -> list[str]:
     return list(dict.fromkeys(valid_names)) or ["amd64"]
 
 
-def _configuration(architectures: list[str]) -> str:
+def _make_configuration(architectures: list[str]) -> str:
     names = " ".join(f'"{name}";' for name in architectures)
     return f"""\
 APT::Architecture "{architectures[0]}";
@@ -240,6 +240,6 @@ Dir::Etc::preferencesparts "-";
 """
 
 
-def _without_login(uri: str) -> str:
+def _remove_login(uri: str) -> str:
     """Return an address without the login in it."""
     return re.sub(r"//[^/\s@]*@", "//", uri)

@@ -15,13 +15,15 @@ from trainworks.engine.subprocesses import Finished, own_environment, run
 from trainworks.engine.temporary_folders import private_folder
 from trainworks.errors import LockError
 from trainworks.host.bootstrap import EPOCH
-from trainworks.host.downloads import UnreachableError, without_credentials
+from trainworks.host.downloads import UnreachableError, remove_credentials
 
 SECONDS = 3600.0
 """Time-out of one call; whole histories are fetched."""
 
 
-def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float = SECONDS) -> str:
+def find_tag_commit(
+    repository: str, tag: str, *, ca_path: str = "", seconds: float = SECONDS
+) -> str:
     """Return the commit that a tag points at; ``""`` if the repository has no such tag.
 
     Args:
@@ -31,7 +33,7 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
         UnreachableError: The repository does not answer.
         LockError: Git is not installed.
     """
-    listing = _git(
+    listing = _run_git(
         ("ls-remote", repository, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}"),
         repository,
         ca_path,
@@ -46,9 +48,9 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
     return commit_by_name.get(f"refs/tags/{tag}^{{}}", plain_commit)
 
 
-def tags_of(repository: str, *, ca_path: str = "", seconds: float = SECONDS) -> list[str]:
-    """Return the names of a repository's tags; raises as ``tag_commit`` does."""
-    listing = _git(("ls-remote", "--tags", "--refs", repository), repository, ca_path, seconds)
+def list_tags(repository: str, *, ca_path: str = "", seconds: float = SECONDS) -> list[str]:
+    """Return the names of a repository's tags; raises as ``find_tag_commit`` does."""
+    listing = _run_git(("ls-remote", "--tags", "--refs", repository), repository, ca_path, seconds)
     return [line.partition("refs/tags/")[2] for line in listing.output.decode().splitlines()]
 
 
@@ -66,27 +68,29 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
     name = f"refs/tags/{tag}" if tag else "refs/heads/pinned"
     part = target.with_name(f"{target.name}.part").absolute()
     with private_folder() as folder:
-        _git(("init", "--quiet", "--bare", str(folder)), repository, ca_path)
+        _run_git(("init", "--quiet", "--bare", str(folder)), repository, ca_path)
         source = name if tag else commit
         fetch = ("fetch", "--quiet", "--no-tags", repository, f"+{source}:{name}")
-        _git(("-C", str(folder), *fetch), repository, ca_path)
-        parsed = _git(("-C", str(folder), "rev-parse", f"{name}^{{commit}}"), repository, ca_path)
+        _run_git(("-C", str(folder), *fetch), repository, ca_path)
+        parsed = _run_git(
+            ("-C", str(folder), "rev-parse", f"{name}^{{commit}}"), repository, ca_path
+        )
         actual_commit = parsed.output.decode().strip()
         if actual_commit != commit:
-            raise moved(repository, tag, commit, actual_commit)
+            raise make_moved_tag_error(repository, tag, commit, actual_commit)
         bundle = ("bundle", "create", "--quiet", str(part), name)
-        _git(("-C", str(folder), *bundle), repository, ca_path)
+        _run_git(("-C", str(folder), *bundle), repository, ca_path)
     part.replace(target)
 
 
-def bundle_holds(bundle: Path, commit: str) -> bool:
+def is_bundle_of(bundle: Path, commit: str) -> bool:
     """Whether a bundle is intact and has a commit."""
     with private_folder() as folder:
-        _git(("init", "--quiet", "--bare", str(folder)), str(bundle), "")
+        _run_git(("init", "--quiet", "--bare", str(folder)), str(bundle), "")
         fetch = ("fetch", "--quiet", "--no-tags", str(bundle.absolute()), "+refs/*:refs/bundle/*")
         try:
-            _git(("-C", str(folder), *fetch), str(bundle), "")
-            _git(
+            _run_git(("-C", str(folder), *fetch), str(bundle), "")
+            _run_git(
                 ("-C", str(folder), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"),
                 str(bundle),
                 "",
@@ -96,7 +100,7 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
     return True
 
 
-def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
+def make_source_archive(repository: str, reference: str) -> tuple[str, bytes]:
     """Return a reference's commit, and a reproducible tar of its files below ``source/``.
 
     Submodules are in the tar, too.
@@ -113,7 +117,7 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
     with private_folder() as parent:
         folder = parent / "source"
         # The history is fetched without files; a checkout fetches them.
-        _git(
+        _run_git(
             (
                 "clone",
                 "--quiet",
@@ -128,7 +132,7 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
         )
 
         def git(*words: str) -> str:
-            return _git(("-C", str(folder), *words), repository, "").output.decode().strip()
+            return _run_git(("-C", str(folder), *words), repository, "").output.decode().strip()
 
         names = ["HEAD"]
         if reference:
@@ -151,11 +155,11 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
             )
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.add(folder, "source", filter=_plain)
+            archive.add(folder, "source", filter=_normalise_member)
         return commit, buffer.getvalue()
 
 
-def archival_of(folder: Path) -> str:
+def make_git_archival(folder: Path) -> str:
     """Return the text of a folder's ``.git_archival.txt``: setuptools_scm reads its version there.
 
     ``""`` for a folder that is not the root of a git repository with a tag, and
@@ -165,15 +169,15 @@ def archival_of(folder: Path) -> str:
         return ""
     words = ("-C", str(folder))
     try:
-        commit = _git((*words, "rev-parse", "HEAD"), str(folder), "").output.decode().strip()
+        commit = _run_git((*words, "rev-parse", "HEAD"), str(folder), "").output.decode().strip()
         describe = ("describe", "--tags", "--long", "--match", "*[0-9]*")
-        version = _git((*words, *describe), str(folder), "").output.decode()
+        version = _run_git((*words, *describe), str(folder), "").output.decode()
     except (LockError, UnreachableError):
         return ""
     return f"node: {commit}\ndescribe-name: {version.strip()}\n"
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _normalise_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Return a member without its owner and time, which differ; ``None`` for git's own files."""
     if member.name.rsplit("/", 1)[-1] == ".git":
         return None
@@ -184,15 +188,15 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def moved(repository: str, tag: str, commit: str, actual_commit: str) -> LockError:
+def make_moved_tag_error(repository: str, tag: str, commit: str, actual_commit: str) -> LockError:
     """Return the error for a tag that moved."""
     state = f"points at {actual_commit}" if actual_commit else "does not exist"
     return LockError(
-        f"tag {tag} of {without_credentials(repository)} {state}, its row says {commit}"
+        f"tag {tag} of {remove_credentials(repository)} {state}, its row says {commit}"
     )
 
 
-def _git(
+def _run_git(
     words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS
 ) -> Finished:
     environment = {**own_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -207,7 +211,7 @@ def _git(
         ) from error
     if result.timed_out:
         raise UnreachableError(
-            f"{without_credentials(repository)} does not answer within {seconds:.0f} s"
+            f"{remove_credentials(repository)} does not answer within {seconds:.0f} s"
         )
     if result.status != 0:
         lines = result.words.splitlines()
@@ -217,6 +221,6 @@ def _git(
         prefix = r"^(?:fatal|error): (?:unable to access '[^']*': )?"
         reason = re.sub(prefix, "", error_text.strip())
         raise UnreachableError(
-            f"cannot fetch {without_credentials(repository)}: {without_credentials(reason)}"
+            f"cannot fetch {remove_credentials(repository)}: {remove_credentials(reason)}"
         )
     return result

@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.downloads import Client, UnreachableError
-from trainworks.host.pip import PipSettings, default_index, local_path
+from trainworks.host.pip import PipSettings, find_default_index, find_local_path
 
 _ANCHOR = re.compile(r"<a\s[^>]*>", re.IGNORECASE)
 
@@ -30,7 +30,7 @@ _REQUIRES = re.compile(r"""data-requires-python\s*=\s*["']([^"']*)""", re.IGNORE
 HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 
 
-def file_addresses(
+def find_file_addresses(
     package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client
 ) -> Iterator[str]:
     """Yield the addresses of a locked file, in pip's order.
@@ -45,7 +45,7 @@ def file_addresses(
         UnreachableError: An index does not answer, and no other one has the file.
     """
     failures: list[UnreachableError] = []
-    for page in _pages(package.name, settings, vendor_index):
+    for page in _find_pages(package.name, settings, vendor_index):
         try:
             response = client.get(page, {"Accept": "text/html"})
         except UnreachableError as error:
@@ -63,7 +63,7 @@ def file_addresses(
         raise failures[0]
 
 
-def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]:
+def find_versions_without_wheels(name: str, settings: PipSettings, client: Client) -> list[str]:
     """Return the versions of a distribution that the indexes have as source
     archives and not as wheels.
 
@@ -71,7 +71,7 @@ def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]
     """
     wheels: set[Version] = set()
     archives: set[Version] = set()
-    for page in _pages(name, settings, ""):
+    for page in _find_pages(name, settings, ""):
         with suppress(UnreachableError):
             response = client.get(page, {"Accept": "text/html"})
             for link in HREF.findall(response.text if response.ok else ""):
@@ -84,7 +84,7 @@ def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]
     return [str(version) for version in sorted(archives - wheels)]
 
 
-def newest_release(
+def find_newest_release(
     name: str, python: str, settings: PipSettings, vendor_index: str, client: Client
 ) -> Version | None:
     """Return the newest version of a distribution that a Python can install.
@@ -95,21 +95,21 @@ def newest_release(
 
     Args:
         python: The Python's version, ``MAJOR.MINOR``.
-        vendor_index: As of ``file_addresses``.
+        vendor_index: As of ``find_file_addresses``.
 
     Raises:
         UnreachableError: An index does not answer.
     """
     versions: set[Version] = set()
-    for page in _pages(name, settings, vendor_index):
+    for page in _find_pages(name, settings, vendor_index):
         response = client.get(page, {"Accept": "text/html"})
         for anchor in _ANCHOR.findall(response.text if response.ok else ""):
-            versions |= _version_for(anchor, python)
+            versions |= _find_version(anchor, python)
     final = {each for each in versions if not each.is_prerelease}
     return max(final or versions, default=None)
 
 
-def _version_for(anchor: str, python: str) -> set[Version]:
+def _find_version(anchor: str, python: str) -> set[Version]:
     """Return the version of a file in an index.
 
     Nothing of one that is withdrawn or for other Pythons.
@@ -128,13 +128,13 @@ def _version_for(anchor: str, python: str) -> set[Version]:
     return set()
 
 
-def _pages(name: str, settings: PipSettings, vendor_index: str) -> Iterator[str]:
-    yield from (link for link in settings.find_links if local_path(link) is None)
+def _find_pages(name: str, settings: PipSettings, vendor_index: str) -> Iterator[str]:
+    yield from (link for link in settings.find_links if find_local_path(link) is None)
     if settings.no_index:
         return
-    indexes = [settings.index_url or default_index(), *settings.extra_index_urls]
+    indexes = [settings.index_url or find_default_index(), *settings.extra_index_urls]
     if vendor_index and not settings.names_a_source:
         indexes.insert(0, vendor_index)
     for index in indexes:
-        if index and local_path(index) is None:
+        if index and find_local_path(index) is None:
             yield f"{index.rstrip('/')}/{name}/"

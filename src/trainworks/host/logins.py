@@ -10,7 +10,7 @@ _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
 _FIELDS = ("login", "user", "account", "password")
 
 
-def hosts_of(addresses: Iterable[str]) -> set[str]:
+def find_hosts(addresses: Iterable[str]) -> set[str]:
     """Return the hosts of addresses, in lower case; an address without a host has none."""
     hosts = set()
     for address in addresses:
@@ -24,7 +24,7 @@ def hosts_of(addresses: Iterable[str]) -> set[str]:
     return hosts
 
 
-def logins_for(hosts: Collection[str], netrc: bytes) -> bytes:
+def select_logins(hosts: Collection[str], netrc: bytes) -> bytes:
     """Return the ``machine`` entries of these hosts.
 
     ``default``, which is for every host, and macros are left out.
@@ -34,20 +34,20 @@ def logins_for(hosts: Collection[str], netrc: bytes) -> bytes:
         netrc: Content of the file. Unreadable parts are left out.
     """
     lines = []
-    for host, fields in _entries(netrc.decode("utf-8", "replace")):
+    for host, fields in _parse_entries(netrc.decode("utf-8", "replace")):
         if host.lower() in hosts:
-            words = [f"{name} {_quoted(value)}" for name, value in fields.items()]
+            words = [f"{name} {_quote(value)}" for name, value in fields.items()]
             lines.append(" ".join(["machine", host, *words]))
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _parse_entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each ``machine`` with its fields."""
     # A macro ends at an empty line, and may have any words.
     text = re.sub(r"(?ms)^\s*macdef\b.*?(?:\n[ \t]*\r?\n|\Z)", "\n", text)
     # A comment has a line of its own: inside a line, the sign may belong to a password.
     text = re.sub(r"(?m)^\s*#.*$", "", text)
-    words = [_unquoted(word) for word in _WORD.finditer(text)]
+    words = [_unquote(word) for word in _WORD.finditer(text)]
     host, fields = "", dict[str, str]()
     position = 0
     while position < len(words):
@@ -67,7 +67,7 @@ def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield host, fields
 
 
-def _unquoted(word: re.Match[str]) -> str:
+def _unquote(word: re.Match[str]) -> str:
     r"""Return a word without its quotes: ``"a\"b"`` becomes ``a"b``."""
     quoted, bare = word[1], word[2]
     if bare is not None:
@@ -75,7 +75,7 @@ def _unquoted(word: re.Match[str]) -> str:
     return re.sub(r"\\(.)", r"\1", quoted)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     if value and not re.search(r'[\s"\\]', value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from trainworks.errors import HostError
 from trainworks.facts.data import PACKAGED
 from trainworks.facts.rows import LockedPackage
-from trainworks.host.uv import uv_program
+from trainworks.host.uv import find_uv
 
 _PROGRAM = (
     PACKAGED / "launcher" / "trainworks_launcher" / "programs" / "installing" / "pip_files.py"
@@ -55,24 +55,26 @@ class PipSettings:
     @property
     def local_folders(self) -> tuple[Path, ...]:
         """Folders of ``find_links`` on this machine."""
-        paths = [local_path(link) for link in self.find_links]
+        paths = [find_local_path(link) for link in self.find_links]
         return tuple(path for path in paths if path is not None and path.is_dir())
 
     @property
     def local_indexes(self) -> tuple[Path, ...]:
         """Root folders of indexes on this machine."""
         urls = (self.index_url, *self.extra_index_urls)
-        return tuple(path for path in map(local_path, urls) if path is not None and path.is_dir())
+        return tuple(
+            path for path in map(find_local_path, urls) if path is not None and path.is_dir()
+        )
 
     @property
     def names_a_source(self) -> bool:
         """Whether the user configured another source of packages than pip's default index."""
-        own_index = self.index_url.rstrip("/") not in ("", default_index())
+        own_index = self.index_url.rstrip("/") not in ("", find_default_index())
         return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
 
 
 @cache
-def default_index() -> str:
+def find_default_index() -> str:
     """Return the address of the index that pip and uv use without settings.
 
     uv writes the address as an option of the requirements file that it compiles from an empty one.
@@ -80,7 +82,7 @@ def default_index() -> str:
     Raises:
         HostError: uv does not run.
     """
-    words = [uv_program(), "pip", "compile", "-", "--emit-index-url", "--no-header"]
+    words = [find_uv(), "pip", "compile", "-", "--emit-index-url", "--no-header"]
     words += ["--no-config", "--offline", "--python", sys.executable]
     variables = os.environ.items()
     without_settings = {name: value for name, value in variables if not name.startswith("UV_")}
@@ -98,7 +100,7 @@ def default_index() -> str:
     raise HostError(f"uv names no index of its own: {result.stderr.strip()}")
 
 
-def local_path(address: str) -> Path | None:
+def find_local_path(address: str) -> Path | None:
     """Return the folder or file of a local address; ``None`` for an address on the network."""
     parts = urlsplit(address)
     if parts.scheme == "file":
@@ -143,7 +145,7 @@ def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -162,21 +164,21 @@ def uv_configuration(
         folders: Folders with files, as paths inside the build.
     """
     lines = ['index-strategy = "unsafe-best-match"']
-    links = [*folders, *(link for link in settings.find_links if local_path(link) is None)]
+    links = [*folders, *(link for link in settings.find_links if find_local_path(link) is None)]
     if links:
-        lines.append(f"find-links = [{', '.join(map(_quoted, links))}]")
+        lines.append(f"find-links = [{', '.join(map(_quote, links))}]")
     if settings.no_index:
         lines.append("no-index = true")
     if settings.trusted_hosts:
-        lines.append(f"allow-insecure-host = [{', '.join(map(_quoted, settings.trusted_hosts))}]")
-    indexes = [(url, False) for url in settings.extra_index_urls if local_path(url) is None]
+        lines.append(f"allow-insecure-host = [{', '.join(map(_quote, settings.trusted_hosts))}]")
+    indexes = [(url, False) for url in settings.extra_index_urls if find_local_path(url) is None]
     if vendor_index and not settings.names_a_source:
         indexes.append((vendor_index, False))
-    if settings.index_url and local_path(settings.index_url) is None:
+    if settings.index_url and find_local_path(settings.index_url) is None:
         indexes.append((settings.index_url, True))
     if not settings.no_index:
         for url, is_default in indexes:
-            lines += ["", "[[index]]", f"url = {_quoted(url)}"]
+            lines += ["", "[[index]]", f"url = {_quote(url)}"]
             if is_default:
                 lines.append("default = true")
     return "\n".join(lines) + "\n"
@@ -186,14 +188,14 @@ def pip_configuration(settings: PipSettings) -> str:
     """Return a ``pip.conf`` with the settings that apply inside a build."""
     lines = ["[global]"]
     # A program of a build that is not pip does not know pip's default.
-    is_remote = bool(settings.index_url) and local_path(settings.index_url) is None
-    index = settings.index_url if is_remote else default_index()
+    is_remote = bool(settings.index_url) and find_local_path(settings.index_url) is None
+    index = settings.index_url if is_remote else find_default_index()
     if index:
         lines.append(f"index-url = {index}")
-    extra = [url for url in settings.extra_index_urls if local_path(url) is None]
+    extra = [url for url in settings.extra_index_urls if find_local_path(url) is None]
     if extra:
         lines.append(f"extra-index-url = {' '.join(extra)}")
-    links = [link for link in settings.find_links if local_path(link) is None]
+    links = [link for link in settings.find_links if find_local_path(link) is None]
     if links:
         lines.append(f"find-links = {' '.join(links)}")
     if settings.trusted_hosts:
@@ -217,19 +219,19 @@ def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | Non
             continue
         for link in HREF.findall(page.read_text(encoding="utf-8", errors="replace")):
             if unquote(link).rsplit("/", 1)[-1] == package.file:
-                file = local_path(urljoin(page.as_uri(), link))
+                file = find_local_path(urljoin(page.as_uri(), link))
                 if file is not None:
                     candidates.append(file)
     for path in candidates:
         if path.is_file():
             status = path.stat()
-            if _sha256_of(path, status.st_size, status.st_mtime_ns) == package.sha256:
+            if _hash_file(path, status.st_size, status.st_mtime_ns) == package.sha256:
                 return path
     return None
 
 
 @cache
-def _sha256_of(path: Path, _size: int, _changed: int) -> str:
+def _hash_file(path: Path, _size: int, _changed: int) -> str:
     """Return a file's hash; of many targets with the same wheel, the first one reads it."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

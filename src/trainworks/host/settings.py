@@ -13,19 +13,19 @@ from trainworks.engine.protocol import Network
 from trainworks.host.apt import (
     AptSettings,
     apt_configuration,
-    host_suite,
+    make_source_lines,
+    parse_suite,
     read_apt_settings,
-    sources_for,
 )
-from trainworks.host.logins import hosts_of, logins_for
+from trainworks.host.logins import find_hosts, select_logins
 from trainworks.host.pip import (
     PipSettings,
-    default_index,
+    find_default_index,
     pip_configuration,
     read_pip_settings,
     uv_configuration,
 )
-from trainworks.host.trust import ca_bundle, proxy_arguments
+from trainworks.host.trust import find_ca_bundle, find_proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
 """The folder of a build step's secrets, with every engine."""
@@ -72,7 +72,7 @@ class HostSettings:
             addresses: Further downloads of the build, besides packages of indexes.
                 Logins go in for these hosts alone.
         """
-        all_addresses = (*self.sources, default_index(), vendor_index, *addresses)
+        all_addresses = (*self.sources, find_default_index(), vendor_index, *addresses)
         uv_settings = uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"])
         mirror = ""
         if self.mirror:
@@ -82,7 +82,7 @@ class HostSettings:
         return {
             **self.apt_secrets(suite),
             "ca.pem": self.ca,
-            "netrc": logins_for(hosts_of(all_addresses), self.netrc),
+            "netrc": select_logins(find_hosts(all_addresses), self.netrc),
             "pip.conf": pip_configuration(self.pip).encode(),
             "uv.toml": uv_settings.encode(),
             "mirror": mirror.encode(),
@@ -91,7 +91,7 @@ class HostSettings:
 
     def apt_secrets(self, suite: str) -> dict[str, bytes]:
         """Return the secrets of a build with apt's archives."""
-        sources = sources_for(suite, self.apt.sources, self.suite)
+        sources = make_source_lines(suite, self.apt.sources, self.suite)
         configuration = apt_configuration(
             self.apt,
             sources_path=f"{SECRETS_FOLDER}/sources.list" if sources else "",
@@ -120,7 +120,7 @@ class HostSettings:
             if name.lower() != "no_proxy":
                 # A proxy may be written without a scheme.
                 addresses.append(value if "://" in value else f"//{value}")
-        if any(map(_is_loopback, hosts_of(addresses))):
+        if any(map(_is_loopback, find_hosts(addresses))):
             return "host"
         return "default"
 
@@ -135,7 +135,7 @@ class HostSettings:
         for name, value in self.proxies.items():
             if name.lower() != "no_proxy":
                 texts.add(value)
-        public = {default_index(), vendor_index.rstrip("/")}
+        public = {find_default_index(), vendor_index.rstrip("/")}
         private = [text for text in texts if text.rstrip("/") not in public]
         # A short text would be found by chance.
         return tuple(sorted(text for text in private if len(text) > 8 and "/" in text))
@@ -156,15 +156,15 @@ def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
     Raises ``HostError`` for a configuration that pip would reject too.
     """
     pip = read_pip_settings(environment)
-    bundle = ca_bundle(environment, pip.certificate)
+    bundle = find_ca_bundle(environment, pip.certificate)
     netrc = Path(environment.get("NETRC", "") or Path.home() / ".netrc")
     release = Path("/etc/os-release")
     return HostSettings(
         pip=pip,
         apt=read_apt_settings(),
-        suite=host_suite(release.read_text(encoding="utf-8")) if release.is_file() else "",
+        suite=parse_suite(release.read_text(encoding="utf-8")) if release.is_file() else "",
         ca=bundle.read_bytes() if bundle else b"",
         netrc=netrc.read_bytes() if netrc.is_file() else b"",
-        proxies=proxy_arguments(environment),
+        proxies=find_proxy_arguments(environment),
         snapshot=environment.get("TRAINWORKS_SNAPSHOT", ""),
     )

@@ -56,22 +56,22 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
 
         imported = gpg("--import", str(key))
         if imported.status != 0:
-            raise LockError(f"{key.name} is not an OpenPGP key ({_last_line(imported)})")
-        keys = _fingerprints(gpg("--with-colons", "--list-keys"))
+            raise LockError(f"{key.name} is not an OpenPGP key ({_find_last_line(imported)})")
+        keys = _parse_fingerprints(gpg("--with-colons", "--list-keys"))
         if fingerprint not in keys:
             raise LockError(f"the key has fingerprint {', '.join(keys)}, expected {fingerprint}")
         result = gpg("--trust-model", "always", "--verify", str(signature), str(file))
-        statuses = _status_words(result)
+        statuses = _parse_status_words(result)
         troubles = [reason for word, reason in TROUBLES.items() if word in statuses]
         trouble = troubles[0] if troubles else ""
         # The last word is the fingerprint of the primary key: vendors sign with one of its subkeys.
         signers = statuses.get("VALIDSIG", [])[-1:]
         is_good = result.status == 0 and "GOODSIG" in statuses and signers == [fingerprint]
         if trouble or not is_good:
-            raise LockError(f"the signature is not valid: {trouble or _last_line(result)}")
+            raise LockError(f"the signature is not valid: {trouble or _find_last_line(result)}")
 
 
-def _status_words(result: Finished) -> dict[str, list[str]]:
+def _parse_status_words(result: Finished) -> dict[str, list[str]]:
     """Return the words after each status of gpg.
 
     ``[GNUPG:] GOODSIG KEY NAME`` becomes ``GOODSIG``: ``KEY``, ``NAME``.
@@ -84,13 +84,13 @@ def _status_words(result: Finished) -> dict[str, list[str]]:
     return statuses
 
 
-def _last_line(result: Finished) -> str:
+def _find_last_line(result: Finished) -> str:
     errors = result.errors.decode(errors="replace")
     lines = [line for line in errors.splitlines() if line.strip()]
     return lines[-1] if lines else f"status {result.status}"
 
 
-def _fingerprints(result: Finished) -> list[str]:
+def _parse_fingerprints(result: Finished) -> list[str]:
     """Return the fingerprints of primary keys: each ``fpr`` line that follows a ``pub`` line."""
     lines = result.output.decode(errors="replace").splitlines()
     rows = [line.split(":") for line in lines if ":" in line]

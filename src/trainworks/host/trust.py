@@ -15,7 +15,7 @@ of history and cache keys.
 """
 
 
-def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
+def find_ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
     """Return the CA bundle that this machine's clients use; ``None`` if there is none.
 
     Args:
@@ -33,7 +33,7 @@ def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path
     return None
 
 
-def proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:
+def find_proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the proxy variables that are set, in both spellings' own case, as build arguments."""
     return {
         name: value

@@ -10,7 +10,7 @@ import uv
 _LOCK = Lock()
 
 
-def uv_program() -> str:
+def find_uv() -> str:
     """Return the path of the uv that is installed with the builder, whatever ``PATH`` has.
 
     Raises:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
-from trainworks.host.downloads import Client, UnreachableError, content_of
-from trainworks.host.index import file_addresses
+from trainworks.host.downloads import Client, UnreachableError, hash_file
+from trainworks.host.index import find_file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import INDEX
@@ -173,7 +173,7 @@ def _describe_package(
             part.write_bytes(local.read_bytes())
             part.replace(path)
             return
-        for address in file_addresses(package, settings, row.wheel_index, client):
+        for address in find_file_addresses(package, settings, row.wheel_index, client):
             with suppress(UnreachableError):
                 client.download(address, path, sha256=package.sha256)
                 return
@@ -187,7 +187,7 @@ def _describe_package(
         sha256=package.sha256,
         size=package.size,
         get=get,
-        fits=lambda path: content_of(path).sha256 == package.sha256,
+        fits=lambda path: hash_file(path).sha256 == package.sha256,
     )
 
 
@@ -198,7 +198,7 @@ def _write_listings(folder: Path) -> None:
     sums = ""
     with DISPLAY.task("hashing", size, BYTES) as task:
         for name in names:
-            content = content_of(folder / name)
+            content = hash_file(folder / name)
             sums += f"{content.sha256}  {name}\n"
             task.advance(content.size)
     (folder / SUMS).write_text(sums, encoding="utf-8")

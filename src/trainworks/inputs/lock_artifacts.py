@@ -21,9 +21,9 @@ from trainworks.facts.rows import (
     LockedBaseImage,
     TargetRow,
 )
-from trainworks.host.archives import LIMITS, todays_states
-from trainworks.host.downloads import Client, Content, UnreachableError, content_of
-from trainworks.host.git import moved, tag_commit, tags_of
+from trainworks.host.archives import LIMITS, read_todays_states
+from trainworks.host.downloads import Client, Content, UnreachableError, hash_file
+from trainworks.host.git import find_tag_commit, list_tags, make_moved_tag_error
 from trainworks.host.settings import HostSettings
 from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import find_lock_problems
@@ -147,13 +147,13 @@ def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
     if not artifact.tag:
         return
     try:
-        commit = tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
+        commit = find_tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
     except UnreachableError as error:
         # The commit is the pin, and can be fetched without the tag.
         report(f"  {artifact.name} {artifact.version}: its tag was not looked at: {error.message}")
         return
     if commit != artifact.commit:
-        raise moved(artifact.git, artifact.tag, artifact.commit, commit)
+        raise make_moved_tag_error(artifact.git, artifact.tag, artifact.commit, commit)
 
 
 def report_newer_tags(
@@ -165,7 +165,7 @@ def report_newer_tags(
             continue
         label = f"{artifact.name} {artifact.version}"
         try:
-            tags = tags_of(artifact.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
+            tags = list_tags(artifact.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
         except UnreachableError as error:
             report(f"  {label}: its tags are not known: {error.message}")
             continue
@@ -206,7 +206,7 @@ def _read_and_compare(artifact: Artifact, client: Client, mirror: Path | None) -
     with private_folder() as scratch:
         path = (mirror or scratch) / artifact.file
         if path.exists():
-            content = content_of(path)
+            content = hash_file(path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = client.download(artifact.url, path, sha256=artifact.sha256)
@@ -440,7 +440,7 @@ def lock_archives(
             continue
         try:
             with Client(settings, limits=LIMITS) as client:
-                states = todays_states(base, settings, client, facts.locked_archives)
+                states = read_todays_states(base, settings, client, facts.locked_archives)
         except (LockError, HostError) as error:
             problems.append(f"package archive of {base.suite}: {error.message}")
             continue

@@ -22,7 +22,7 @@ from trainworks.facts import lockfile
 from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.host.uv import uv_program
+from trainworks.host.uv import find_uv
 from trainworks.inputs.sizes import request_file_sizes
 from trainworks.plan.locks import find_own_wheels, list_requirements
 from trainworks.plan.target import context_of
@@ -299,7 +299,7 @@ def _find_uv() -> str:
     Raises ``LockError``.
     """
     try:
-        return uv_program()
+        return find_uv()
     except FileNotFoundError as error:
         raise LockError(
             "uv is not installed", hint="`make setup` installs what the builder needs"

@@ -29,11 +29,11 @@ from typing import IO, TypeVar
 
 from trainworks.errors import HostError, LockError, OutputError
 from trainworks.facts.rows import LockedPackage
-from trainworks.host.apt import parse_one_line, sources_for
-from trainworks.host.archives import find_archive, snapshot_address
+from trainworks.host.apt import make_source_lines, parse_one_line
+from trainworks.host.archives import find_archive, find_snapshot_address
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.host.downloads import Client, Limits, UnreachableError
-from trainworks.host.index import file_addresses
+from trainworks.host.index import find_file_addresses
 from trainworks.host.pip import find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import DebianContent, DebianName, WheelList
@@ -128,7 +128,9 @@ class MakersLists:
         local = find_local_file(package, self.settings.pip)
         if local is not None:
             return local
-        for address in file_addresses(package, self.settings.pip, self.plan.wheel_index, client):
+        for address in find_file_addresses(
+            package, self.settings.pip, self.plan.wheel_index, client
+        ):
             with suppress(UnreachableError):
                 client.download(address, target, sha256=package.sha256)
                 return target
@@ -143,14 +145,14 @@ class MakersLists:
         """
         base = self.plan.base
         settings = find_archive(base, self.plan.archives, self.settings).settings
-        lines = sources_for(base.suite, settings.apt.sources, settings.suite)
+        lines = make_source_lines(base.suite, settings.apt.sources, settings.suite)
         sources = parse_one_line("\n".join(lines))
         suites = [(source.uri, source.suite) for source in sources]
         # Without an archive among this machine's sources, the public snapshots have the files.
         if not suites:
             with suppress(UnreachableError):
                 addresses = [
-                    snapshot_address(base, suite, self.settings) for suite in base.archives
+                    find_snapshot_address(base, suite, self.settings) for suite in base.archives
                 ]
                 suites = list(zip(addresses, base.archives, strict=True))
         files: dict[DebianName, _ArchiveFile] = {}

@@ -111,7 +111,7 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
             complete, every missing file.
     """
     # Imported late: a plan reads a mirror too, and loads no HTTP client.
-    from trainworks.host.downloads import content_of
+    from trainworks.host.downloads import hash_file
 
     problems: list[str] = []
     packages = [package for step in plan.steps for package in step.python]
@@ -125,7 +125,7 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
             label = f"{package.name} {package.version}"
             path = folder / package.file
             if path.is_file():
-                content = content_of(path)
+                content = hash_file(path)
                 if content.sha256 != package.sha256:
                     problems.append(
                         f"{label}: {package.file} is not what was pinned: "

@@ -144,12 +144,12 @@ def remove_spoiled_sources(plan: ImagePlan, places: Places) -> None:
 
 def has_locked_content(artifact: Artifact, path: Path) -> bool:
     """Return whether a file has the hash of its artifact, or a git bundle the commit."""
-    from trainworks.host.downloads import content_of
-    from trainworks.host.git import bundle_holds
+    from trainworks.host.downloads import hash_file
+    from trainworks.host.git import is_bundle_of
 
     if artifact.git:
-        return bundle_holds(path, artifact.commit)
-    return content_of(path).sha256 == artifact.sha256
+        return is_bundle_of(path, artifact.commit)
+    return hash_file(path).sha256 == artifact.sha256
 
 
 def find_missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
@@ -207,7 +207,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
         LockError: The file does not have the hash of its row, or a tag points at another commit.
     """
     from trainworks.host.downloads import UnreachableError
-    from trainworks.host.git import bundle_holds, make_bundle, tag_commit
+    from trainworks.host.git import find_tag_commit, is_bundle_of, make_bundle
 
     if places.address:
         try:
@@ -219,7 +219,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
                 raise
         else:
             # A bundle has no published hash: its commit is checked.
-            if artifact.git and not bundle_holds(target, artifact.commit):
+            if artifact.git and not is_bundle_of(target, artifact.commit):
                 target.unlink()
                 raise LockError(
                     f"{artifact.file} of the mirror does not have commit {artifact.commit}"
@@ -229,7 +229,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
         raise UnreachableError(f"{places.folders[0]} has no {artifact.file}")
     if artifact.git:
         # A quick request first: fetching a whole history has a long time-out.
-        tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path, seconds=PROBE_SECONDS)
+        find_tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path, seconds=PROBE_SECONDS)
         make_bundle(artifact.git, artifact.tag, artifact.commit, target, ca_path=client.ca_path)
         return
     # The error of the last address, which is the row's own, is the one that a user gets.

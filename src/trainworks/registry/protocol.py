@@ -34,7 +34,7 @@ import urllib3
 from trainworks.engine import subprocesses
 from trainworks.engine.protocol import Report
 from trainworks.errors import RegistryError
-from trainworks.host.downloads import TRANSIENT, as_given, causes_of, reason_of
+from trainworks.host.downloads import TRANSIENT, find_reason, keep_request, list_causes
 from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import api_host, find_login
 
@@ -319,7 +319,7 @@ class Client:
             url = urlunsplit(("https", host, "/v2/", "", ""))
             self._open(HttpRequest(path=url), host).close()
         except (requests.RequestException, OSError) as error:
-            causes = causes_of(error)
+            causes = list_causes(error)
             # A certificate that is not trusted is TLS as well, and its error is an SSLError too.
             for cause in causes:
                 if isinstance(cause, ssl.SSLCertVerificationError):
@@ -608,7 +608,7 @@ class Client:
             request.path,
             headers={"Accept-Encoding": "identity", **request.headers},
             data=request.body,
-            auth=as_given,
+            auth=keep_request,
             allow_redirects=request.method == "GET",
             stream=True,
             timeout=min(self._patience.silence, self._patience.seconds),
@@ -629,8 +629,8 @@ class Client:
             url: The address of the request.
             error: The failure, as requests or the system raised it.
         """
-        causes = causes_of(error)
-        reason = self.clean_text(reason_of(error))
+        causes = list_causes(error)
+        reason = self.clean_text(find_reason(error))
         if any(isinstance(cause, _WithoutTlsError) for cause in causes):
             return make_plain_http_error(action, host)
         for cause in causes:
